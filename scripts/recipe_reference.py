@@ -80,8 +80,9 @@ def _value(value: dict[str, Any], schema: dict[str, Any]) -> str:
     if "$ref" in value:
         return "table"
     bounds = [word.format(value[name]) for _, name, word in BOUNDS if name in value]
-    names = {"string": "text", "number": "number", "integer": "whole number"}
-    what = names.get(value.get("type", ""), "`true` or `false`")
+    names = {"string": "text", "number": "number", "integer": "whole number",
+             "boolean": "`true` or `false`", "object": "table"}  # fmt: skip
+    what = names[value["type"]]
     return ", ".join(filter(None, (what, " and ".join(bounds))))
 
 

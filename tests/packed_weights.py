@@ -1,13 +1,51 @@
-"""What of a decoder's weights is packed in a file, and what ONNX Runtime packs of it by itself."""
+"""What of a decoder's weights is packed in a file, what ONNX Runtime packs of it by itself, and how
+such files are damaged."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnxruntime
 
+FILES = {"decoder.onnx", "decoder.weights", "sizes"}
 Packed = dict[str, list[tuple[str, bytes]]]
+
+
+def damaged(kept: Path) -> Iterator[str]:
+    """Damage packed weights in one way after another; each says what was done."""
+    for name in sorted(FILES):
+        (kept / name).unlink()
+        yield f"no {name}"
+        os.truncate(kept / name, (kept / name).stat().st_size // 2)
+        yield f"half of {name}"
+    (kept / "decoder.onnx").write_bytes(b"\xff" * (kept / "decoder.onnx").stat().st_size)
+    yield "a model of other bytes"
+    shutil.rmtree(kept)
+    kept.mkdir()
+    yield "an empty folder"
+    shutil.rmtree(kept)
+    kept.write_bytes(b"")
+    yield "a file in the folder's place"
+    shutil.rmtree(kept)
+    kept.with_name(f"{kept.name}.part").write_bytes(b"")
+    yield "a file in the place of what is written"
+
+
+def at_once(*commands: Sequence[object], **options: Any) -> list[str]:
+    """Run programs at the same time to their ends; return what they print."""
+    started = [
+        subprocess.Popen([*map(str, words)], stdout=subprocess.PIPE, text=True, **options)
+        for words in commands
+    ]
+    printed = [each.communicate(timeout=900)[0] for each in started]
+    assert [each.returncode for each in started] == [0] * len(started), printed
+    return printed
 
 
 def packed_in(folder: Path) -> Packed:

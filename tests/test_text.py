@@ -14,11 +14,12 @@ import torch
 from torch import nn
 
 from odtpack.spec import TextSpec
-from odtpack.text import IGNORED, _cut, prepare
+from odtpack.text import IGNORED, _cut, _renderer, prepare
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import follow
 from tests.adapters.test_written_by_tools import SPEC
 from tests.adapters.written.models import HERE, VOCABULARY, causal
+from tests.refused import refused
 from tests.text_tools import saved, texts, tokenizer
 
 # As published, with the answers marked for transformers' own mask.
@@ -99,6 +100,43 @@ def test_tokens_and_labels_are_those_of_transformers(
         np.testing.assert_array_equal(data["attention_mask"][row], np.arange(400) < size)
         assert (data["labels"][row, size:] == IGNORED).all()
         np.testing.assert_array_equal(data["position_ids"][row], np.arange(400))
+
+
+@needs_peft
+@pytest.mark.parametrize(
+    "template",
+    [
+        *GENERATION.values(),
+        "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}",
+        "{% for m in messages %}{% generation %}{{ loop.index ~ m.role }}{% endgeneration %}"
+        "{% endfor %}",
+        "{{ strftime_now('%Y %B') }}",
+        "{% if tools is not none or documents is not none %}tools{% endif %}{{ [1] | tojson }}",
+    ],
+)
+def test_templates_are_rendered_as_by_transformers(template: str) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    (messages,) = conversations(1)
+    ((expected,), _) = render_jinja_template([messages], chat_template=template)
+    assert _renderer(template, "", "")(messages, False) == expected
+
+
+def test_a_template_stays_in_its_sandbox() -> None:
+    inside = "{{ strftime_now.__globals__['json'] }}{{ ''.__class__.__mro__[1].__subclasses__() }}"
+    for template in (inside, f"{{% generation %}}{inside}{{% endgeneration %}}"):
+        with pytest.raises(ValueError, match="unsafe"):
+            _renderer(template, "", "")([], False)
+
+
+def test_an_end_that_is_no_token_is_refused_where_it_is_written(tmp_path: Path) -> None:
+    path = saved(tokenizer("bpe"), tmp_path / "t")
+    path.with_name("tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    answer = [{"prompt": "a", "answer": "b"}]
+    for rows in (answer, [{"text": "a"}]):
+        with refused("template-invalid", "endoftext"):
+            made(tmp_path, rows, TextSpec(str(path), 64))
+    assert made(tmp_path, answer, TextSpec(str(path), 64, "chatml"))["labels"].shape == (1, 64)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])

@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -296,14 +297,14 @@ def _encoded(
 def encode(rows: Sequence[Row], settings: dict[str, Any]) -> list[Tokens]:
     """Encode some rows; to be called apart."""
     tokenizer = _tokenizer(settings["tokenizer"])
+
+    def has(token: str) -> bool:
+        return tokenizer.token_to_id(token) is not None
+
     for token in settings["needed"]:
-        if tokenizer.token_to_id(token) is None:
-            raise OdtpackError(
-                "template-invalid",
-                f"the tokenizer has no token {shortened(token)!r}, which the template writes",
-                where=settings["tokenizer"],
-                hint="choose the template that the model was trained with, or add the token",
-            )
+        if not has(token):
+            raise _no_token(token, settings)
+    lacking = [t for t in map(settings.get, ("bos", "end")) if t and not has(t)]
     bos = tokenizer.token_to_id(settings["bos"])
     render = _renderer(settings["template"], settings["bos"], settings["end"] or "")
     found = []
@@ -312,10 +313,22 @@ def encode(rows: Sequence[Row], settings: dict[str, Any]) -> list[Tokens]:
             texts, special = _texts(content, render, settings)
         except ValueError as error:
             raise OdtpackError("template-invalid", f"line {line}: {error}") from error
+        for token in lacking:
+            if any(token in text for text in texts):
+                raise _no_token(token, settings)
         ids = [each.ids for each in tokenizer.encode_batch(texts, add_special_tokens=special)]
         labels = ids[0] if isinstance(content, str) else _labels(*ids)
         found.append((*_cut(ids[0], labels, settings["length"], bos), len(ids[0])))
     return found
+
+
+def _no_token(token: str, settings: dict[str, Any]) -> OdtpackError:
+    return OdtpackError(
+        "template-invalid",
+        f"the tokenizer has no token {shortened(token)!r}, which the template writes",
+        where=settings["tokenizer"],
+        hint="choose the template that the model was trained with, or add the token",
+    )
 
 
 def _texts(
@@ -379,23 +392,40 @@ def _tokenizer(path: str) -> Any:
 @functools.cache
 def _renderer(text: str, bos: str, end: str) -> Any:
     """What makes one text of messages, with what transformers lets templates use."""
-    import jinja2
+    import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(jinja2.ext.Extension):
+        """``{% generation %}``, which marks answers: what is in it is written as it is."""
+
+        tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+        def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Scope:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body, lineno=line)
 
     def fail(message: str) -> None:
         raise jinja2.TemplateError(message)
 
+    def now(pattern: str) -> str:
+        return datetime.now().strftime(pattern)  # local, as in transformers
+
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols, Generation]
     )
     environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
-    environment.globals |= {"raise_exception": fail, "bos_token": bos, "eos_token": end}
+    environment.globals |= {
+        "raise_exception": fail, "strftime_now": now, "bos_token": bos, "eos_token": end
+    }  # fmt: skip
 
     template = functools.cache(environment.from_string)  # which compiles
 
     def render(messages: list[dict[str, str]], prompt: bool) -> str:
         try:
-            return template(text).render(messages=messages, add_generation_prompt=prompt)
+            return template(text).render(
+                messages=messages, add_generation_prompt=prompt, tools=None, documents=None
+            )
         except Exception as error:  # a template may raise anything
             raise ValueError(f"the template failed: {shortened(str(error))}") from error
 

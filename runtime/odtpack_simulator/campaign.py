@@ -418,9 +418,9 @@ def _left_out(profile: DeviceProfile, latency: DeviceLatency) -> list[NotJudged]
 
 
 def watts_above_idle(profile: DeviceProfile) -> tuple[float, float, float] | None:
-    """Watts of the whole device under load beyond those at rest: low, typical, high."""
+    """Watts of the device under load beyond those at rest: low, typical, high; None if unknown."""
     load, idle = profile.load_watts(), profile.idle_watts()
-    if load is None:
+    if load is None or profile.costs_no_energy():
         return None
     if idle is None:
         return load.low, load.typical, load.high
@@ -505,7 +505,10 @@ def _put_energy(
 ) -> None:
     shares = ("battery_share", "battery_share_per_session")
     if watts is None:
-        figures.lack(_absent(profile, "power.load"), "energy_j", *shares)
+        why = "the profile's power.idle is not below its power.load"
+        if not profile.costs_no_energy():
+            why = _absent(profile, "power.load")
+        figures.lack(why, "energy_j", *shares)
         return
     figures.put(
         "energy_j", [w * course.active / NS for w, course in zip(watts, courses, strict=True)]

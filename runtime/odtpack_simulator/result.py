@@ -530,6 +530,8 @@ class DataInfo(Part):
     very long training a part. Null in results of earlier versions, which trained all.
     ``tokens_per_sample`` are the tokens of one sequence, padding included; null of other data.
     ``evaluated_apart`` says that the held-out samples, the last of ``samples``, are a file's own.
+    ``batch_size`` is that of the largest batch that occurs, less than ``asked_batch_size`` where a
+    part of the data has fewer samples; that is null in results of earlier versions.
     """
 
     samples: Count
@@ -544,6 +546,7 @@ class DataInfo(Part):
     trained_samples: Count | None = None
     tokens_per_sample: Count | None = None
     evaluated_apart: bool = False
+    asked_batch_size: Count | None = None
 
     @property
     def tokens_per_step(self) -> int | None:
@@ -551,6 +554,16 @@ class DataInfo(Part):
         if not self.tokens_per_sample:
             return None
         return self.tokens_per_sample * self.batch_size * self.accumulation_steps
+
+    @property
+    def smaller_batch(self) -> str | None:
+        """What is said where no batch is as large as was asked for; None where one is."""
+        if self.asked_batch_size in (None, self.batch_size):
+            return None
+        return (
+            f"the largest batch has {self.batch_size:,} samples, not the {self.asked_batch_size:,} "
+            "asked for: memory and times are those of this one"
+        )
 
     @property
     def made_steps(self) -> int:
@@ -690,6 +703,11 @@ def load_result(path: str | os.PathLike[str]) -> SimulationResult:
 
 
 Record = TypeVar("Record", bound=Part)
+_OTHERS: Final = {
+    "rounds": ("odtpack fleet run", "use odtpack fleet compare"),
+    "latency_host": ("odtpack simulate", "use odtpack judge, compare or history"),
+}
+"""A key that only one kind of result has: what writes that kind, and what reads it."""
 
 
 def read_record(
@@ -709,6 +727,12 @@ def read_record(
                 where=str(file),
                 hint="name a file that odtpack simulate or odtpack fleet run wrote",
             ) from error
+        for each in error.errors(include_url=False):
+            unknown = str(each["loc"][0]) if each["type"] == "extra_forbidden" else ""
+            if len(each["loc"]) == 1 and unknown in _OTHERS:
+                writer, hint = _OTHERS[unknown]
+                what = f"this is a result of {writer}"
+                raise OdtpackError("result-invalid", what, where=str(file), hint=hint) from error
         key, problem = first_problem(error, record)
         if key == "schema_version":
             problem += f"; this odtpack reads version {version}"

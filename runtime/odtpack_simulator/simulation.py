@@ -183,7 +183,8 @@ def simulate(
             opened = _with_default_options(package, Path(folder) / "package")
             manifest = opened.manifest
         job = make_job(opened, data, schedule, rate, threads, Path(folder))
-        shapes = {name: (batch_size, *array.shape[1:]) for name, array in arrays.items()}
+        largest = whole_schedule.largest_batch
+        shapes = {name: (largest, *array.shape[1:]) for name, array in arrays.items()}
         # Tokens of a sequence [samples, tokens].
         ids = arrays.get(_INPUT_IDS)
         tokens = ids.shape[1] if ids is not None and ids.ndim == 2 else None
@@ -249,7 +250,8 @@ def simulate(
             samples=whole_schedule.samples,
             train_samples=whole_schedule.train_samples,
             held_out_samples=whole_schedule.held_out_samples,
-            batch_size=batch_size,
+            batch_size=largest,
+            asked_batch_size=batch_size,
             accumulation_steps=whole_schedule.accumulation_steps,
             epochs=epochs,
             steps=whole_schedule.steps,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
@@ -22,6 +24,7 @@ from odtpack_runtime.package.adapter import CONFIG, TENSORS, PeftAdapter, read_p
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import SPECS, config
+from tests.adapters.written.models import HERE
 from tests.cli.conftest import Run, run
 from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
@@ -220,6 +223,9 @@ def peft_files(tmp_path: Path) -> Path:
         ('"peft_type": "LOHA"', "peft-unsupported"),
         ('"bias": "all"', "peft-unsupported"),
         ('"rank_pattern": {"fc": 4}', "peft-unsupported"),
+        *((f'"init_lora_weights": "{value}"', "peft-unsupported")
+          for value in ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga")),
+        ('"init_lora_weights": [1]', "peft-unsupported"),
     ],
 )  # fmt: skip
 def test_bad_settings_of_peft(setting: str, code: str, peft_files: Path) -> None:
@@ -229,6 +235,50 @@ def test_bad_settings_of_peft(setting: str, code: str, peft_files: Path) -> None
     with refused(code) as caught:
         read_peft(peft_files)
     assert len(caught.value.what) < 300
+
+
+@pytest.mark.parametrize("start", ["true", "false", "null", '"gaussian"', '"orthogonal"', '"eva"'])
+def test_starts_that_leave_the_base_as_it_is(start: str, peft_files: Path) -> None:
+    path = peft_files / CONFIG
+    path.write_text(path.read_text().rstrip("}\n") + f', "init_lora_weights": {start}}}')
+    assert read_peft(peft_files).kind == "lora"
+
+
+def test_what_peft_will_not_find_is_named(run: Run, tmp_path: Path) -> None:
+    build_package(
+        HERE / "genai-llama-tied-fp32" / "model.onnx", tmp_path / "package", loss="next_token",
+        adapter=AdapterSpec("lora", ("*.q_proj",)), train=("*final_norm*", "*.0.input_layernorm.*"),
+    )  # fmt: skip
+    said = run("adapter", "export", tmp_path / "package", "--out", tmp_path / "adapter", code=0)
+    saved = ("model.layers.0.input_layernorm", "model.layers.2.final_norm_layernorm")
+    assert read_peft(tmp_path / "adapter").saved == saved
+    assert f"PEFT will not find {saved[1]}: " in said.err
+
+
+def test_a_model_of_optimum_is_merged_without_a_word(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = onnx.load(HERE / "optimum-llama-tied-past" / "model.onnx")
+    quantizer = MatMulNBitsQuantizer(plain, block_size=16, is_symmetric=True)
+    quantizer.process()
+    model = tmp_path / "model.onnx"
+    quantizer.model.save_model_to_file(str(model))
+    spec = AdapterSpec("lora", ("*.q_proj",))
+    build_package(model, tmp_path / "package", loss="next_token", adapter=spec)
+    run("adapter", "export", tmp_path / "package", "--out", tmp_path / "adapter", code=0)
+    caplog.clear()
+    caplog.set_level(logging.WARNING, "onnx_ir")
+    run("adapter", "merge", model, tmp_path / "adapter", "--out", tmp_path / "m.onnx", code=0)
+    assert not caplog.records
+
+
+def test_a_table_that_is_tied_cannot_be_merged(run: Run, tmp_path: Path) -> None:
+    model = HERE / "genai-llama-tied-fp32" / "model.onnx"
+    spec = AdapterSpec("lora", ("*embed_tokens",))
+    build_package(model, tmp_path / "package", loss="next_token", adapter=spec)
+    run("adapter", "export", tmp_path / "package", "--out", tmp_path / "adapter", code=0)
+    said = run("adapter", "merge", model, tmp_path / "adapter", "--out", tmp_path / "m.onnx")
+    assert (said.code, "adapter-not-mergeable" in said.err) == (2, True)
 
 
 @pytest.mark.parametrize("saved", ["5", "true", '"fc"', "null", "{}"])

@@ -41,7 +41,11 @@ def test_the_guides_hand_over(precision: str, tmp_path: Path) -> None:
     save_adapter(Package.open(phone), state, tmp_path / "mine.onnx_adapter")
     config = json.loads((tmp_path / "genai" / "genai_config.json").read_text())
     config["model"]["decoder"]["filename"] = "decoder.onnx"
-    (phone / "genai_config.json").write_text(json.dumps(config))
+    chat = tmp_path / "chat"
+    chat.mkdir()
+    (chat / "genai_config.json").write_text(json.dumps(config))
+    for name in ("decoder.onnx", "decoder.weights", "segments.weights"):
+        (chat / name).symlink_to(phone / name)
 
     guide = (ROOT / "docs" / "guides" / "language-models.md").read_text()
     (program,) = re.findall(r"^```python\n(import onnxruntime_genai.*?)^```$", guide, re.M | re.S)

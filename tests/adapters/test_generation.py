@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +32,7 @@ from tests.adapters.test_written_by_tools import twin
 from tests.adapters.written.models import GENAI, HERE, OPTIMUM, causal
 from tests.cli.conftest import Run, run
 from tests.packaging_tools import open_training
-from tests.packed_weights import packed_by_onnxruntime, packed_in
+from tests.packed_weights import FILES, at_once, damaged, packed_by_onnxruntime, packed_in
 
 __all__ = ["run"]
 
@@ -217,7 +219,7 @@ def test_packed_weights_are_written_once_and_mapped(
         found.append(bytes(generator.generate(PROMPT, adapter="mine", max_tokens=6)))
     assert found == 3 * found[:2]
     (first,) = kept.iterdir()
-    assert {each.name for each in first.iterdir()} == {"decoder.onnx", "decoder.weights"}
+    assert {each.name for each in first.iterdir()} == FILES
     assert packed_in(first) == packed_by_onnxruntime(package.decoder, tmp_path / "whole")
     assert len(parts) > 2
     before = (first / "decoder.weights").stat()
@@ -247,6 +249,55 @@ def test_packed_weights_that_cannot_be_kept_are_an_error(trained: Any, tmp_path:
     assert refused.value.code == "packed-not-written"
     assert not [*(tmp_path / "kept").iterdir()]  # nothing is left that would be taken
     Generator(package, options)
+
+
+def test_damaged_packed_weights_are_written_anew(trained: Any, tmp_path: Path) -> None:
+    package, _ = trained("genai-qwen2-int4")
+    wanted = Generator(package).logits(PROMPT).tobytes()
+    Generator(package, keeping(tmp_path))
+    (kept,) = tmp_path.iterdir()
+    for damage in damaged(kept):
+        assert Generator(package, keeping(tmp_path)).logits(PROMPT).tobytes() == wanted, damage
+        assert [*tmp_path.iterdir()] == [kept]
+        assert {each.name for each in kept.iterdir()} == FILES
+
+
+def test_a_full_disk_is_named(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime says only that it cannot write."""
+    package, _ = trained("genai-qwen2-int4")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OdtpackError("model-not-loadable", "graph.cc:5468")
+
+    monkeypatch.setattr(packed, "_save", fail)
+    for free, text in ((0, "No space left on device"), (1 << 40, "graph.cc:5468")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        with pytest.raises(OdtpackError, match=text) as refused:
+            Generator(package, keeping(tmp_path))
+        assert refused.value.code == "packed-not-written"
+
+
+OPENS = """
+import sys
+import onnxruntime
+from odtpack_runtime import Generator, Package
+package, kept = Package.open(sys.argv[1]), sys.argv[2]
+for _ in range(15):
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("odtpack.packed_weights", kept)
+    options.log_severity_level = 3
+    logits = Generator(package, options).logits([3, 4, 5])
+print(logits.tobytes().hex())
+"""
+
+
+def test_two_packages_take_turns_in_one_folder(trained: Any, tmp_path: Path) -> None:
+    packages = [trained(name)[0] for name in ("genai-qwen2-int4", "genai-llama-tied-int4")]
+    wanted = [Generator(package).logits([3, 4, 5]).tobytes().hex() for package in packages]
+    commands = [[sys.executable, "-c", OPENS, each.path, tmp_path] for each in packages]
+    assert [each.strip() for each in at_once(*commands)] == wanted
 
 
 @pytest.mark.parametrize("name", ["genai-qwen2-int4", *OPTIMUM])
@@ -425,7 +476,8 @@ def test_errors(trained: Any, llama_file: Path, tmp_path: Path) -> None:
         ("bad-prompt", lambda: generator.logits([])),
         ("bad-prompt", lambda: generator.logits([-1])),
         ("bad-prompt", lambda: generator.logits([0.5])),
-        ("run-failed", lambda: generator.logits([128])),
+        ("bad-prompt", lambda: generator.logits([1, 128])),
+        ("run-failed", lambda: generator.logits([1] * 40)),  # of 32 positions
         ("unknown-adapter", lambda: generator.logits(PROMPT, "other")),
         ("unknown-adapter", lambda: generator.remove_adapter("other")),
         ("bad-argument", lambda: generator.generate(PROMPT, top_p=0)),
@@ -434,6 +486,7 @@ def test_errors(trained: Any, llama_file: Path, tmp_path: Path) -> None:
         with pytest.raises(OdtpackError) as caught:
             action()
         assert caught.value.code == code
+        assert "checkpoint" not in str(caught.value.hint)
     spec = AdapterSpec("lora", ("*_proj",))
     build_package(llama_file, tmp_path / "plain", loss="next_token", segments=True, adapter=spec)
     with pytest.raises(OdtpackError) as caught:

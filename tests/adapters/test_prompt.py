@@ -18,10 +18,12 @@ from odtpack.optimizers import AdamW
 from odtpack.package import write
 from odtpack_runtime import CheckpointState, Package
 from odtpack_runtime.package.adapter import CONFIG
+from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
+from tests.adapters.written.models import HERE
 from tests.cli.conftest import Run, run
 from tests.exported.export import Exporter, export
-from tests.packaging_tools import open_training
+from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
 
 __all__ = ["run"]
@@ -174,6 +176,15 @@ def test_peft_reads_what_is_written_and_the_other_way_round(tmp_path: Path, run:
     wanted = peft.get_peft_model_state_dict(other)["prompt_embeddings"].detach().numpy()
     np.testing.assert_array_equal(start.parameters["prompt_embeddings"].data, wanted)
     assert json.loads((tmp_path / "ours" / CONFIG).read_text())["num_virtual_tokens"] == TOKENS
+
+
+def test_an_embedding_that_is_tied_to_the_last_product(tmp_path: Path) -> None:
+    model = HERE / "genai-llama-tied-fp32" / "model.onnx"
+    manifest = build_package(model, tmp_path / "out", loss="next_token", adapter=SPEC)
+    assert manifest.adapter.layers == ("model.embed_tokens",)
+    _, trainer, optimizer = open_training(tmp_path / "out")
+    losses = losses_of_steps(trainer, optimizer, [llama.batch()] * 3)
+    assert losses[2] < losses[0]
 
 
 def test_a_model_that_takes_no_prompt_is_refused(tmp_path: Path) -> None:

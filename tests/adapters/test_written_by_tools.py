@@ -87,6 +87,18 @@ def test_ten_steps_agree_with_peft(name: str, segments: bool, tmp_path: Path) ->
 
 
 @needs_peft
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
+@pytest.mark.parametrize("segments", [False, True])
+@pytest.mark.parametrize("name", ["genai-llama-tied-int4", "genai-llama-tied-fp32"])
+def test_adapter_on_a_tied_embedding_agrees_with_peft(
+    name: str, segments: bool, tmp_path: Path
+) -> None:
+    spec = AdapterSpec("lora", ("*embed_tokens", "*.q_proj"), (), RANK, ALPHA)
+    model = HERE / name / "model.onnx"
+    follow(twin(name), model, tmp_path, spec, LOSS, llama.batch(), segments=segments)
+
+
+@needs_peft
 @pytest.mark.parametrize("segments", [False, True])
 @pytest.mark.parametrize("name", OPTIMUM)
 def test_ten_steps_with_mask_and_positions_agree_with_peft(

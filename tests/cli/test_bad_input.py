@@ -302,6 +302,32 @@ def test_places_that_can_be_written(tmp_path: Path, name: str) -> None:
     assert tree(tmp_path) == before
 
 
+def test_nothing_is_written_into_a_package(run: Run, shared: Shared, tmp_path: Path) -> None:
+    """It would not pass odtpack verify any more; an app's manifest.json makes no package."""
+    package = tmp_path / "package"
+    shutil.copytree(shared.package, package)
+    before = tree(package)
+    for command in (
+        f"train {package} --data {shared.data} --out {package}/new.ckpt",
+        f"export {package} --out {package}/new.onnx",
+        f"inspect {package} --report html:{package}/new.html",
+        f"diff {shared.package} {package} --out {package}/new.md",
+        f"fit {shared.model} --data {shared.data} --device pixel-8a --loss cross_entropy "
+        f"--out {package}/new",
+    ):
+        outcome = run(*command.split())
+        assert_refused(outcome, "cannot-write", f"{package} is a package", "odtpack verify")
+    (tmp_path / "link").symlink_to(package)
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "manifest.json").write_text('{"name": "app"}')
+    for check in (check_writable, check_creatable):
+        with refused("cannot-write", "is a package"):
+            check(tmp_path / "link" / "new", "--out")
+        check(tmp_path / "app" / "new", "--out")
+        check(tmp_path / "new", "--out")
+    assert tree(package) == before
+
+
 def test_folders_that_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for path in (Path(), Path("..") / tmp_path.name, Path("new"), Path("new/deep"), tmp_path):

@@ -386,7 +386,11 @@ class TestDiff:
 
     def test_no_package(self, run: Run, shared: Shared, tmp_path: Path) -> None:
         assert_refused(run("diff", shared.package, tmp_path / "absent"), "package-not-found")
-        assert_refused(run("diff", shared.model, shared.package), "manifest-invalid")
+        for command in (("verify", shared.model), ("diff", shared.model, shared.package)):
+            outcome = run(*command)
+            assert_refused(outcome, "package-not-found")
+            assert f"{shared.model.name} is a model, not a package folder" in outcome.err
+            assert f"odtpack build {shared.model} --out package" in outcome.err
 
 
 # Which operators a target leaves to the processor.

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from odtpack.build import build_package
+from odtpack.cli._twin import Twin, compared
+from odtpack_runtime.package.package import Package
 from tests.exported.export import Exporter, export
 from tests.packaging_tools import open_training
 from tests.sweep import split_rows
@@ -144,3 +146,53 @@ def test_gradient(name: str, exporter: Exporter, tmp_path: Path) -> None:
         # Where the name is another, the exporter folded the transpose.
         wanted = expected.get(found, weight.T)
         np.testing.assert_allclose(grad, wanted, rtol=1e-4, atol=1e-6, err_msg=found)
+
+
+def test_a_square_weight_may_be_stored_transposed(tmp_path: Path) -> None:
+    """Its shape does not show it: ``compare-gradients`` goes by the values."""
+    torch.manual_seed(4)
+    net = nn.Sequential(nn.Linear(4, 4)).eval()
+    x, target = torch.randn(3, 6, 4), torch.zeros(3, 6, 4)
+    model = export(net, {"x": x}, tmp_path / "model.onnx", "torchscript")
+    build_package(model, tmp_path / "package", loss="mse")
+    loss = F.mse_loss(net(x), target)
+    loss.backward()
+    batch = {"x": x.numpy(), "target": target.numpy()}
+    twin = Twin(dict(net.named_parameters()), {}, loss.item(), batch, {}, ())
+    package = Package.open(tmp_path / "package")
+    assert sorted(compared(package, twin)["equal"]) == ["0.bias", "0.weight"]
+    grad = net[0].weight.grad
+    assert grad is not None
+    grad.copy_(grad.T.clone())
+    (wrong,) = compared(package, twin)["different"]
+    assert wrong["name"] == "0.weight"
+    assert "differ already" not in wrong["why"]
+
+
+# Sizes that PyTorch's older exporter gives names of its own, one name for two of them in "reflect".
+SIZES: dict[str, tuple[Construct, tuple[int, int]]] = {
+    "heads": (lambda x: x.view(x.shape[0], -1, 2, 2).transpose(1, 2).flatten(2), (2, 12)),
+    "flat": (lambda x: x.view(x.shape[0], x.shape[1], 2, 2).flatten(2), (6, 4)),
+    "reflect": (lambda x: F.hardswish(F.pad(x, (1, 1), mode="reflect")), (6, 6)),
+    "unfold": (lambda x: F.unfold(x[:, :, None], (1, 3), padding=(0, 1))[:, :5], (5, 4)),
+    "repeat_interleave": (lambda x: x.repeat_interleave(2, 1)[..., :3], (12, 3)),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_target_has_the_sizes_of_the_prediction(name: str, tmp_path: Path) -> None:
+    """Those that follow from the model; a budget of memory is planned with them."""
+
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return SIZES[name][0](self.layer(x))
+
+    dynamic = {"x": {0: "batch"}}
+    x = {"x": torch.randn(3, 6, 4)}
+    model = export(Module().eval(), x, tmp_path / "model.onnx", "torchscript", dynamic=dynamic)
+    manifest = build_package(model, tmp_path / "package", loss="mse", memory_budget="60 MB")
+    assert manifest.inputs[-1].shape == ("batch", *SIZES[name][1])

@@ -314,6 +314,93 @@ def test_buffers_do_not_train(exporter: Exporter, way: str, tmp_path: Path) -> N
         assert not [note for note in notes if "buffers" in note and "look: sub_1 (" not in note]
 
 
+class Fresh(nn.Module):
+    """Parameters that the newer exporter lays out anew, and constants that it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.group, self.slopes = nn.Conv2d(3, 4, 1), nn.GroupNorm(2, 4), nn.PReLU(4)
+        self.second = nn.GroupNorm(2, 4)
+        self.instance = nn.InstanceNorm2d(4, affine=True, track_running_stats=True)
+        self.register_buffer("bands", torch.rand(5, 4))
+        self.start = nn.Linear(5, 5)
+        nn.init.eye_(self.start.weight)
+        self.down = nn.Parameter(torch.randn(2, 5) / 3)
+        self.up = nn.Parameter(torch.zeros(5, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(self.slopes(self.group(self.first(x))))
+        y = torch.tanh(self.instance(y).flatten(2).transpose(1, 2) @ self.bands.T)
+        at = torch.arange(16, dtype=x.dtype) / 7
+        y = torch.exp(-(at[:, None] - at).abs()) @ y
+        return (self.start(y) + y @ self.down.T @ self.up.T + self.down.detach()[0]).square().mean()
+
+
+class Gated(nn.Module):
+    """Parameters that both exporters lay out anew, two of them of one element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.slope = nn.Conv2d(3, 4, 1), nn.PReLU()
+        self.scale = nn.Parameter(torch.full((4,), 1e-2))
+        self.gate = nn.Parameter(torch.tensor([0.3]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y = y + self.scale.view(1, -1, 1, 1) * self.slope(y) + self.gate.view(1, 1, 1, 1) * y * y
+        return y.square().mean()
+
+
+@pytest.mark.parametrize("way", ["looks", "names"])
+@pytest.mark.parametrize(
+    ("kind", "exporter"), [(Fresh, "dynamo"), (Gated, "dynamo"), (Gated, "torchscript")]
+)
+def test_folded_parameters_train(
+    kind: type[nn.Module], exporter: Exporter, way: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    module, feeds = kind().eval(), {"x": torch.randn(4, 3, 4, 4)}
+    model = export(module, feeds, tmp_path / "model.onnx", exporter, dynamic={"x": {0: "batch"}})
+    told = {} if way == "looks" else {"like": str(tmp_path / "names.txt")}
+    odtpack.names(module, tmp_path / "names.txt")
+    notes, package = list[str](), tmp_path / "package"
+    build_package(model, package, remark=notes.append, optimizer="sgd", **told)
+    assert not notes
+    trained = trained_in(package)
+    if exporter == "dynamo":
+        assert trained == {name for name, _ in module.named_parameters()}
+    assert len(trained) == len([*module.parameters()])
+    theirs = pytorch(module, lambda twin: twin(*wide(feeds)), rate=0.01)
+    assert follow(package, feeds, rate=0.01) == pytest.approx(theirs, rel=1e-4)
+
+
+class Warm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 4), nn.Parameter(torch.tensor(1.2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.scale.exp() * self.layer(x)).square().mean()
+
+
+@pytest.mark.parametrize("way", ["looks", "names"])
+def test_what_the_exporter_changed_is_named(way: str, tmp_path: Path) -> None:
+    module, feeds = Warm().eval(), {"x": torch.randn(3, 4)}
+    model = export(module, feeds, tmp_path / "model.onnx", "dynamo")
+    told = {} if way == "looks" else {"like": str(tmp_path / "names.txt")}
+    odtpack.names(module, tmp_path / "names.txt")
+    notes = list[str]()
+    build_package(model, tmp_path / "package", remark=notes.append, **told)
+    assert trained_in(tmp_path / "package") == {"layer.weight", "layer.bias", "exp"}
+    (note,) = notes
+    assert "exp (exp of scale)" in note
+    assert "optimize=False" in note
+    whole = export(module, feeds, tmp_path / "whole.onnx", "dynamo", optimize=False)
+    build_package(whole, tmp_path / "whole", remark=notes.append, **told)
+    assert trained_in(tmp_path / "whole") == {"layer.weight", "layer.bias", "scale"}
+    assert len(notes) == 1
+
+
 def test_renamed_tensors_are_matched_by_shape_or_named(tmp_path: Path) -> None:
     module, _, model = tagger(tmp_path, "torchscript")
     proto = onnx.load(model)

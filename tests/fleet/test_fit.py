@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,42 @@ def test_the_command_prints_what_to_write(
     assert "No candidate meets every budget" in capsys.readouterr().out
     assert main([*command, "--clients", "7"]) == 2
     assert "more than the 6" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("federation", "clients", "wanted"),
+    [
+        ("clients = 6\nminimum = 5", 3, {"clients": 3, "minimum": 2}),
+        ("clients = 4\nbuffer = 2", 6, {"clients": 6, "buffer": 3}),
+    ],
+    ids=["rounds", "buffer"],
+)
+def test_what_is_printed_is_what_was_played(
+    federation: str,
+    clients: int,
+    wanted: dict[str, int],
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Pasted over the fleet file's, it is valid."""
+    path = tmp_path / "fleet.toml"
+    tables = IDEAL.replace("clients = 6\nminimum = 6", federation)
+    path.write_text(tables)
+    command = [
+        *("fleet", "fit", str(folder / "package"), "--data", str(folder / "digits.npz")),
+        *("--fleet", str(path), "--jobs", "1", "--trials", "1", "--json"),
+        *("--clients", str(clients), "--lr", "0.1234567", "--epochs", "1"),
+    ]
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    printed = tomllib.loads(shown.err.partition("for the fleet file:\n")[2])
+    assert printed == {"training": {"epochs": 1, "learning_rate": 0.1234567}, "federation": wanted}
+    first = FleetFitResult.model_validate_json(shown.out).best[0]
+    assert (first.minimum, first.buffer) == (wanted.get("minimum"), wanted.get("buffer"))
+    fleet = FleetFile.model_validate(tomllib.loads(tables))
+    pasted = FleetFile.model_validate(
+        {**fleet.model_dump(exclude_unset=True), "federation": {"rounds": 3, **wanted}}
+    )
+    played = FleetSettings(1, clients, 1, 0.1234567).of(fleet)
+    assert pasted.federation.model_dump() == played.federation.model_dump()

@@ -17,6 +17,7 @@ from odtpack.graph.inference import Found, NodeInference
 from odtpack.model.loading import load_model
 
 Make = Callable[[], tuple[int, ir.Node]]
+Dims = tuple[int | str | None, ...]
 
 
 def value(*dims: int | str, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
@@ -108,6 +109,41 @@ def test_the_same_node_is_inferred_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(known) == 1
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        (("n", 5, 2, 4), ("n", 5, None), ("n", 5, 8)),
+        (("n", 5, 8), ("n", None, 2, 4), ("n", 5, 2, 4)),
+        (("n", 6), (None, 2, 3), ("n", 2, 3)),
+        (("n", 6), (None, 3), (None, 3)),  # 2 n
+        (("n", "t", 6), (None, 6), (None, 6)),  # n t
+        (("n", 6), (None, 4), (None, 4)),  # n must be even
+        (("n", 6), ("n", None, None), ("n", None, None)),
+        (("n", 0), ("n", None, 0), ("n", None, 0)),  # any
+        ((None, 6), (None, None), (None, None)),
+    ],
+)
+def test_a_reshape_keeps_the_number_of_elements(before: Dims, after: Dims, found: Dims) -> None:
+    x, sizes = ir.val("x", ir.DataType.FLOAT, before), ir.val("s", ir.DataType.INT64, [len(after)])
+    reshape = ir.node("Reshape", [x, sizes])
+    y = reshape.outputs[0]
+    y.name, y.shape, y.type = "y", ir.Shape(after), x.type
+    graph = ir.Graph([x, sizes], [y], nodes=[reshape], opset_imports={"": 17})
+    inference.infer_shapes(ir.Model(graph, ir_version=8))
+    assert known(y) == found
+
+
+def test_what_is_repeated_once_keeps_its_size() -> None:
+    """What reads it has the size, too, that it had no name for before."""
+    text = """g (float[n, 2, t] x) => (float[a, b, c] z) <int64[3] times = {1, 3, 2}> {
+        y = Tile(x, times)
+        z = Relu(y)
+    }"""
+    tile, relu = load(text).graph
+    assert known(tile.outputs[0]) == ("n", 6, None)
+    assert (known(relu.outputs[0]) or ())[:2] == ("n", 6)
+
+
 # Nodes that compute the same are merged, and only these.
 
 
@@ -151,8 +187,6 @@ def test_an_output_that_only_one_of_them_has_is_computed() -> None:
 
 
 # What loading does to subgraphs: shapes of what loops carry, parameters, conditions.
-
-Dims = tuple[int | str | None, ...]
 
 
 def known(value: ir.Value) -> Dims | None:

@@ -141,6 +141,13 @@ def test_running_statistics_are_put_back_after_a_step_that_failed(tmp_path: Path
     calls(cpp_program, "fails", job, 3)
 
 
+@pytest.mark.parametrize("command", ["taken", "reads"])
+def test_a_state_beside_its_session(command: str, tmp_path: Path) -> None:
+    """What was taken of it remains valid, and what reads it is a call."""
+    job = write_job(CASES["adam"], tmp_path)
+    calls(cpp_program, command, job, TIMES, variant="sanitized")
+
+
 def test_rates_that_are_negative_or_not_finite_are_refused(tmp_path: Path) -> None:
     update = {"groups": (GroupRule("*bias", 10.0, 0.0),)}
     case = Case(models.mlp, CASES["adam"].data, {"optimizer": AdamW(), **update})

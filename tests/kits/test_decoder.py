@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,28 @@ import pytest
 
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
-from odtpack_runtime import CheckpointState, Generator, Package, load_adapter, save_adapter
+from odtpack_runtime import (
+    CheckpointState,
+    Generator,
+    Module,
+    Optimizer,
+    Package,
+    load_adapter,
+    save_adapter,
+)
+from odtpack_runtime.errors import UnknownNameError
 from odtpack_runtime.package.adapter import (
     CONFIG,
     TENSORS,
     read_onnx_adapter,
     write_onnx_adapter,
 )
+from odtpack_runtime.package.generator import _Draw
 from tests.adapters.written.models import HERE, VOCABULARY
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
 from tests.kits.harness import contents, save_batch, train
 from tests.kits.js_fixtures import GUIDE
-from tests.packed_weights import packed_by_onnxruntime, packed_in
+from tests.packed_weights import FILES, at_once, damaged, packed_by_onnxruntime, packed_in
 from tests.programs import ran
 
 pytestmark = pytest.mark.kits
@@ -73,15 +85,26 @@ def test_cpp(
         packed = {**job, "prompt": prompt, "packed": tmp_path / "kept", "packed_at_once": 4096}
         assert run(packed, tmp_path, variant).splitlines() == lines
         (kept,) = (tmp_path / "kept").iterdir()
-        assert {each.name for each in kept.iterdir()} == {"decoder.onnx", "decoder.weights"}
+        assert {each.name for each in kept.iterdir()} == FILES
     assert packed_in(kept) == packed_by_onnxruntime(package.decoder, tmp_path / "whole")
     assert len(packed_in(kept)) > 1
+    plain = {**job, "prompt": prompt, "count": 0, "adapters": []}
+    plain_lines = run(plain, tmp_path, variant)
+    again = {**plain, "packed": tmp_path / "kept", "packed_at_once": 4096}
+    for damage in damaged(kept):
+        assert run(again, tmp_path, variant) == plain_lines, damage
+        assert [*(tmp_path / "kept").iterdir()] == [kept]
+    two = [cpp_kit.command("decoder", tmp_path / "job.json", variant=variant)] * 2
+    for _ in range(5):
+        shutil.rmtree(kept)
+        assert at_once(*two, env={**os.environ, **cpp_kit.SANITIZERS}) == [plain_lines] * 2
+        assert run(again, tmp_path, variant) == plain_lines
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(AssertionError, match="code: packed-not-written"):
         run({**packed, "packed": tmp_path / "file"}, tmp_path, variant)
     generator = Generator(package)
     generator.add_adapter("it", state)
-    for line, adapter in zip(lines, ("it", "it", "it", None), strict=True):
+    for line, adapter in zip(lines, ("it", "it", "it", "it", None), strict=True):
         wanted = [*generator.generate(prompt, adapter=adapter, max_tokens=9)]
         drawn = {"temperature": 1.5, "top_p": 0.95, "seed": 7, "max_tokens": 9}
         wanted += generator.generate(prompt, adapter=adapter, **drawn)
@@ -99,6 +122,79 @@ def test_cpp(
         assert found["arrays"] == wanted["arrays"]
     configs = [tmp_path / each / "peft" / CONFIG for each in ("python", "kit")]
     assert configs[0].read_bytes() == configs[1].read_bytes()
+
+
+@pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable()))
+def test_cpp_refuses_what_is_no_adapter(package: Package, tmp_path: Path) -> None:
+    good, state = tmp_path / "good", CheckpointState.load_checkpoint(package.checkpoint)
+    good.mkdir()
+    for form in FORMS:
+        save_adapter(package, state, good / form)
+    tries = hostile(good, tmp_path / "bad") | crafted(good, tmp_path / "crafted")
+    job = {"package": package.path, "steps": [], "count": 0, "threads": 1, "tries": [*tries]}
+    found = run(job, tmp_path, "sanitized").splitlines()
+    assert dict(zip(tries, found, strict=True)) == tries
+
+
+def crafted(good: Path, folder: Path) -> dict[Path, str]:
+    """Axes below 0 and axes whose product overflows, of few bytes or none; ways to begin a LoRA."""
+    found: dict[Path, str] = {}
+    sizes = [((-(2**12), -(2**12)), 4), ((-1, -1), 4), ((2**52, 2**52, 0), 0), ((2**52, 2**11), 0),
+             ((0, -1), 0), ((2**62, 2**62, 0), 0), ((2**62,), 0)]  # fmt: skip
+    for number, (shape, size) in enumerate(sizes):
+        path = folder / str(number)
+        path.mkdir(parents=True)
+        (path / CONFIG).write_bytes((good / "peft" / CONFIG).read_bytes())
+        entry = {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}
+        header = json.dumps({"odd": entry}).encode()
+        content = len(header).to_bytes(8, "little") + header + bytes(size)
+        (path / TENSORS).write_bytes(content)
+        found[path] = "peft-invalid"
+        path = path / FORMS[0]
+        known = np.ones((7, 7, 7)[: len(shape)], np.float32)
+        write_onnx_adapter(path, {"odd": known})
+        content = path.read_bytes()
+        for before, after, form in ((known.shape, shape, f"<{len(shape)}q"),
+                                    ((known.nbytes,), (size,), "<I")):  # fmt: skip
+            old = struct.pack(form, *before)
+            assert content.count(old) == 1
+            content = content.replace(old, struct.pack(form, *after))
+        path.write_bytes(content)
+        found[path] = "adapter-corrupt"
+    config = json.loads((good / "peft" / CONFIG).read_text())
+    refused = ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga", "another", 1, [])
+    taken = (None, True, False, "gaussian", "orthogonal", "eva")
+    for code, ways in (("peft-unsupported", refused), ("accepted", taken)):
+        for way in ways:
+            path = folder / f"begun-{way}"
+            path.mkdir()
+            (path / CONFIG).write_text(json.dumps({**config, "init_lora_weights": way}))
+            (path / TENSORS).write_bytes((good / "peft" / TENSORS).read_bytes())
+            found[path] = code
+    return found
+
+
+def test_a_state_is_read_at_each_call(
+    package: Package, batch: dict[str, np.ndarray[Any, Any]]
+) -> None:
+    """A Module that is made after the state was added moves its parameters."""
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    generator = Generator(package)
+    generator.add_adapter("it", state)
+    module = Module(package.training_model, state)
+    optimizer = Optimizer(package.optimizer_model, module)
+    optimizer.set_learning_rate(0.01)
+    for _ in range(3):
+        module(*batch.values())
+        optimizer.step()
+        module.lazy_reset_grad()
+    generator.add_adapter("now", state)
+    found, wanted, none = (generator.logits([3, 1, 4], each) for each in ("it", "now", None))
+    np.testing.assert_array_equal(found, wanted)
+    assert np.abs(found - none).max() > 1e-3
+    generator.remove_adapter("it")
+    with pytest.raises(UnknownNameError):
+        generator.logits([3], "it")
 
 
 WAYS: tuple[dict[str, Any], ...] = (
@@ -144,11 +240,21 @@ def test_generation(
     for _ in range(2):  # packed weights are written, and then read
         again = kit.run("decoder", package.path, trained, *words, env=environment)
         assert getattr(again, "stdout", again) == getattr(done, "stdout", done)
-        (kept,) = (tmp_path / "kept").iterdir()
-        assert {each.name for each in kept.iterdir()} == {"decoder.onnx", "decoder.weights"}
+        (kept,) = (tmp_path / "kept").glob("odtpack-packed-*")
+        assert {each.name for each in kept.iterdir()} == FILES
     if kit is not kotlin_kit or onnxruntime.__version__.startswith(kotlin_kit.runtime_version()):
         assert packed_in(kept) == packed_by_onnxruntime(package.decoder, tmp_path / "whole")
     assert len(packed_in(kept)) > 1
+    if kit is kotlin_kit:  # the others share the C++ kit's code
+        for damage in damaged(kept):
+            assert kit.run("decoder", package.path, trained, *words, env=environment) == done, (
+                damage
+            )
+            assert {each.name for each in kept.iterdir()} == FILES
+        two = [kit.command("decoder", package.path, trained, *words)] * 2
+        for _ in range(3):
+            shutil.rmtree(kept)
+            assert at_once(*two, env=environment) == [done] * 2
 
 
 @pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable()))
@@ -179,6 +285,28 @@ def test_kotlin(package: Package, batch: dict[str, np.ndarray[Any, Any]], tmp_pa
         load = {"do": "load adapter", "path": python / form}
         assert actions({**task, "actions": [load, last]}) == [None, None]
         assert contents(read)["arrays"] == contents(trained)["arrays"]
+
+
+# Logits, temperature, how many of the likeliest and their probability, and a seed.
+ODD: list[tuple[list[str], float, int, float, int]] = [
+    (logits.split(), *way, seed)
+    for logits in (
+        "NaN NaN NaN", "1 NaN 2 NaN", "1 Infinity 2 Infinity", "1 Infinity NaN", "1 -Infinity 2",
+        "-Infinity -Infinity", "-3 -1 -2", "1 2 3 0",
+    )
+    for way in ((0.8, 0, 1.0), (0.8, 2, 0.9), (1e-320, 0, 0.5))
+    for seed in (1, 2)
+]  # fmt: skip
+
+
+def drawn_by_python() -> list[int]:
+    with np.errstate(all="ignore"):
+        return [_Draw(t, k, p, seed)(np.array(logits, np.float32)) for logits, t, k, p, seed in ODD]
+
+
+@pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable()))
+def test_kotlin_draws_of_logits_that_are_not_finite() -> None:
+    assert json.loads(kotlin_kit.run("draws", json.dumps(ODD))) == drawn_by_python()
 
 
 def actions(task: dict[str, Any]) -> list[str | None]:
@@ -218,6 +346,8 @@ def hostile(good: Path, folder: Path) -> dict[Path, str]:
         (config[:-9], content, "peft-invalid"),
         (config.replace(b'"r": 4', b'"r": 2'), content, "adapter-mismatch"),
         (config.replace(b'"bias": "none"', b'"bias": "all"'), content, "peft-unsupported"),
+        (config.replace(b'"init_lora_weights": true', b'"init_lora_weights": "pissa_niter_4"'),
+         content, "peft-unsupported"),
     )):  # fmt: skip
         path = folder / f"peft-{number}"
         path.mkdir()
@@ -238,8 +368,13 @@ def test_node(
     package = built(name, tmp_path / "package")
     batch["input_ids"].tofile(tmp_path / "ids.bin")
     prompts = [[*range(3, 9)], [*range(longest)]]
-    found = javascript.node("decoder.mjs", package.path, tmp_path, "12", *map(str, prompts))
-    assert found["codes"] == ["unknown-adapter", "bad-prompt", "bad-argument", "run-failed"]
+    words = ("12", json.dumps(ODD), *map(str, prompts))
+    found = javascript.node("decoder.mjs", package.path, tmp_path, *words)
+    assert found["codes"] == [
+        "unknown-adapter", "bad-prompt", "bad-argument", "bad-argument", "run-failed",
+        *["closed"] * 3,
+    ]  # fmt: skip
+    assert found["drawn"] == drawn_by_python()
     generator = Generator(package)
     for form in FORMS:
         generator.add_adapter(form, tmp_path / form)

@@ -135,8 +135,9 @@ def damage(good: Path, bad: Path) -> None:
     for name, change in {
         "rank": {"r": 5}, "alpha": {"lora_alpha": 3.0}, "kind": {"peft_type": "IA3"},
         "pattern": {"rank_pattern": {"q_proj": 2}}, "bias": {"bias": "all"},
-        "no rank": {"r": "4"}, "rslora": {
-            "use_rslora": True, "lora_alpha": 4.0},
+        "no rank": {"r": "4"}, "rslora": {"use_rslora": True, "lora_alpha": 4.0},
+        "pissa": {"init_lora_weights": "pissa"}, "eva": {"init_lora_weights": "eva"},
+        "odd start": {"init_lora_weights": {"toString": 1}},
     }.items():  # fmt: skip
         shutil.copytree(good / "peft", bad / name)
         (bad / name / CONFIG).write_text(json.dumps({**config, **change}))

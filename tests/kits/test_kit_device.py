@@ -12,7 +12,11 @@ import onnxruntime
 import pytest
 
 from benchmarks import gpu
-from odtpack_runtime import CheckpointState, Module, Package
+from odtpack.adapters import AdapterSpec
+from odtpack.build import build_package
+from odtpack_runtime import CheckpointState, Module, Package, save_adapter
+from odtpack_runtime.package.adapter import read_onnx_adapter
+from tests import zoo
 from tests.kits import cpp_kit, csharp_kit, harness, swift_kit
 from tests.kits.harness import needs
 from tests.software_gpu import CHROMIUM, TRIED, package_of, reason_without
@@ -128,6 +132,37 @@ def test_gradients_and_steps_of_all_networks(network: str, packages: Path, tmp_p
         for name, gradient in gradients[0].items():
             if gpu.is_known(gradient, exact[name]):
                 assert gpu.settled(after[0][name], after[1][name], gradient) <= gpu.BAR, name
+
+
+def test_an_adapter_is_written_and_read_where_it_is_trained(tmp_path: Path) -> None:
+    """Without a save before it, which would bring the values from the device."""
+    build_package(
+        zoo.mlp((16, 12, 4)), tmp_path / "package", loss="cross_entropy", runtime="webgpu",
+        adapter=AdapterSpec("lora", ("fc1*",), (), 2, 4.0),
+    )  # fmt: skip
+    package = Package.open(tmp_path / "package")
+    first, batch = tmp_path / "first.onnx_adapter", gpu.batch_of(package, 8, other=4)
+    save_adapter(package, CheckpointState.load_checkpoint(package.checkpoint), first)
+    names = [each.name for each in package.manifest.inputs]
+    steps = [harness.save_batch(tmp_path, dict(zip(names, batch, strict=True)))]
+    found = []
+    for index, device in enumerate(({}, {"device": {"library": library()}})):
+        job = {
+            "package": package.path, "steps": steps, "count": 10, "learning_rate": 0.05,
+            "adapters": [tmp_path / f"{index}.onnx_adapter"], "again": first, **device,
+        }  # fmt: skip
+        (tmp_path / "job.json").write_text(json.dumps(job, default=str))
+        done = cpp_kit.run("decoder", tmp_path / "job.json")
+        assert done.returncode == 0, done.stderr
+        losses = [float(line) for line in done.stdout.split()]
+        found.append((losses, read_onnx_adapter(tmp_path / f"{index}.onnx_adapter")))
+    (here, ours), (there, theirs) = found
+    assert here[1] - here[0] > 0.1
+    np.testing.assert_allclose(there, here, rtol=1e-4)
+    start = read_onnx_adapter(first)
+    for name, array in ours.items():
+        assert np.abs(array - start[name]).max() > 0.01
+        np.testing.assert_allclose(theirs[name], array, atol=1e-3)
 
 
 def test_what_is_no_plug_in_is_refused(packages: Path, tmp_path: Path) -> None:

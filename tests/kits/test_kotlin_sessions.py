@@ -125,6 +125,13 @@ def test_every_call_after_close_is_closed_and_the_state_remains(
     assert contents(tmp_path / "after") == contents(tmp_path / "before")
 
 
+def test_an_input_that_is_null_is_missing(
+    packages: dict[str, Path], batches: dict[str, list[Any]]
+) -> None:
+    found = act(packages["plain"], batches["pictures"], *calls("null"), {"do": "evaluate null"})
+    assert found["results"] == ["input-count", "input-count"]
+
+
 @pytest.mark.parametrize("kind", ["plain", "step model"])
 def test_a_batch_whose_loss_is_nan_changes_nothing(
     kind: str, packages: dict[str, Path], batches: dict[str, list[Any]], tmp_path: Path

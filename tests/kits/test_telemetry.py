@@ -34,6 +34,10 @@ KITS: dict[str, tuple[Callable[[], str | None], Callable[[dict[str, Any], Path],
     "swift": (swift_kit.unavailable, _program(swift_kit)),
     "csharp": (csharp_kit.unavailable, _program(csharp_kit)),
     "node": (javascript.unavailable, lambda task, _: javascript.train(task, "node")),
+    "node, ort passed in": (
+        javascript.unavailable,
+        lambda task, _: javascript.train({**task, "ort": True}, "node"),
+    ),
     "kotlin": (kotlin_kit.unavailable, lambda task, _: kotlin_kit.train(task, "kotlin")),
 }
 

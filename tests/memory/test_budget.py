@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
+import onnx.parser
 import pytest
 
 from benchmarks.memory_prediction import make_job
@@ -85,6 +88,25 @@ def test_sizes_of_open_axes(tmp_path: Path) -> None:
             memory_budget="40 MB", memory_sizes=large,
         )  # fmt: skip
     assert not (tmp_path / "large").exists()
+
+
+@pytest.mark.parametrize("declared", ["length", "?"])
+def test_sizes_of_a_target_follow_from_those_of_the_inputs(declared: str, tmp_path: Path) -> None:
+    """Whether the exporter gave the computed size a name or not."""
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[batch, t, 4] x) => (float[batch, length, 4] y) {
+            h = Mul(x, w)
+            y = Concat <axis = 1> (h, h)
+        }
+        """
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "w"))
+    model.graph.output[0].type.tensor_type.shape.dim[1].dim_param = declared
+    manifest = build_package(model, tmp_path / "p", loss="mse", memory_budget="60 MB")
+    name = "y.1" if declared == "?" else declared
+    assert [item.shape for item in manifest.inputs] == [("batch", "t", 4), ("batch", name, 4)]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from odtpack.cli import main
 from odtpack.errors import OdtpackError
-from odtpack.model.exporters import KIND, made_up, module_names
+from odtpack.model.exporters import KIND, Folded, folded, made_up, module_names
 from odtpack.model.loading import load_model
 from odtpack.model.shared_tensors import split
 from odtpack.package.parameters import candidates, resolve
@@ -118,6 +118,35 @@ def test_fills_that_the_exporter_computed() -> None:
     model.graph.initializer.append(zeros)
     assert candidates(load_model(model)) == ["scale", "zeros_like"]
     assert candidates(load_model(_noted(model, scale="PARAMETER"))) == ["scale"]
+
+
+def test_what_the_exporter_noted_of_its_folding() -> None:
+    notes = {
+        "view": "['a.gamma', 'val_1']",  # a layout
+        "exp_2": "['a.gamma']",
+        "permute": "['mel']",
+        "val_3": "['arange', 'val_2']",
+        "detach_1": "['a.gamma']",
+        "tanh": "['old.gamma']",  # which is not listed
+    }
+    body = "".join(f"h{i + 1} = Mul(h{i}, {name}) " for i, name in enumerate(notes))
+    model = _model(f"h0 = Relu(x) {body} y = Relu(h6)", **dict.fromkeys(notes, (3,)))
+    for name, note in notes.items():
+        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [3])
+        info.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=note)
+        model.graph.value_info.append(info)
+    every = ["view", "exp_2", "permute", "val_3", "detach_1", "tanh"]
+    assert candidates(load_model(model)) == every  # as nothing says what a parameter is
+    listed = "p_a: PARAMETER target='a.gamma'\nb_mel: BUFFER target='mel' persistent=True"
+    key = "pkg.torch.export.ExportedProgram.graph_signature"
+    model.graph.metadata_props.add(key=key, value=listed)
+    loaded = load_model(model)
+    assert candidates(loaded) == ["view", "exp_2", "tanh"]
+    found = folded(loaded.graph)
+    assert found["view"] == Folded(("a.gamma",), ())
+    assert found["exp_2"] == Folded(("a.gamma",), ("exp",))
+    assert "tanh" not in found
+    assert module_names(loaded.graph) == {"view": "a.gamma"}
 
 
 def test_a_transpose_that_was_folded_under_the_name_of_its_operation() -> None:

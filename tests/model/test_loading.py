@@ -176,6 +176,30 @@ def test_a_reshape_to_computed_sizes_has_a_rank() -> None:
     assert (isinstance(rows, int), width) == (False, 4)
 
 
+def test_a_name_that_two_axes_of_a_value_have_says_nothing() -> None:
+    """PyTorch's older exporter gives one to axes of different sizes."""
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["": 17]>
+        g (float[n, 4] x, bool[k] which, float[4] w) => (float[same, 4, same] y, float[own, 4] z) {
+            h = Mul(x, w)
+            z = Compress <axis = 0> (h, which)
+            a = Unsqueeze(z, last)
+            b = Compress <axis = 1> (h, which)
+            c = Unsqueeze(b, first)
+            y = Mul(a, c)
+        }
+        """
+    )
+    for name, axis in {"last": 2, "first": 1}.items():
+        model.graph.initializer.append(numpy_helper.from_array(np.array([axis]), name))
+    y, z = load_model(model).graph.outputs
+    assert dims_of(z) == ("own", 4)
+    dims = dims_of(y) or ()
+    assert "same" not in dims
+    assert dims[0] is None or dims[0] != dims[2]
+
+
 # Messages, tables and proposals name what the user's model and module have.
 
 FLOATS = np.linspace(-1, 1, 144, dtype=np.float32)

@@ -1,10 +1,16 @@
 """What each cell of the device matrix says, and figures as text."""
 
+import io
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.reports import render_report
+from odtpack_simulator.reports.console import print_result
 from odtpack_simulator.reports.html_report import render_html
 from odtpack_simulator.reports.report import (
     Cell,
@@ -21,16 +27,29 @@ from odtpack_simulator.reports.simulation import (
     cells,
     interruption_words,
     shown,
+    simulation_report,
     unknown_rows,
 )
-from odtpack_simulator.result import InterruptionInfo, NotJudged
+from odtpack_simulator.result import InterruptionInfo, NotJudged, SimulationResult
 from odtpack_simulator.values.figure import Check, shortened
 from odtpack_simulator.values.text import clean
-from odtpack_simulator.values.units import Interval, format_energy, format_interval, format_value
+from odtpack_simulator.values.units import (
+    Interval,
+    format_bytes,
+    format_energy,
+    format_interval,
+    format_value,
+)
 from tests.reports.demo import stored_result
 from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
 from tests.simulator.factory_campaign import same
+
+
+def printed(result: SimulationResult) -> str:
+    console = Console(width=200, file=io.StringIO(), record=True)
+    print_result(result, console)
+    return console.export_text()
 
 
 def cell(name: str, topic: str) -> Cell:
@@ -47,7 +66,7 @@ def cell(name: str, topic: str) -> Cell:
         ("samsung/galaxy-a12", "Step", "warn", "140 ms", "over 100 ms"),
         ("samsung/galaxy-a12", "Finish", "warn", "40.5 s", "may exceed 60 s"),
         ("raspberrypi/zero-2-w", "Step", "fail", "549 ms", "over 150 ms"),
-        ("raspberrypi/zero-2-w", "Memory", "fail", "331 MB", "over 336 MB"),
+        ("raspberrypi/zero-2-w", "Memory", "fail", "359 MB", "over 336 MB"),
         ("raspberrypi/zero-2-w", "Energy", "warn", "657 J", "over 250 J"),
         ("apple/iphone-12-mini", "Step", "not judged", "not judged", ""),
     ],
@@ -55,6 +74,28 @@ def cell(name: str, topic: str) -> Cell:
 def test_cells(name: str, topic: str, state: str | None, figure: str, words: str) -> None:
     found = cell(name, topic)
     assert (found.state, found.figure, found.words) == (state, figure, words)
+
+
+def test_the_memory_cell_shows_what_was_compared() -> None:
+    budgets = parse_budgets(b'[budgets]\napp_footprint = "30 GB"')
+    result = judge(stored_result(["google/pixel-8a"]), budgets)
+    memory = cells(result, result.devices[0])[TOPICS.index("Memory")]
+    (check,) = [c for c in result.devices[0].checks if c.metric == "memory_limit"]
+    assert check.actual == result.devices[0].memory.need_bytes > 30e9
+    assert memory.figure == format_bytes(int(check.actual))
+    assert memory.words.startswith("over ")
+    assert f"✗ {memory.figure}" in printed(result)
+    for form in ("markdown", "html"):
+        text = render_report(result, form).decode().replace("\N{NO-BREAK SPACE}", " ")
+        assert memory.figure in text
+
+
+def test_the_summary_says_what_each_figure_is_of() -> None:
+    result = changed(stored_result(), training={"eval_loss_after": None})
+    assert simulation_report(result).summary == (
+        f"On training samples in {result.data.steps} steps: loss 1.94 → 0.12; "
+        f"on {result.data.held_out_samples} held-out samples: accuracy 9.4 → 96.6 %"
+    )
 
 
 def test_a_replay_that_was_ended_although_the_plan_fits() -> None:

@@ -97,7 +97,7 @@ def test_a_dash_is_standard_output_for_text(
 ) -> None:
     for name in report_formats():
         if not report_format(name).to_stdout:
-            with pytest.raises(OdtpackError, match="not text for a terminal"):
+            with pytest.raises(OdtpackError, match="cannot be written to standard output"):
                 parse_destination(f"{name}:-")
             continue
         assert write_report(result, f"{name}:-") == Path("-")

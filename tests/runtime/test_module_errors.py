@@ -10,6 +10,8 @@ import pytest
 
 from odtpack_runtime import CheckpointState, Module, OdtpackError
 from odtpack_runtime.checkpoint.format import CheckpointData
+from odtpack_runtime.session.graph_signature import TensorSpec
+from odtpack_runtime.session.session import UserInputs
 from tests.refused import refused
 from tests.runtime import models
 
@@ -55,6 +57,19 @@ def test_labels_out_of_range(classifier: models.Files, labels: list[int]) -> Non
     wrong = next(label for label in labels if not 0 <= label < 3)
     assert f"label {wrong} at [{labels.index(wrong)}]" in str(caught.value)
     module(x, np.array([0, 2]))
+
+
+@pytest.mark.parametrize("name", ["input_ids", "decoder_input_ids", "position_ids"])
+def test_numbers_of_tokens_are_not_negative(name: str) -> None:
+    """Gather would take them from the end of its table; of positions that may be meant."""
+    inputs = UserInputs([TensorSpec(name, np.dtype(np.int64), (None, 3))], [], None)
+    assert inputs.arrays([np.arange(6).reshape(2, 3)]) is not None
+    wrong = np.array([[0, 1, -100]])
+    if name == "position_ids":
+        assert inputs.arrays([wrong]) is not None
+        return
+    with refused("bad-prompt", f"'{name}' holds -100"):
+        inputs.arrays([wrong])
 
 
 def test_one_label_may_be_ignored(tmp_path: Path) -> None:

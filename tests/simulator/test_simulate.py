@@ -26,7 +26,8 @@ from odtpack_simulator.replay import replay
 from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
 from odtpack_simulator.replay.job import Job, SamplePlan
 from odtpack_simulator.replay.replay import Progress, ReplayResult, run_training_child
-from odtpack_simulator.reports.simulation import key_figures
+from odtpack_simulator.reports import render_report
+from odtpack_simulator.reports.simulation import key_figures, simulation_report
 from odtpack_simulator.result import DeviceResult, Policy, SimulationResult, load_result
 from odtpack_simulator.simulation import simulate
 from tests import zoo
@@ -255,6 +256,25 @@ def test_pieces_and_background(mlp: Case) -> None:
     assert sessions == {0: 1, 2: 1, 4: 1, 5: 2, 6: 2, 7: 3, 8: 3}
     assert (device.memory.limit_state, device.memory.limit_bytes) == ("background", None)
     assert result.policy == policy
+
+
+@pytest.mark.parametrize(("pieces", "largest"), [(1, 193), (10, 20)])
+def test_memory_is_planned_for_the_largest_batch_that_occurs(
+    mlp: Case, pieces: int, largest: int
+) -> None:
+    def peak(size: int) -> SimulationResult:
+        arguments = {**ARGUMENTS, "batch_size": size, "epochs": 1}
+        policy = Policy(pieces=pieces)
+        return simulate(mlp.folder / "package", mlp.data, PROFILES[:1], policy=policy, **arguments)
+
+    asked, real = peak(2_000_000), peak(largest)
+    assert (asked.data.batch_size, asked.data.asked_batch_size) == (largest, 2_000_000)
+    assert asked.memory.predicted == real.memory.predicted
+    assert real.data.smaller_batch is None
+    words = f"largest batch has {largest} samples, not the 2,000,000 asked for"
+    assert words in simulation_report(asked).summary
+    for form in ("markdown", "html"):
+        assert words in render_report(asked, form).decode()
 
 
 def test_side_by_side_is_the_same(mlp: Case, done: Done) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -142,6 +143,10 @@ class Table(Stored):
     uses: tuple[tuple[ir.Value, ir.Value], ...]  # what is looked up, and the rows that are found
 
 
+# What onnxruntime-genai's builder looks up, where the embedding is tied to another module's matrix.
+_OUTPUT = re.compile(r"/(.+)/\w+/output_0")
+
+
 def find_tables(graph: ir.Graph) -> list[Table]:
     """The embeddings of a graph, in the order in which they are read first."""
     modules = module_names(graph)
@@ -158,6 +163,8 @@ def find_tables(graph: ir.Graph) -> list[Table]:
         width, count = widths.pop(), (dims_of(source) or (None,))[0]
         if not widths and isinstance(width, int) and isinstance(count, int):
             name = layer_name(str(source.name), modules)
+            scope = _OUTPUT.fullmatch(name)
+            name = scope[1].replace("/", ".") if scope else name
             tables.append(Table(name, source, count, width, tuple(uses)))
     return tables
 
@@ -170,11 +177,16 @@ def _gather(node: ir.Node) -> ir.Node | None:
         end = None if end.inputs[0] is None else end.inputs[0].producer()
     if end is None or end.op_type != "Gather" or end.domain:
         return None
-    source = end.inputs[0]
-    if source is None or not source.is_initializer() or len(dims_of(source) or ()) != 2:
+    source = stored = end.inputs[0]
+    if source is None or len(dims_of(source) or ()) != 2:
         return None
-    floats = source.dtype is not None and source.dtype.is_floating_point()
-    plain = floats and not is_lifted_constant(source)
+    turned = source.producer()  # of a product's matrix, that the embedding is tied to
+    if turned is not None and turned.op_type == "Transpose":
+        stored = turned.inputs[0]
+    if stored is None or not stored.is_initializer():
+        return None
+    floats = stored.dtype is not None and stored.dtype.is_floating_point()
+    plain = floats and not is_lifted_constant(stored)
     return end if end.attributes.get_int("axis", 0) == 0 and (plain or marked) else None
 
 

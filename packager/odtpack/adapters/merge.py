@@ -166,7 +166,8 @@ def _merge_table(
     table: low_rank.Table, given: Mapping[str, np.ndarray], adapter: PeftAdapter, path: Path
 ) -> None:
     """Replace the table of an embedding by W + s (B A)^T."""
-    if len(table.source.uses()) != len(table.uses) or table.source.is_graph_output():
+    own = table.source.is_initializer() and not table.source.is_graph_output()
+    if not own or len(table.source.uses()) != len(table.uses):
         raise _not_mergeable(table.source, table.name, path)
     a, b = given[low_rank.TABLE_A], given.get(low_rank.TABLE_B, np.empty(0))
     if a.shape[1:] != (table.rows,) or b.shape != (table.width, len(a)):

@@ -8,6 +8,7 @@ outside CI, plain lines elsewhere.
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
 import math
@@ -35,6 +36,23 @@ _QUIET_SECONDS: Final = 10.0
 _UNBROKEN: Final = 100_000
 """Columns where nothing is a terminal: a name that is broken into lines could begin one."""
 
+_PLAINER: Final = "odtpack-plainer"
+_PLAIN: Final = str.maketrans(
+    {"✓": "+", "✗": "x", "→": "->", "≈": "~", "±": "+-", "µ": "u", "–": "-", "−": "-"}
+    | {"×": "x", "²": "^2", "…": "...", "\N{NO-BREAK SPACE}": " "}
+)
+"""What stands for a character that the encoding lacks; others get their number."""
+
+
+def _plainer(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end].translate(_PLAIN)
+    return text.encode("ascii", "backslashreplace").decode(), error.end
+
+
+codecs.register_error(_PLAINER, _plainer)
+
 _text_is_result: Final = ContextVar("text_is_result", default=False)
 
 
@@ -43,8 +61,6 @@ def results(*, as_json: bool = False, reports: Iterable[str] | None = ()) -> Non
     # By JSON, or by a report to standard output, FORMAT:-.
     taken = as_json or any(report.endswith(":-") for report in reports or ())
     _text_is_result.set(not taken)
-    if not taken and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it, in every locale
 
 
 def console(width: int | None = None) -> Console:
@@ -55,6 +71,9 @@ def console(width: int | None = None) -> Console:
 def _open(*, stderr: bool, width: int | None = None) -> Console:
     from rich.console import Console
 
+    stream = sys.stderr if stderr else sys.stdout
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors=_PLAINER)  # no locale stops a command
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,13 +55,13 @@ def _objection(path: Path, option: str, outside: Package | None) -> tuple[str, s
     if outside is not None and path.resolve() in _files_of(outside):
         reason = "it is a file of the package, which must stay as it was built"
         return reason, "choose a path outside the package"
-    return _refusal(path), "choose another folder"
+    return _inside_package(folder) or _refusal(path), "choose another folder"
 
 
 def check_creatable(folder: Path, option: str) -> None:
     """Refuse a folder that cannot be made or written to, before the work whose results it gets."""
     try:
-        reason = _obstacle(folder)
+        reason = _obstacle(folder) or _inside_package(folder)
     except OSError as error:
         reason = error.strerror or str(error)
     if reason:
@@ -75,6 +76,19 @@ def _obstacle(folder: Path) -> str:
     if not nearest.is_dir():
         return f"{str(nearest)!r} is not a folder"
     return _refusal(nearest / (folder.name or "new"))
+
+
+def _inside_package(folder: Path) -> str:
+    """Why a folder takes no further file, if it is a package or lies in one; else empty."""
+    from odtpack_runtime.package.manifest import Manifest
+    from odtpack_runtime.package.package import MANIFEST_NAME, read_manifest
+
+    whole = folder.resolve()
+    for each in (whole, *whole.parents):
+        with suppress(OdtpackError):  # there is none, or it is something else's
+            Manifest.from_json(read_manifest(each / MANIFEST_NAME), str(each))
+            return f"{each} is a package: a further file in it would not pass odtpack verify"
+    return ""
 
 
 def _refusal(path: Path) -> str:

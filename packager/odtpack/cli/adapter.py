@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +11,9 @@ from odtpack.cli import _console, _options
 from odtpack.cli._options import argument, destination, examples, flag, group, option
 
 _BASE, _ADAPTER = "base.onnx", "adapter.onnx_adapter"
+
+# Names of onnxruntime-genai's builder, which no module in transformers has.
+_MADE_UP = re.compile(r".+\.(MatMul|Add|attn\.[qk]_norm\.layernorm|final_norm_layernorm)")
 
 
 def export(
@@ -67,10 +72,12 @@ def export(
     # Weights mean something with the settings beside them only: they are replaced as one.
     with update_folder(out, last=peft.CONFIG if info.kind != "bitfit" else _ADAPTER) as stage:
         if info.kind != "bitfit":
-            written += peft.write_peft(stage, peft.to_peft(opened, state))
-            if info.absent:
+            made = peft.to_peft(opened, state)
+            written += peft.write_peft(stage, made)
+            lost = (*info.absent, *filter(_MADE_UP.fullmatch, made.saved))
+            if lost:
                 _console.warn(
-                    f"PEFT will not find {some(info.absent)}: the module in transformers does not "
+                    f"PEFT will not find {some(lost)}: the module in transformers does not "
                     "have them under these names, and PEFT drops their trained values"
                 )
         if onnxruntime and not in_segments:
@@ -123,6 +130,7 @@ def merge(
     from odtpack.cli._files import check_writable, write_file
     from odtpack_runtime.package.adapter import read_peft
 
+    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it names shapes of unknown type
     check_writable(out, "--out")
     beside = out.resolve().parent == model.resolve().parent
     content = merge_adapter(

@@ -64,7 +64,13 @@ def run(
     is written after every round: --resume continues a stopped run, with bit-identical results.
     """
     from odtpack.cli._describe import of_fleet
-    from odtpack.cli._files import check_not_input, check_reports, check_writable, write_reports
+    from odtpack.cli._files import (
+        check_creatable,
+        check_not_input,
+        check_reports,
+        check_writable,
+        write_reports,
+    )
     from odtpack.cli.device.demo import make_folder
     from odtpack_runtime import OdtpackError, Package
     from odtpack_simulator.fleet.federation import Federation
@@ -93,6 +99,7 @@ def run(
     for name in (STATE, CHECKPOINT):
         check_not_input(folder / name, "--out", [data, fleet_file, times])
     cluster = None if ray is None else RayExecutor(ray, jobs or default_jobs())
+    check_creatable(folder, "--out")
     make_folder(folder)
     check_writable(folder / STATE, "--out", outside=opened)
     results: list[FleetResult] = []
@@ -336,8 +343,10 @@ def _show(result: FleetFitResult) -> None:
         _console.say(f"not judged: {message}", style="yellow")
     _console.say()
     _console.say("The best one, for the fleet file:", style="bold")
-    _console.lines(f"[training]\nepochs = {first.epochs}\nlearning_rate = {first.learning_rate:g}")
-    _console.lines(f"[federation]\nclients = {first.clients}")
+    _console.lines(f"[training]\nepochs = {first.epochs}\nlearning_rate = {first.learning_rate}")
+    table = {"clients": first.clients, "minimum": first.minimum, "buffer": first.buffer}
+    lines = [f"{key} = {count}" for key, count in table.items() if count is not None]
+    _console.lines("\n".join(["[federation]", *lines]))
 
 
 def _table(rows: Sequence[Tried]) -> None:

@@ -216,7 +216,8 @@ def verify(
     steps = found.steps
     shapes = ", ".join(f"{name} {shape}" for name, shape in steps.shapes.items())
     _console.say(f"verified {found.path}", style="bold")
-    _console.say(f"  files       {found.files} listed, {format_bytes(found.size_bytes)}, no others")
+    size = format_bytes(found.size_bytes)
+    _console.say(f"  files       {found.files} listed and the manifest, {size}, no others")
     _console.say("  models      as the manifest says, and so is the checkpoint")
     _console.say(f"  steps       run on ONNX Runtime {steps.onnxruntime} with {shapes}")
     _console.say(f"  signature   {_SIGNATURES[found.signature]}")

@@ -56,7 +56,7 @@ class FleetSettings:
 
         federation = {
             "clients": self.clients,
-            "minimum": shared(table.minimum),
+            "minimum": shared(table.minimum) if table.buffer is None else table.minimum,
             "buffer": None if table.buffer is None else shared(table.buffer),
         }
         training = {"epochs": self.epochs, "learning_rate": self.learning_rate}
@@ -145,6 +145,8 @@ class Tried(Part):
         clients: Answers that a round waits for; with a buffer, clients at a time.
         epochs: Passes of a client over its samples.
         learning_rate: Of a client's steps.
+        minimum: Fewest answers of a round that counts; null with a buffer.
+        buffer: Answers that change the model; null without a buffer.
         rounds: Rounds that were simulated.
         figures: What it came to.
         failed: The budgets that it exceeds, as sentences.
@@ -157,6 +159,8 @@ class Tried(Part):
     clients: Count
     epochs: Count
     learning_rate: NonNegative
+    minimum: Count | None = None
+    buffer: Count | None = None
     rounds: Count
     figures: Figures
     failed: list[Text] = Field(default_factory=list)
@@ -391,8 +395,11 @@ class _Search:
         return [check.message for check in checks if check.status == status]
 
     def _tried(self, played: _Played, reason: str | None = None, by: Sequence[int] = ()) -> Tried:
+        table = played.settings.of(self.request.fleet).federation
         return Tried(
             **dataclasses.asdict(played.settings),
+            minimum=table.minimum if table.buffer is None else None,
+            buffer=table.buffer,
             rounds=played.rounds,
             figures=figures_of(played.result, self.request.fleet.budgets),
             failed=self._told(played, "fail"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final, NamedTuple
@@ -15,6 +17,7 @@ import onnx_ir as ir
 from odtpack.graph.graphs import (
     PLAIN_ATTRIBUTES,
     Dims,
+    constant,
     defined,
     dims_of,
     nodes_of,
@@ -90,7 +93,7 @@ def _infer_by_standard(model: ir.Model) -> None:
     """The same as far as the onnx library goes, which treats no loop bodies."""
     while (inferred := inferred_proto(model)) is not None:
         _merge(model.graph, inferred.graph)
-        if not _give_ranks(model.graph):
+        if not (_give_ranks(model.graph) | _give_sizes(model.graph)):
             return
 
 
@@ -112,6 +115,57 @@ def _give_ranks(graph: ir.Graph) -> bool:
         output.shape = ir.Shape([None if size is None or size < 1 else int(size) for size in sizes])
         found = True
     return found
+
+
+def _give_sizes(graph: ir.Graph) -> bool:
+    """Give results of Reshape and Tile the sizes that follow from those before."""
+    # The standard's inference divides and multiplies numbers only, even where a name cancels out.
+    # Returns whether there was one.
+    found: dict[str, int | str] = {}
+    changed = False
+    for node in nodes_of(graph):
+        if node.op_type not in ("Reshape", "Tile") or node.domain or len(node.inputs) < 2:
+            continue
+        before, output = node.inputs[0], node.outputs[0]
+        old, dims = None if before is None else dims_of(before), dims_of(output)
+        if old is None or dims is None or None in old or all(is_known(dim) for dim in dims):
+            continue
+        new = _reshaped(old, dims) if node.op_type == "Reshape" else _tiled(old, dims, node)
+        if new != dims:
+            pairs = zip(dims, new, strict=True)
+            found |= {a: b for a, b in pairs if isinstance(a, str) and b is not None and a != b}
+            output.shape, changed = ir.Shape(new), True
+    for value in [v for node in nodes_of(graph) for v in node.outputs] if found else ():
+        dims = dims_of(value)
+        if dims is not None and not found.keys().isdisjoint(dims):
+            value.shape = ir.Shape([found.get(d, d) if isinstance(d, str) else d for d in dims])
+    return changed
+
+
+def _reshaped(old: Dims, dims: Dims) -> Dims:
+    """Dimensions with the only unknown one: there are as many elements as before."""
+    before, after = Counter(old), Counter(dims)
+    rest, wanted = before - after, [*(after - before).elements()]
+    numbers = [dim for dim in wanted if isinstance(dim, int)]
+    unknown = [dim for dim in wanted if not isinstance(dim, int)]
+    names = [dim for dim in rest.elements() if isinstance(dim, str)]
+    size = math.prod(dim for dim in rest.elements() if isinstance(dim, int))
+    if len(unknown) != 1 or is_known(unknown[0]) or 0 in old or 0 in dims:
+        return dims
+    size, remainder = divmod(size, math.prod(numbers))
+    if remainder or len(names) > 1 or (names and (size != 1 or not is_known(names[0]))):
+        return dims
+    axis = dims.index(unknown[0])
+    return (*dims[:axis], names[0] if names else size, *dims[axis + 1 :])
+
+
+def _tiled(old: Dims, dims: Dims, node: ir.Node) -> Dims:
+    """Dimensions with those that are repeated once, and so stay as they are."""
+    times = constant(node.inputs[1], largest=len(old))
+    if times is None or not len(times) == len(old) == len(dims):
+        return dims
+    rows = zip(old, dims, times.tolist(), strict=True)
+    return tuple(a if count == 1 and is_known(a) and not is_known(b) else b for a, b, count in rows)
 
 
 def inferred_proto(model: ir.Model, *, sizes: bool = True) -> onnx.ModelProto | None:

@@ -19,13 +19,15 @@ import onnx_ir.passes.common as common_passes
 
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
+from odtpack.graph.fold import fold
 from odtpack.graph.graphs import Dims, ancestors, dims_of
+from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.memory import clone_writer, early_masks, schedule
 from odtpack.memory.recompute import Choice, choose
 from odtpack.memory.schedule import SizeNames, arrange, places_of
 from odtpack.memory.spec import Decision, MemoryReport, MemorySpec
-from odtpack.memory.timeline import Step, nameable, take_ranks
+from odtpack.memory.timeline import Step, nameable, named_values, take_ranks
 from odtpack.passes.compact import inferred_left_out
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph, load_runtime_graph
@@ -115,13 +117,37 @@ def _sizes(dims: Dims, spec: MemorySpec, named: dict[str, int]) -> tuple[int, ..
 def input_shapes(graph: ir.Graph, spec: MemorySpec) -> dict[str, tuple[int, ...]]:
     """A shape for every input that leaves sizes open."""
     named = dict(spec.sizes)
-    shapes = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for value in graph.inputs:
         dims = dims_of(value)
         if dims is None or all(isinstance(dim, int) for dim in dims):
             continue
+        if shapes and any(isinstance(dim, str) and dim not in named for dim in dims):
+            named |= _following(graph, named)
         shapes[str(value.name)] = _sizes(dims, spec, named)
     return shapes
+
+
+def _following(graph: ir.Graph, named: Mapping[str, int]) -> dict[str, int]:
+    """Sizes that follow from those that have names, as a target's do from its prediction's."""
+    twin = ir.Model(graph, ir_version=8).clone()
+    for value in twin.graph.inputs:
+        if (dims := dims_of(value)) is not None:
+            value.shape = ir.Shape([named.get(d, d) if isinstance(d, str) else d for d in dims])
+    changed = True
+    while changed:
+        for value in (v for node in twin.graph for v in node.outputs):
+            if graphs.static_dims(value) is None:
+                value.shape = None
+        infer_shapes(twin)
+        changed = fold(twin.graph)
+    found, values = dict[str, int](), named_values(twin.graph)
+    for name, value in named_values(graph).items():
+        sizes, dims = graphs.static_dims(values.get(name)), dims_of(value)
+        if sizes is not None and dims is not None and len(sizes) == len(dims):
+            pairs = zip(dims, sizes, strict=True)
+            found |= {d: n for d, n in pairs if isinstance(d, str) and d not in named}
+    return found
 
 
 def _load(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> RuntimeGraph:

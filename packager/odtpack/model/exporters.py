@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections import Counter
@@ -23,7 +24,7 @@ import onnx_ir as ir
 # place among its inputs tell, see :func:`odtpack.model.exporters.origin`.
 
 _SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
-_TENSOR = re.compile(r"^(\w+): (?:PARAMETER|BUFFER) target='([^']+)'", re.MULTILINE)
+_TENSOR = re.compile(r"^(\w+): (PARAMETER|BUFFER) target='([^']+)'", re.MULTILINE)
 _CALL = "pkg.torch.onnx.fx_node"
 _ARGUMENT = re.compile(r"%(\w+)")
 
@@ -32,14 +33,20 @@ class ExportedParameters:
     """What the exporter of a graph noted of the module's parameters."""
 
     def __init__(self, graph: ir.Graph) -> None:
-        self._targets = dict(_TENSOR.findall(graph.metadata_props.get(_SIGNATURE, "")))
-        self._names = set(self._targets.values())
-        self._owners = {name.rpartition(".")[0] for name in self._names}
+        listed = _TENSOR.findall(graph.metadata_props.get(_SIGNATURE, ""))
+        self._targets = {argument: name for argument, _, name in listed}
+        self._kinds = {name: kind for _, kind, name in listed}
+        self._owners = {name.rpartition(".")[0] for name in self._kinds}
         self._made_up = made_up(graph)
+        self._folded = folded(graph)
 
     def named(self, name: str) -> bool:
         """Whether the exporter listed a parameter or buffer of this name."""
-        return name in self._names
+        return name in self._kinds
+
+    def kind(self, name: str) -> str | None:
+        """What the exporter listed a name as: PARAMETER or BUFFER."""
+        return self._kinds.get(name)
 
     def read(self, node: ir.Node, index: int) -> str | None:
         """The parameter that a node reads at a place among its inputs; None if unknown."""
@@ -47,17 +54,24 @@ class ExportedParameters:
         value = node.inputs[index]
         if value is None:
             return None
+        if node.op_type == "Tile" and index == 0:  # a copy for each sample
+            labels = {self.read(*use) for use in node.outputs[0].uses()}
+            return labels.pop() if len(labels) == 1 else None
         # An Identity or a Transpose may hand on what an exporter made up.
         made_up = value.name in self._made_up or is_generated(str(value.name))
+        computed = self._folded.get(str(value.name))
+        if computed is not None and not computed.parameters:
+            return None
         if made_up and fixed_role(node, index) is None:
-            return None  # a factor, or another constant of the exporter
+            # A factor, or another constant of the exporter, where it noted no parameter.
+            return None if computed is None else self._called(node, index, made_up)
         called = self._called(node, index, made_up)
         if called is not None:
             return called
         if made_up and (owner := beside(node)) is not None:
             return owner
         label = origin(node, index)
-        if label is None or (self._names and label.rpartition(".")[0] not in self._owners):
+        if label is None or (self._kinds and label.rpartition(".")[0] not in self._owners):
             return None  # another name of a module that is listed once
         return label
 
@@ -146,6 +160,60 @@ def made_up(graph: ir.Graph) -> set[str]:
     }
 
 
+# How the exporter's optimizer notes the names from which it computed an initializer.
+_FOLDED = "pkg.onnxscript.optimizer.folded_from"
+_QUOTED = re.compile("'([^']*)'")  # texts of a list, as Python writes it
+
+# Operations, as torch.export names their results, that leave the elements as they are, but for
+# their order and a part of them; zeros tell a recurrent layer its batch.
+_LAYOUTS = {
+    "_unsafe_view", "alias", "cat", "chunk", "clone", "contiguous", "flatten", "getitem", "numpy_t",
+    "permute", "reshape", "select", "slice", "split", "split_with_sizes", "squeeze", "stack", "t",
+    "transpose", "unbind", "unflatten", "unsqueeze", "view", "zeros",
+}  # fmt: skip
+_STOPPED = re.compile(r"detach|\w+_like")  # no gradient passes these
+
+
+@dataclasses.dataclass(frozen=True)
+class Folded:
+    """What an initializer was before the exporter computed it."""
+
+    parameters: tuple[str, ...]  # of the module, from which it follows; none for a constant
+    by: tuple[str, ...]  # the operations that change more than the layout
+
+
+def folded(graph: ir.Graph) -> dict[str, Folded]:
+    """Initializers that the exporter computed, as far as it noted from what."""
+    lines = _TENSOR.findall(graph.metadata_props.get(_SIGNATURE, ""))
+    listed = {name: kind for _, kind, name in lines}
+    found = {}
+    for name, value in graph.initializers.items():
+        note = value.metadata_props.get(_FOLDED)
+        sources = [] if note is None else _QUOTED.findall(note)
+        made = [each for each in sources if each not in listed]
+        if note is None or not listed or any("." in each for each in made):
+            continue  # a name with a dot that is not listed may be that of a parameter
+        stems = {_NUMBERED.sub("", each) for each in (*made, name) if not is_generated(each)}
+        by = tuple(sorted(stems - _LAYOUTS))
+        stopped = by and all(map(_STOPPED.fullmatch, by))
+        parameters = [s for s in sources if listed.get(s) == "PARAMETER" and not stopped]
+        found[name] = Folded(tuple(parameters), by)
+    return found
+
+
+def note_folded(value: ir.Value, parameter: str) -> None:
+    """Note that an initializer was computed from one parameter, where another was noted."""
+    if _FOLDED in value.metadata_props:
+        value.metadata_props[_FOLDED] = str([parameter])
+
+
+def kinds(graph: ir.Graph) -> dict[str, str]:
+    """What initializers were in the module, PARAMETER or another, as far as that is noted."""
+    noted = {n: v.metadata_props.get(KIND, "") for n, v in graph.initializers.items()}
+    computed = {n: "PARAMETER" if f.parameters else "CONSTANT" for n, f in folded(graph).items()}
+    return computed | {name: kind for name, kind in noted.items() if kind}
+
+
 def module_names(graph: ir.Graph) -> dict[str, str]:
     """Names in the module, such as ``blocks.0.qkv.weight``, by those that an exporter made up."""
     # A name that would mean two initializers means none.
@@ -155,6 +223,11 @@ def module_names(graph: ir.Graph) -> dict[str, str]:
         guesses = {g for node, index in uses if (g := beside(node) or _within(node, index))}
         if len(guesses) == 1:
             found[name] = guesses.pop()
+    for name, computed in folded(graph).items():
+        if not computed.parameters:
+            found.pop(name, None)
+        elif len(computed.parameters) == 1 and not computed.by:
+            found.setdefault(name, computed.parameters[0])
     found |= _own_names(graph)
     counts = Counter([*found.values(), *graph.initializers])
     return {name: guess for name, guess in found.items() if counts[guess] == 1}
@@ -255,7 +328,7 @@ def _scopes(node: ir.Node) -> list[str]:
     if noted is None:
         name = node.name or ""
         return name.split("/")[1:-1] if name.startswith("/") else []
-    scopes: list[str] = re.findall("'([^']*)'", noted)  # a list of texts, as Python writes it
+    scopes: list[str] = _QUOTED.findall(noted)
     return scopes[-2:-1]  # the last is the operator, the one before it has the whole path
 
 

@@ -20,6 +20,7 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.fold import fold, share_constants, take_squeeze
 from odtpack.graph.graphs import (
     TRAINABLE_TYPES,
+    Dims,
     InlinePass,
     Names,
     constant,
@@ -134,7 +135,7 @@ def load_source(
     shared_tensors.tie(loaded.graph, named)
     shared_tensors.untie(loaded.graph, untie)
     _open_declared_sizes(loaded.graph)
-    loaded = _decide_branches(_infer_anew(loaded))
+    loaded = _infer_open_sizes(_decide_branches(_infer_anew(loaded)))
     if stop:
         backward.stop_at(loaded.graph, stop)
     inputs = [value for value in loaded.graph.inputs if value.uses()]
@@ -183,11 +184,16 @@ def _open_declared_sizes(graph: ir.Graph) -> None:
     """Leave it to inference whether an output has as many of something as an input."""
     # Exporters write down the name that they are given: ``[batch, vocabulary]`` for what a Reshape
     # makes ``[batch * sequence, vocabulary]``. A target of that shape would be refused.
-    sizes = {dim for v in graph.inputs for dim in dims_of(v) or () if isinstance(dim, str)}
+    sizes = _input_sizes(graph)
     for value in graph.outputs:
         dims = dims_of(value)
         if dims is not None and value.producer() is not None and sizes.intersection(dims):
             value.shape = ir.Shape([None if dim in sizes else dim for dim in dims])
+
+
+def _input_sizes(graph: ir.Graph) -> set[str]:
+    """Names of sizes of a graph's inputs."""
+    return {dim for v in graph.inputs for dim in dims_of(v) or () if isinstance(dim, str)}
 
 
 def _infer_anew(model: ir.Model) -> ir.Model:
@@ -195,9 +201,9 @@ def _infer_anew(model: ir.Model) -> ir.Model:
 
     An annotation that contradicts the graph would give a wrong gradient: ONNX Runtime ignores it.
     """
-    declared = {}
+    declared, names = {}, _input_sizes(model.graph)
     for value in [output for node in nodes_of(model.graph) for output in node.outputs]:
-        declared[value] = value.type, dims_of(value)
+        declared[value] = value.type, _meant(dims_of(value), names)
         value.type, value.shape = None, None
     model = infer_shapes(model)
     filled = False
@@ -211,6 +217,46 @@ def _infer_anew(model: ir.Model) -> ir.Model:
         merged = [new if is_known(new) else old for new, old in pairs]
         if merged != list(found or ()) or found is None:
             value.shape, filled = ir.Shape(merged), True
+    return infer_shapes(model) if filled else model
+
+
+def _meant(dims: Dims | None, names: Collection[str]) -> Dims | None:
+    """Dimensions without the names that inference or an exporter made up."""
+    # PyTorch's gives axes of different sizes one name, as in ``[Reluoutput_dim_0, 3,
+    # Reluoutput_dim_0]``.
+    # names: Those that inputs have.
+    if dims is None:
+        return None
+    single = [dim for dim in dims if dims.count(dim) == 1]
+    return tuple(
+        dim if isinstance(dim, int) or dim in names or (dim in single and is_known(dim)) else None
+        for dim in dims
+    )
+
+
+def _infer_open_sizes(model: ir.Model) -> ir.Model:
+    """Infer sizes of outputs that follow from what can be computed before the model runs."""
+    # With a copy, as the model stays as it is.
+    names = _input_sizes(model.graph)
+
+    def is_open(value: ir.Value) -> bool:
+        dims = dims_of(value)
+        return dims is None or any(not isinstance(dim, int) and dim not in names for dim in dims)
+
+    if not any(map(is_open, model.graph.outputs)):
+        return model
+    twin, filled = model.clone(), False
+    kept = {n for n, value in twin.graph.initializers.items() if value.dtype in TRAINABLE_TYPES}
+    while fold(twin.graph, kept):
+        twin = _infer_anew(twin)
+    for value, other in zip(model.graph.outputs, twin.graph.outputs, strict=True):
+        found = dims_of(other)
+        if found is None or not is_open(value):
+            continue
+        pairs = zip(dims_of(value) or (None,) * len(found), found, strict=True)
+        dims = tuple(new if is_known(new) else old for old, new in pairs)
+        if dims != dims_of(value):
+            value.shape, filled = ir.Shape(dims), True
     return infer_shapes(model) if filled else model
 
 

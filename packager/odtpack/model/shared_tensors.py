@@ -12,15 +12,17 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import has_stand_in
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.graphs import TRAINABLE_TYPES, Names, redirect, subgraphs, used_names
+from odtpack.graph.graphs import TRAINABLE_TYPES, Names, redirect, subgraphs, typed, used_names
 from odtpack.model.exporters import (
     COMPUTED,
+    KIND,
     ExportedParameters,
     beside,
     fixed_role,
     made_up,
     matching,
     module_names,
+    note_folded,
     noted,
     origin,
     place,
@@ -159,6 +161,7 @@ def split(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
     # Names of initializers that stay what they are.
     changed = False
     parameters = ExportedParameters(graph)
+    _split_tiles(graph, parameters)
     values = [v for n, v in graph.initializers.items() if n not in keep and _is_merged(v)]
     for computed in (False, True):  # the names of biases give the products beside them
         for value in values:
@@ -178,13 +181,36 @@ def split(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
         if not {*groups} - {base} or not _are_apart(value, groups, untold, parameters, unnamed):
             continue
         names = names or Names(used_names(graph))
-        groups.pop(base, None)
+        if groups.pop(base, None):
+            note_folded(value, base)
         for label, places in groups.items():
             # The name is that in the module, if the tensor is as it was there.
             stem = str(value.name) if value.name in unnamed else label
-            separate(graph, value, places, names.fresh(stem))
+            copy = separate(graph, value, places, names.fresh(stem))
+            note_folded(copy, label)
+            if parameters.kind(label) == "BUFFER":
+                copy.metadata_props[KIND] = "BUFFER"
         changed = True
     return changed
+
+
+def _split_tiles(graph: ir.Graph, parameters: ExportedParameters) -> None:
+    """Give each tensor of the module its own Tile, where the exporter merged theirs."""
+    # A fresh InstanceNormalization has one Tile of ones for its scale and its variance.
+    for node in list(graph):
+        if node.op_type != "Tile":
+            continue
+        groups: dict[str, list[Use]] = {}
+        for use in node.outputs[0].uses():
+            groups.setdefault(parameters.read(*use) or "", []).append(use)
+        if not all(map(parameters.named, groups)):
+            continue
+        for places in list(groups.values())[1:]:
+            twin = ir.node("Tile", node.inputs)
+            typed(twin.outputs[0], node.outputs[0])
+            twin.metadata_props.update(node.metadata_props)
+            graph.insert_after(node, twin)
+            redirect(places, twin.outputs[0])
 
 
 def separate(graph: ir.Graph, value: ir.Value, places: Iterable[Use], name: str) -> ir.Value:

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from odtpack.errors import some
-from odtpack.model.exporters import made_up, module_names
+from odtpack.model.exporters import folded, made_up, module_names
 from odtpack.names_file import Named, read_names
 
 
@@ -25,28 +25,36 @@ class Said:
 
 def said_by(model: ir.Model, path: Path, alike: Sequence[str], own: Collection[str]) -> Said:
     """Match a list of names with the initializers of a model, of which ``own`` are the build's."""
-    # By the name, which an exporter may have changed; then by the shape, where one tensor of the
-    # list and one initializer are left that have it.
+    # By the name, which an exporter may have changed, or by that of what it was computed from; then
+    # by the shape, where one tensor of the list and one initializer are left that have it.
     graph = model.graph
     listed = {each.name: each for each in read_names(path)}
-    original = module_names(graph)
+    original, computed = module_names(graph), folded(graph)
     found: dict[str, Named] = {}
+    matched = set[str]()
     for name in graph.initializers:
         each = listed.get(name) or listed.get(original.get(name, name))
-        if each is not None and _fits(graph, name, each):
+        sources = computed[name].parameters if name in computed else ()
+        known = [listed[source] for source in sources if source in listed]
+        if known:
+            found[name] = max(known, key=lambda source: source.trained)
+        elif each is not None and _fits(graph, name, each):
             found[name] = each
-    matched = {each.name for each in found.values()}
+        else:
+            continue
+        matched.update(source.name for source in (known or [found[name]]))
     rest = [e for e in listed.values() if e.parameter and e.name not in matched]
     open_ = [name for name in alike if name not in found and name not in own]
     unnamed = made_up(graph).intersection(open_)
-    shapes = Counter(_key(each.shape) for each in rest)
-    left = Counter(_key(graph.initializers[name].shape.numpy()) for name in open_)  # type: ignore[union-attr] # alike have shapes
-    for each in rest:
-        key = _key(each.shape)
-        fitting = [n for n in unnamed if _fits(graph, n, each)]
-        if shapes[key] == left[key] == len(fitting) == 1:
-            found[fitting[0]] = each
-    matched = {each.name for each in found.values()}
+    for key in (_key, _bare_key):
+        wanted = [(key(e.shape), e) for e in rest if e.name not in matched]
+        left = {n: key(graph.initializers[n].shape.numpy()) for n in open_ if n not in found}  # type: ignore[union-attr] # alike have shapes
+        counts, shapes = Counter(left.values()), Counter(shape for shape, _ in wanted)
+        for shape, each in wanted:
+            fitting = [name for name in unnamed if left.get(name) == shape]
+            if shapes[shape] == counts[shape] == len(fitting) == 1:
+                found[fitting[0]] = each
+                matched.add(each.name)
     order = [name for name in graph.initializers if name in found or name in own]
     parameters = tuple(n for n in order if n in own or found[n].parameter)
     lost = [e.name for e in rest if e.trained and e.name not in matched]
@@ -67,9 +75,15 @@ def said_by(model: ir.Model, path: Path, alike: Sequence[str], own: Collection[s
 
 def _fits(graph: ir.Graph, name: str, each: Named) -> bool:
     shape = graph.initializers[name].shape
-    return shape is not None and _key(shape.numpy()) == _key(each.shape)
+    return shape is not None and _bare_key(shape.numpy()) == _bare_key(each.shape)
 
 
 def _key(shape: Sequence[int]) -> tuple[int, ...]:
     """Of a shape and of that of the transposed tensor."""
     return tuple(sorted(shape)) if len(shape) == 2 else tuple(shape)
+
+
+def _bare_key(shape: Sequence[int]) -> tuple[int, ...]:
+    """The same, whatever axes of length one stand between the others."""
+    bare = tuple(size for size in shape if size != 1)
+    return min(bare, bare[::-1])

@@ -23,7 +23,7 @@ from odtpack.graph.graphs import (
     producer,
     running_statistics,
 )
-from odtpack.model.exporters import KIND, made_up, matching, module_names
+from odtpack.model.exporters import COMPUTED, folded, kinds, made_up, matching, module_names
 from odtpack.package.buffers import by_looks
 from odtpack.package.like import said_by
 from odtpack.quantized import to_int8
@@ -58,6 +58,7 @@ _LAYERS = {
     "Gemm": (1, 2),
     "GRU": (1, 2, 3),
     "LSTM": (1, 2, 3),
+    "PRelu": (1,),
     "RNN": (1, 2, 3),
 }
 
@@ -94,17 +95,17 @@ def sort_out(model: ir.Model) -> tuple[list[str], dict[str, str], dict[str, str]
     # It reads the values of all initializers, which may take gigabytes.
     graph = model.graph
     state = {*running_statistics(graph), *carried(graph)}
-    unnamed = made_up(graph)
+    unnamed, noted = made_up(graph), kinds(graph)
     found = [
         value
         for name, value in graph.initializers.items()
-        if name not in state and _looks_trainable(value, name in unnamed)
+        if name not in state and _looks_trainable(value, name in unnamed, noted.get(name))
     ]
     stored = [value for value in found if not is_lifted_constant(value)]
     if stored:
         stored = [v for v in found if not is_lifted_constant(v) or _is_of_a_layer(v)]
     names = [str(value.name) for value in stored or found]
-    open_ = [name for name in names if KIND not in graph.initializers[name].metadata_props]
+    open_ = [name for name in names if name not in noted]
     buffers, doubtful = by_looks(graph, open_, unnamed)
     if len(buffers) == len(names):
         buffers = {}  # a model has parameters
@@ -155,15 +156,27 @@ def choose(
             shown = some([f"{name} ({why})" for name, why in doubts.items()])
             option = " ".join(f"--freeze {name!r}" for name in [*doubts][:4])
             remarks.append(f"trained, and may be buffers: {shown}; if so, {option}")
+    made = folded(model.graph)
+    changed = [
+        f"{name} ({', '.join(made[name].by)} of {', '.join(made[name].parameters)})"
+        for name in trained
+        if name in made and made[name].by and made[name].parameters
+    ]
+    if changed:
+        remarks.append(
+            "trained as the exporter computed them, and not the parameters themselves: "
+            f"{some(changed)}; torch.onnx.export(..., optimize=False) keeps those"
+        )
     return Chosen(trained, frozen, alike, tuple(remarks))
 
 
-def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
+def _looks_trainable(value: ir.Value, unnamed: bool, kind: str | None = None) -> bool:
+    # kind: What the exporter noted it as.
     if value.dtype not in TRAINABLE_TYPES or value.shape is None:
         return False
-    if value.shape.rank() == 0 and not _is_named_scalar(value):
+    if kind not in (None, "PARAMETER"):
         return False
-    if value.metadata_props.get(KIND, "PARAMETER") != "PARAMETER":
+    if value.shape.rank() == 0 and kind is None and not _is_named_scalar(value):
         return False
     if is_setting(value) or _is_used_as(value, _SETTINGS):
         return False
@@ -176,16 +189,19 @@ def _looks_trainable(value: ir.Value, unnamed: bool) -> bool:
     plain = (float(part.max()) < _HUGE and float(part.min()) > -_HUGE for part in _parts(array))
     if not all(plain) and not _is_table(value, array):
         return False
-    if array.size > 1 and str(value.name).startswith("onnx::"):  # computed from a parameter
+    if kind == "PARAMETER":
         return True
     lifted = is_lifted_constant(value)
+    one = not lifted and array.size == 1 and _is_no_setting(float(array.item()))
+    if str(value.name).startswith(COMPUTED) and (array.size > 1 or one):
+        return True  # from a parameter
     if not lifted and not unnamed:
         return True
     fill = all((part == array.flat[0]).all() for part in _parts(array))  # or a factor
     if lifted:
         return not fill or _is_used_as(value, _LAYERS)
     counted = all((part == part.round()).all() for part in _parts(array))  # positions, one-hot
-    return not (fill or counted)
+    return not (fill or counted) or _is_used_as(value, {"PRelu": (1,)})
 
 
 def _is_used_as(value: ir.Value, places: Mapping[str, Sequence[int]]) -> bool:
@@ -204,18 +220,20 @@ def _is_table(value: ir.Value, array: np.ndarray) -> bool:
 
 def _is_named_scalar(value: ir.Value) -> bool:
     """Whether a scalar is a parameter of a module, as ``logit_scale`` is in CLIP."""
-    if value.metadata_props.get(KIND) == "PARAMETER":
-        return True
     name = str(value.name)
     if is_lifted_constant(value) or value.const_value is None or not _PATH.fullmatch(name):
         return False
     if name.rpartition(".")[2].lower().startswith(("const", "eps")):
         return False
-    number = float(value.const_value.numpy())
-    if 0 < abs(number) <= _GUARD or (number > 1 and number.is_integer()):
+    if not _is_no_setting(float(value.const_value.numpy())):
         return False
     uses = value.uses()
     return all(use.node.op_type not in _ARITHMETIC_SETTINGS or use.idx == 0 for use in uses)
+
+
+def _is_no_setting(number: float) -> bool:
+    """Whether a number neither guards a pole nor is a whole factor."""
+    return not (0 < abs(number) <= _GUARD or (number > 1 and number.is_integer()))
 
 
 def _is_of_a_layer(value: ir.Value) -> bool:

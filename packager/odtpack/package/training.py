@@ -15,7 +15,7 @@ from odtpack.autodiff.expand import expand
 from odtpack.choices import WEBGPU
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.graphs import ancestors, carried, dims_of, nodes_of, reads, static_dims
-from odtpack.graph.inference import infer_shapes
+from odtpack.graph.inference import infer_shapes, is_known
 from odtpack.graph.ops import Ops
 from odtpack.package.parameters import (
     SCALE_SUFFIX,
@@ -113,6 +113,8 @@ def write_loss(
             + (f"{len(read)} are named" if read else f"the model has {len(values)} outputs"),
             hint="name them in this order as the loss's inputs (--loss-input NAME, repeated)",
         )
+    for value in values[:count]:
+        _name_sizes(graph, value)
     loss = loss.settled(values)
     targets = loss.targets(values[:count])
     if len(values) > count + len(targets):
@@ -148,6 +150,20 @@ def write_loss(
     }
     metadata = loss.metadata(values[:count])
     return result, LossInfo(loss.name, loss.settings(), roles, metadata, fixed), values
+
+
+def _name_sizes(graph: ir.Graph, prediction: ir.Value) -> None:
+    """Name the open axes of a prediction: its target has them, too."""
+    dims = dims_of(prediction) or ()
+    if prediction.producer() is None or all(map(is_known, dims)):
+        return
+    shape = [d if is_known(d) else f"{prediction.name}.{axis}" for axis, d in enumerate(dims)]
+    prediction.shape = ir.Shape(shape)
+    names = {old: new for old, new in zip(dims, shape, strict=True) if old and old != new}
+    for value in (v for node in nodes_of(graph) for v in node.outputs):
+        found = dims_of(value)
+        if found is not None and not names.keys().isdisjoint(found):
+            value.shape = ir.Shape([names.get(d, d) if d else d for d in found])
 
 
 def return_prediction(graph: ir.Graph, name: str) -> bool:

@@ -171,6 +171,7 @@ typedef struct odtpack_property {
   float real;        /* of an ODTPACK_FLOAT */
   odtpack_text text; /* of an ODTPACK_STRING; free it when it was handed out */
 } odtpack_property;
+/* Waits for a call that runs, as it can return no error; the others here are `busy` then. */
 size_t odtpack_state_property_count(const odtpack_state* state);
 /* A property, in the order of names. */
 odtpack_error* odtpack_state_property_at(const odtpack_state* state, size_t index,
@@ -187,7 +188,9 @@ odtpack_error* odtpack_state_parameter_info(const odtpack_state* state, size_t i
                                             odtpack_text* name, bool* trainable,
                                             ONNXTensorElementDataType* type);
 /* The parameter itself, not a copy: it shows the training's progress. `value` is valid until
- * `memory` is released; release the value first, with ReleaseValue. */
+ * `memory` is released; release the value first, with ReleaseValue. The first session that is made
+ * of the state moves what it trains: one that was taken before shows the value of then; take it
+ * again. */
 odtpack_error* odtpack_state_parameter(const odtpack_state* state, size_t index, OrtValue** value,
                                        odtpack_memory** memory);
 void odtpack_memory_release(odtpack_memory* memory);
@@ -303,8 +306,9 @@ odtpack_error* odtpack_generator_create(const OrtEnv* env, const OrtSessionOptio
                                         odtpack_generator** generator);
 void odtpack_generator_release(odtpack_generator* generator);
 /* Put an adapter beside the decoder, or in the place of the one of that name: a file or folder that
- * odtpack_adapter_save or PEFT wrote; or a state, as it is whenever it is used, which must not be
- * trained then. The decoder is not loaded again. */
+ * odtpack_adapter_save or PEFT wrote; or a state, as it is at each later call, which is `busy` if a
+ * call of the state runs when it begins; do not train it during one. The decoder is not loaded
+ * again. */
 odtpack_error* odtpack_generator_add_adapter(odtpack_generator* generator, const char* name,
                                              const char* path);
 odtpack_error* odtpack_generator_add_state(odtpack_generator* generator, const char* name,

@@ -105,13 +105,6 @@ std::vector<std::string> Names(const char* const* names, size_t count) {
   return {names, names + count};
 }
 
-/// Let tensors hold what a device has trained, unless it is at work.
-void RefreshAlone(const odtpack::detail::State& state) {
-  if (state.twins.expired()) return;
-  const odtpack::detail::Gate::Call call(*state.gate);
-  state.Refresh();
-}
-
 /// The tensor itself, and what keeps its memory.
 void HandOut(const Tensor& tensor, OrtValue** value, odtpack_memory** memory) {
   auto kept = std::make_unique<odtpack_memory>(odtpack_memory{tensor.data});
@@ -315,12 +308,18 @@ bool odtpack_state_is_checked(const odtpack_state* state) { return state->state.
 bool odtpack_state_is_nominal(const odtpack_state* state) { return state->state.IsNominal(); }
 
 size_t odtpack_state_property_count(const odtpack_state* state) {
-  return state->state.Internal()->properties.size();
+  const odtpack::detail::State& from = *state->state.Internal();
+  size_t count = 0;
+  bool asked = false;  // there is no error to return: this waits for its turn
+  from.gate->Close(asked, [] {}, [&] { count = from.properties.size(); });
+  return count;
 }
 odtpack_error* odtpack_state_property_at(const odtpack_state* state, size_t index,
                                          odtpack_text* name, odtpack_property* property) {
   return Try([&] {
-    const auto found = At(state->state.Internal()->properties, index);
+    const odtpack::detail::State& from = *state->state.Internal();
+    const odtpack::detail::Gate::Call call(*from.gate);
+    const auto found = At(from.properties, index);
     *property = HandOut(found->second);
     *name = Text(found->first);
   });
@@ -363,8 +362,9 @@ odtpack_error* odtpack_state_parameter(const odtpack_state* state, size_t index,
                                        odtpack_memory** memory) {
   return Try([&] {
     const odtpack::detail::State& from = *state->state.Internal();
+    const odtpack::detail::Gate::Call call(*from.gate);
     from.RequireValues();
-    RefreshAlone(from);
+    from.Refresh();
     HandOut(from.parameters.at(**At(state->names, index)).value, value, memory);
   });
 }
@@ -372,6 +372,7 @@ void odtpack_memory_release(odtpack_memory* memory) { delete memory; }
 odtpack_error* odtpack_state_optimizer(const odtpack_state* state, bool* found, int64_t* step,
                                        float* learning_rate, odtpack_text* kind, size_t* moments) {
   return Try([&] {
+    const odtpack::detail::Gate::Call call(*state->state.Internal()->gate);
     const auto& optimizer = state->state.Internal()->optimizer;
     *found = optimizer.has_value();
     if (!optimizer) return;
@@ -386,8 +387,10 @@ odtpack_error* odtpack_state_moment(const odtpack_state* state, size_t index, od
                                     size_t* number, size_t* group, OrtValue** value,
                                     odtpack_memory** memory) {
   return Try([&] {
-    RefreshAlone(*state->state.Internal());
-    const auto& optimizer = state->state.Internal()->optimizer;
+    const odtpack::detail::State& from = *state->state.Internal();
+    const odtpack::detail::Gate::Call call(*from.gate);
+    from.Refresh();
+    const auto& optimizer = from.optimizer;
     const size_t each =
         optimizer && !optimizer->moments.empty() ? optimizer->moments[0].second.size() : 0;
     const auto& [of, vectors] = *At(optimizer->moments, each == 0 ? SIZE_MAX : index / each);

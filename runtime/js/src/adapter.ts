@@ -31,6 +31,7 @@ const SETTINGS = [
   'use_bdlora', 'arrow_config', 'kasa_config', 'monteclora_config',
 ];
 const PLAIN = new Set(['null', 'false', '"none"', '{}']);
+const STARTS = new Set<unknown>([undefined, null, true, false, 'gaussian', 'orthogonal', 'eva']);
 
 type Named = ReadonlyMap<string, Stored>;
 
@@ -294,13 +295,17 @@ function readSafetensors(bytes: Uint8Array): Map<string, Stored> {
 /** What a configuration says of the values: their kind, rank and factor. */
 function meaning(bytes: Uint8Array): string {
   const config = parsed(CONFIG, bytes);
-  const { peft_type: kind } = config;
+  const { peft_type: kind, init_lora_weights: start } = config;
   const [rank, alpha] = [config['r'] ?? 1, config['lora_alpha'] ?? 1];
   if (typeof kind !== 'string' || typeof rank !== 'number' || typeof alpha !== 'number') {
     return invalid(CONFIG, 'peft_type, r or lora_alpha is not what it should be');
   }
   const odd = SETTINGS.find((key) => !PLAIN.has(JSON.stringify(config[key] ?? null)));
   if (odd) fail('peft-unsupported', `The adapter has ${odd}.`);
+  if (!STARTS.has(start)) {
+    const name = JSON.stringify(start).replaceAll('"', "'");
+    fail('peft-unsupported', `init_lora_weights=${name} changes the base weights.`);
+  }
   const factor = Math.fround(alpha / (config['use_rslora'] ? Math.sqrt(rank) : rank));
   return `${kind}${config['use_dora'] ? ' with DoRA' : ''}, rank ${rank}, factor ${factor}`;
 }

@@ -1,16 +1,17 @@
 /** What a batch must be, and what is taken from its results. */
 import type { Tensor } from 'onnxruntime-common';
-import { fail } from './errors.js';
+import { fail, reason } from './errors.js';
 import { widen } from './inference.js';
 import { evaluationOutputs, type InputInfo, type Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
 import { type Feeds, tensorOver } from './runtime.js';
 import { isRecord } from './json.js';
 import { allocating, ARRAYS, byName, type DType, product, type TypedArray } from './tensors.js';
+import type { Batch } from './worker_calls.js';
 
 /** A batch as the caller gave it, of which nothing but its own names count. */
-export function batchOf(given: Feeds): Feeds {
-  if (isRecord(given)) return byName(Object.entries(given));
+export function batchOf(given: Batch): Feeds {
+  if (isRecord(given)) return byName(Object.entries(given as Feeds));
   return fail('input-count', 'A batch is an object that has tensors by name.');
 }
 
@@ -18,8 +19,11 @@ function isTensor(value: unknown): boolean {
   return isRecord(value) && typeof value['type'] === 'string' && Array.isArray(value['dims']);
 }
 
-/** Check a batch against the inputs of the model, as Python does, with the same codes. */
-export function checkBatch(specs: readonly InputInfo[], feeds: Feeds): void {
+/**
+ * Check a batch against the inputs of the model, as Python does, with the same codes. Objects that
+ * only have what a tensor consists of become tensors, if ONNX Runtime is given.
+ */
+export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: OnnxRuntime): void {
   const missing = specs.find(({ name }) => feeds[name] === undefined);
   const odd = Object.keys(feeds).find((key) => !specs.some(({ name }) => name === key));
   if (missing ?? odd) {
@@ -32,11 +36,22 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds): void {
     const refuse = (code: string, problem: string): never =>
       fail(code, `Input '${spec.name}' ${problem}.`, '', `it must be ${describe(spec)}`);
     if (!isTensor(feeds[spec.name])) refuse('input-type', 'is not a tensor');
-    const { type, dims } = feeds[spec.name]!;
+    const given = feeds[spec.name]!;
+    const { type, dims } = given;
     if (type !== spec.dtype) refuse('input-type', `has elements of ${type}`);
     const fits = spec.shape.every((size, axis) => typeof size !== 'number' || size === dims[axis]);
     if (spec.shape.length && (dims.length !== spec.shape.length || !fits)) {
       refuse('input-shape', `has the shape [${dims}]`);
+    }
+    if (ort && !('location' in given)) {
+      const { data } = given as Tensor;
+      const size = data?.length;
+      if (size !== product(dims)) refuse('input-shape', `has ${size} elements for [${dims}]`);
+      try {
+        feeds[spec.name] = new ort.Tensor(type as 'float32', data as Float32Array, dims);
+      } catch (error) {
+        refuse('input-type', `is not a tensor: ${reason(error).replace(/\.$/, '')}`);
+      }
     }
     for (const [axis, dim] of spec.shape.entries()) {
       const size = dims[axis]!;
@@ -79,7 +94,7 @@ export function withoutAnswers(ort: OnnxRuntime, specs: readonly InputInfo[], fe
   const sizes = new Map<string, number>();
   for (const { name, shape } of specs) {
     for (const [axis, size] of shape.entries()) {
-      const found = feeds[name]?.dims[axis];
+      const found = feeds[name]?.dims?.[axis];
       if (typeof size === 'string' && found !== undefined) sizes.set(size, found);
     }
   }
@@ -105,7 +120,7 @@ export function lossOf(manifest: Manifest, results: Feeds): number {
 
 /** Counts right classes of a batch; undefined where the model has no scores for each class. */
 export function countRight(
-  manifest: Manifest, feeds: Feeds, results: Feeds,
+  manifest: Manifest, feeds: Batch, results: Feeds,
 ): { right: number; counted: number } | undefined {
   const labels = manifest.inputs.find((input) => input.role === 'labels' && input.class_count);
   const scores = evaluationOutputs(manifest).find(

@@ -44,6 +44,8 @@ const AT_ONCE = 32; // tokens of a prompt: the logits of each are as many number
  */
 export class Generator {
   readonly #adapters = new Map<string, () => Promise<Feeds>>();
+  #running: Promise<unknown> = Promise.resolve(); // all runs so far
+  #released: Promise<void> | undefined;
 
   private constructor(
     readonly ort: OnnxRuntime, readonly opened: TrainingPackage,
@@ -110,9 +112,10 @@ export class Generator {
   /** The tokens that follow a prompt, each as soon as it is there. */
   async *generate(prompt: Iterable<number>, options: GenerateOptions = {}): AsyncGenerator<number> {
     const { maxTokens = 256, temperature = 0, topK = 0, topP = 1, seed = 0 } = options;
-    if (!(temperature >= 0 && topK >= 0 && topP > 0 && topP <= 1 && maxTokens >= 0)) {
-      fail('bad-argument',
-        'temperature, topK and maxTokens must be 0 or more, topP above 0 and at most 1.');
+    const whole = typeof seed === 'bigint' || Number.isInteger(seed);
+    if (!(temperature >= 0 && topK >= 0 && topP > 0 && topP <= 1 && maxTokens >= 0 && whole)) {
+      fail('bad-argument', 'temperature, topK and maxTokens must be 0 or more, topP above 0 and ' +
+        'at most 1, seed a whole number.');
     }
     const stop = new Set(options.stop);
     const uniform = splitMix(BigInt(seed));
@@ -128,9 +131,9 @@ export class Generator {
     }
   }
 
-  /** Free the decoder. */
-  async release(): Promise<void> {
-    await this.session.release();
+  /** Free the decoder, once the runs of now have ended: every later one is the error `closed`. */
+  release(): Promise<void> {
+    return (this.#released ??= this.#running.then(() => this.session.release()));
   }
 
   #zeros(): Map<string, Stored> {
@@ -180,7 +183,10 @@ export class Generator {
         position_ids: whole(part.map((_, i) => sequence.count + i)),
       };
       for (const name of session.inputNames) if (own[name]) feeds[name] = own[name];
-      const made = (await attempt(() => session.run(feeds), 'run-failed',
+      if (this.#released) fail('closed', 'The generator is closed.');
+      const run = session.run(feeds);
+      this.#running = Promise.allSettled([this.#running, run]).then(() => undefined);
+      const made = (await attempt(() => run, 'run-failed',
         `The decoder failed after ${sequence.count} tokens`, '',
         'pass fewer tokens, of those that the decoder knows')) as Feeds;
       for (const name of session.inputNames) {
@@ -203,12 +209,15 @@ function likeliest(logits: Float32Array): number {
 function draw(
   logits: Float32Array, temperature: number, topK: number, topP: number, uniform: number,
 ): number {
-  const sorted = [...logits.keys()].sort((a, b) => logits[b]! - logits[a]!);
+  // As numpy sorts and finds: NaN comes last, and a sum with one ends at the first.
+  const odd = (token: number): number => Number(Number.isNaN(logits[token]));
+  const sorted = [...logits.keys()].sort((a, b) => logits[b]! - logits[a]! || odd(a) - odd(b));
   const order = sorted.slice(0, topK || undefined);
   let sum = 0;
   const highest = logits[order[0]!]! / temperature;
   const totals = order.map((token) => (sum += Math.exp(logits[token]! / temperature - highest)));
-  const kept = totals.slice(0, totals.findIndex((total) => total >= topP * sum) + 1);
+  const last = totals.findIndex((total) => total >= topP * sum || Number.isNaN(total));
+  const kept = totals.slice(0, last + 1);
   const place = kept.findIndex((total) => total > uniform * kept.at(-1)!);
   return order.at(place < 0 ? kept.length - 1 : place)!;
 }

@@ -17,12 +17,12 @@ const SYSTEMS: Partial<Record<string, string>> = {
   android: 'android', darwin: 'macos', linux: 'linux', win32: 'windows',
 };
 
+// Official builds of ONNX Runtime send telemetry from 1.29 on, unless this is set when the process
+// makes its first session. ONNX Runtime does not see the environment of a `worker_threads` worker.
+process.env.ORT_DISABLE_TELEMETRY ??= '1';
+
 export const platform: Platform = {
-  async importRuntime() {
-    // Its official builds send telemetry from 1.29 on, unless they are told not to by then.
-    process.env.ORT_DISABLE_TELEMETRY ??= '1';
-    return (await import('onnxruntime-node')) as unknown as OnnxRuntime;
-  },
+  importRuntime: async () => (await import('onnxruntime-node')) as unknown as OnnxRuntime,
 
   allocate(nbytes) {
     // A WebAssembly memory begins at a page; a plain ArrayBuffer 16 bytes after one.

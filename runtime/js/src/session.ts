@@ -26,6 +26,7 @@ import { Segments } from './segments.js';
 import {
   ARRAYS, byName, bytesOf, type DType, join, product, requireFits, type TypedArray,
 } from './tensors.js';
+import type { Batch } from './worker_calls.js';
 
 /** Options of ONNX Runtime, which take the place of the package's, and ONNX Runtime itself. */
 export interface SessionOptions extends InferenceSession.SessionOptions {
@@ -201,16 +202,16 @@ export class TrainingSession {
    *
    * @returns The loss and the additional outputs by name; with `fetches`, those that it names.
    */
-  runTrainStep(feeds: Feeds, options?: RunOptions): Promise<Feeds>;
-  runTrainStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
-  async runTrainStep(feeds: Feeds, ...rest: RunArguments): Promise<Feeds> {
+  runTrainStep(feeds: Batch, options?: RunOptions): Promise<Feeds>;
+  runTrainStep(feeds: Batch, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
+  async runTrainStep(feeds: Batch, ...rest: RunArguments): Promise<Feeds> {
     return this.#use(() => this.#train(feeds, rest));
   }
 
   /** Compute loss and outputs in inference mode. */
-  runEvalStep(feeds: Feeds, options?: RunOptions): Promise<Feeds>;
-  runEvalStep(feeds: Feeds, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
-  async runEvalStep(feeds: Feeds, ...rest: RunArguments): Promise<Feeds> {
+  runEvalStep(feeds: Batch, options?: RunOptions): Promise<Feeds>;
+  runEvalStep(feeds: Batch, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
+  async runEvalStep(feeds: Batch, ...rest: RunArguments): Promise<Feeds> {
     return this.#use(async () => {
       const model = this.#evaluation ??
         fail('no-eval-model', 'The session has no evaluation model.', '', 'pass evalModel');
@@ -234,11 +235,11 @@ export class TrainingSession {
    *
    * @returns As `runTrainStep`.
    */
-  async stepOn(feeds: Feeds, options?: RunOptions): Promise<Feeds> {
+  async stepOn(feeds: Batch, options?: RunOptions): Promise<Feeds> {
     return this.#use(() => this.#step(feeds, options));
   }
 
-  async #step(feeds: Feeds, options?: RunOptions): Promise<Feeds> {
+  async #step(feeds: Batch, options?: RunOptions): Promise<Feeds> {
     if (this.#resident) {
       return this.#run(this.#resident, this.trainingOutputNames, feeds, [options]);
     }
@@ -254,7 +255,7 @@ export class TrainingSession {
    *
    * @returns The loss, or the one that was last read, where not every one is.
    */
-  async trainBatch(feeds: Feeds, options?: RunOptions): Promise<number> {
+  async trainBatch(feeds: Batch, options?: RunOptions): Promise<number> {
     return this.#use(async () => {
       const single = this.accumulationSteps === 1;
       const results = await (single ? this.#step(feeds, options) : this.#train(feeds, [options]));
@@ -278,7 +279,7 @@ export class TrainingSession {
    * @returns The number of batches; the session is as after the last one.
    */
   async fit(
-    batches: Iterable<Feeds> | AsyncIterable<Feeds>, isActive: () => boolean = () => true,
+    batches: Iterable<Batch> | AsyncIterable<Batch>, isActive: () => boolean = () => true,
   ): Promise<number> {
     let count = 0;
     if (!isActive()) return count;
@@ -291,13 +292,13 @@ export class TrainingSession {
   }
 
   /** Additional outputs of samples whose labels or targets are not known. */
-  async predict(feeds: Feeds): Promise<Feeds> {
+  async predict(feeds: Batch): Promise<Feeds> {
     const [, ...names] = this.evalOutputNames; // the first is the loss
     return this.runEvalStep(withoutAnswers(this.ort, this.#manifest.inputs, batchOf(feeds)), names);
   }
 
   /** Mean loss and accuracy over batches, weighted by their samples. */
-  async evaluate(batches: Iterable<Feeds> | AsyncIterable<Feeds>): Promise<Evaluation> {
+  async evaluate(batches: Iterable<Batch> | AsyncIterable<Batch>): Promise<Evaluation> {
     const manifest = this.#manifest;
     let [loss, samples, right, counted] = [0, 0, 0, 0];
     for await (const feeds of batches) {
@@ -472,7 +473,7 @@ export class TrainingSession {
   }
 
   /** A training step that leaves everything as it was if its loss or gradients are not finite. */
-  async #train(feeds: Feeds, rest: RunArguments): Promise<Feeds> {
+  async #train(feeds: Batch, rest: RunArguments): Promise<Feeds> {
     const skipping = this.#skipping;
     const step = (this.#optimizer?.stepCount ?? 0) + 1;
     return this.#run(this.#whole(), this.trainingOutputNames, feeds, rest, async (run) => {
@@ -516,12 +517,12 @@ export class TrainingSession {
   }
 
   async #run(
-    graph: Model, outputs: readonly string[], given: Feeds, [first, second]: RunArguments,
+    graph: Model, outputs: readonly string[], given: Batch, [first, second]: RunArguments,
     within: (run: () => Promise<Feeds>) => Promise<Feeds> = (run) => run(),
   ): Promise<Feeds> {
     this.state.requireValues();
     const feeds = batchOf(given);
-    checkBatch(this.#manifest.inputs, feeds);
+    checkBatch(this.#manifest.inputs, feeds, this.ort);
     const fetches = isFetches(first, outputs) ? first : undefined;
     const options = fetches ? second : (first as RunOptions);
     const named = Array.isArray(fetches) ? fetches : Object.keys(fetches ?? {});

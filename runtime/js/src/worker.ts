@@ -5,10 +5,9 @@ import type { FileSource } from './platform.js';
 import type { Evaluation, SessionOptions } from './session.js';
 import type { Settings } from './manifest.js';
 import type { ScheduleKind } from './schedules.js';
-import { type Answer, type Call, pack, type Samples } from './worker_calls.js';
+import { type Answer, type Batch, type Call, pack, type Samples } from './worker_calls.js';
 
-export type { Samples };
-export type Batch = Readonly<Record<string, Samples>>;
+export type { Batch, Samples };
 
 /** Options of ONNX Runtime, and the number of threads: more than one in an isolated page only. */
 export type WorkerOptions = Omit<SessionOptions, 'ort'> & { numThreads?: number };

@@ -8,6 +8,9 @@ export interface Samples {
   readonly dims: readonly number[];
 }
 
+/** What a batch may be, by the names of the inputs. */
+export type Batch = Readonly<Record<string, Samples>>;
+
 export interface Call { readonly id: number; readonly method: string; readonly values: unknown[] }
 export interface Answer {
   readonly id: number;
@@ -24,6 +27,6 @@ export function pack(value: unknown): unknown {
   return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, pack(each)]));
 }
 
-export function isSamples(value: object): value is Samples {
+function isSamples(value: object): value is Samples {
   return 'type' in value && 'data' in value && 'dims' in value;
 }

@@ -2,17 +2,10 @@
 import * as web from 'onnxruntime-web/wasm';
 import type { OnnxRuntime } from './platform.js';
 import { TrainingSession } from './session.js';
-import { type Answer, type Call, isSamples, pack } from './worker_calls.js';
+import { type Answer, type Call, pack } from './worker_calls.js';
 
 const ort = web as unknown as OnnxRuntime;
 let session: TrainingSession;
-
-function unpack(value: unknown): unknown {
-  if (Array.isArray(value)) return value.map(unpack);
-  if (!value || Object.getPrototypeOf(value) !== Object.prototype) return value;
-  if (isSamples(value)) return new ort.Tensor(value.type as 'float32', value.data as Float32Array, value.dims);
-  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, unpack(each)]));
-}
 
 async function perform({ method, values }: Call): Promise<unknown> {
   if (method === 'create') {
@@ -22,7 +15,7 @@ async function perform({ method, values }: Call): Promise<unknown> {
     return undefined;
   }
   const member = session[method as keyof TrainingSession] as unknown;
-  return typeof member === 'function' ? await member.apply(session, values.map(unpack)) : member;
+  return typeof member === 'function' ? await member.apply(session, values) : member;
 }
 
 addEventListener('message', async ({ data }: MessageEvent<Call>) => {

@@ -254,6 +254,8 @@ _PLAIN: Final[dict[str, Any]] = {
     "target_parameters": None, "trainable_token_indices": None, "use_qalora": False,
     "use_bdlora": None, "arrow_config": None, "kasa_config": None, "monteclora_config": None,
 }  # fmt: skip
+# ``init_lora_weights`` that leave the base as it is; pissa, olora, corda, loftq, lora_ga do not.
+_STARTS: Final = ("gaussian", "orthogonal", "eva")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -361,6 +363,15 @@ def read_peft(folder: Path) -> PeftAdapter:
     if kind != "LORA":
         raise OdtpackError(
             "peft-unsupported", f"the adapter is of PEFT's type {kind!r:.40}", where=where
+        )
+    start = config.get("init_lora_weights")
+    if start is not None and not isinstance(start, bool) and start not in _STARTS:
+        raise OdtpackError(
+            "peft-unsupported",
+            f"the adapter has init_lora_weights = {start!r:.80}, which may change the base too",
+            where=where,
+            hint="train it with init_lora_weights=True, or convert it to that: "
+            "path_initial_model_for_weight_conversion of PEFT's save_pretrained",
         )
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -78,25 +78,37 @@ class Generator:
             self._states[name] = np.zeros((1, heads, 0, size), dtype)
         present = (_PRESENT + name.removeprefix(_PAST) for name in self._states)
         self._outputs = ["logits", *present]
-        self._adapters: dict[str, dict[str, Array]] = {}
+        self._adapters: dict[str, Callable[[], Mapping[str, Array]]] = {}  # as each is now
 
     def add_adapter(self, name: str, source: CheckpointState | str | os.PathLike[str]) -> None:
         """Put an adapter beside the decoder, under a name of the caller's choice.
 
         Args:
             name: What later calls name it by; an adapter of that name is replaced.
-            source: A state, as it is at each later call; or a file or folder that
+            source: A state, as it is at each later call, which is ``busy`` if another thread's
+                call of the state runs when it begins; or a file or folder that
                 :func:`~odtpack_runtime.save_adapter` or PEFT wrote.
 
         Raises:
             OdtpackError: As of :func:`~odtpack_runtime.load_adapter`.
         """
-        info = adapter_of(self._package)
+        names = adapter_of(self._package).parameters
         if isinstance(source, CheckpointState):
-            arrays = source.arrays(trainable=True)
+            state = source
+
+            def read() -> Mapping[str, Array]:
+                with state.lock:
+                    arrays = state.arrays(trainable=True)
+                return {each: arrays[each] for each in names}
         else:
-            arrays = read_adapter(self._package, Path(source))
-        self._adapters[name] = {each: arrays[each] for each in info.parameters}
+            values = read_adapter(self._package, Path(source))
+            own = {each: values[each] for each in names}
+
+            def read() -> Mapping[str, Array]:
+                return own
+
+        read()  # says what is wrong with it
+        self._adapters[name] = read
 
     def remove_adapter(self, name: str) -> None:
         """Forget an adapter.
@@ -104,7 +116,7 @@ class Generator:
         Raises:
             UnknownNameError: ``unknown-adapter``.
         """
-        self._adapter(name)
+        self._known(name)
         del self._adapters[name]
 
     def logits(self, tokens: Sequence[int] | Array, adapter: str | None = None) -> Array:
@@ -158,12 +170,12 @@ class Generator:
                        _Draw(temperature, top_k, top_p, seed))  # fmt: skip
 
     def _run(self, adapter: str | None) -> _Run:
-        arrays = self._states | self._adapter(adapter)
+        arrays = dict(self._states)
+        if adapter is not None:
+            arrays |= self._known(adapter)()
         return _Run(self._session, self._outputs, self._given, arrays)
 
-    def _adapter(self, name: str | None) -> dict[str, Array]:
-        if name is None:
-            return {}
+    def _known(self, name: str) -> Callable[[], Mapping[str, Array]]:
         if name not in self._adapters:
             raise UnknownNameError(
                 "unknown-adapter",
@@ -202,6 +214,7 @@ class _Run:
         value = onnxruntime.OrtValue.ortvalue_from_numpy
         self._feeds = {name: value(array) for name, array in arrays.items()}
         self._states = [*arrays][: len(outputs) - 1]
+        self._words = next(o.shape[-1] for o in session.get_outputs() if o.name == "logits")
         self._count = 0
 
     def read(self, tokens: Array) -> Iterator[Array]:
@@ -220,10 +233,16 @@ class _Run:
             try:
                 logits, *states = self._session.run_with_ort_values(self._outputs, self._feeds)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
+                if isinstance(self._words, int) and part.max() >= self._words:
+                    raise OdtpackError(
+                        "bad-prompt",
+                        f"The token {part.max()} is not below the {self._words} of the vocabulary.",
+                    ) from error
                 raise OdtpackError(
-                    "run-failed", f"The decoder failed after {self._count} tokens: "
-                    f"{first_line(error)}",
-                ) from error  # fmt: skip
+                    "run-failed",
+                    f"The decoder failed after {self._count} tokens: {first_line(error)}",
+                    hint="if its context ends there, pass a shorter prompt or smaller max_tokens",
+                ) from error
             self._feeds.update(zip(self._states, states, strict=True))
             self._count = end
             yield logits.numpy()[0].astype(np.float32, copy=False)

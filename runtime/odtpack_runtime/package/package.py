@@ -358,6 +358,13 @@ def find_manifest(path: str | os.PathLike[str]) -> Path:
     path = Path(path)
     check_finished(path if path.is_dir() else path.parent)
     if path.is_file():
+        if path.suffix == ".onnx":
+            raise OdtpackError(
+                "package-not-found",
+                f"{path.name} is a model, not a package folder.",
+                where=str(path),
+                hint=f"odtpack build {path} --out package",
+            )
         return path
     candidates = [path / MANIFEST_NAME]
     if not candidates[0].is_file():

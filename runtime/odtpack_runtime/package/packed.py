@@ -10,6 +10,7 @@ Source of the entries ``prepacked_0``, ... of a tensor's external data,
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import platform
@@ -53,7 +54,8 @@ from odtpack_runtime.session.session import open_session
 ENTRY: Final = "odtpack.packed_weights"
 """Session option: a folder that keeps packed weights of decoders."""
 
-_MODEL, _WEIGHTS, _START = "decoder.onnx", "decoder.weights", "odtpack-packed-"
+_MODEL, _WEIGHTS, _SIZES = "decoder.onnx", "decoder.weights", "sizes"
+_START: Final = "odtpack-packed-"
 _PART, _PACKED = "part.onnx", "packed"
 _AT_ONCE: Final = 32 << 20
 """Bytes of weights that are packed together; the packed ones are all in memory until written."""
@@ -76,18 +78,29 @@ def open_decoder(
     target = folder / f"{_START}{_key(package_sha256, options)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder):
-            if not target.is_dir():
-                for stale in folder.glob(f"{_START}*"):
+        with locked(folder):  # until it is open: whoever packs another decoder removes this one
+            with suppress(OSError, OdtpackError):  # some is missing, or damaged: write it anew
+                if (target / _SIZES).read_bytes() == _sizes(target):
+                    return open_session(target / _MODEL, options, beside=(_WEIGHTS,))
+            for stale in folder.glob(f"{_START}*"):
+                if stale.is_dir():
                     shutil.rmtree(stale)
-                _write(decoder, options, beside, target)
+                else:
+                    stale.unlink()
+            _write(decoder, options, beside, target)
+            return open_session(target / _MODEL, options, beside=(_WEIGHTS,))
     except OSError as error:
         raise OdtpackError(
             "packed-not-written",
             f"Packed weights cannot be kept in {folder}: {error.strerror}.",
             where=str(folder),
         ) from error
-    return open_session(target / _MODEL, options, beside=(_WEIGHTS,))
+
+
+def _sizes(folder: Path) -> bytes:
+    """Return the sizes of the model and its weights: ONNX Runtime maps what it does not check."""
+    sizes = ((folder / name).stat().st_size for name in (_MODEL, _WEIGHTS))
+    return " ".join(map(str, sizes)).encode()
 
 
 def _write(
@@ -102,7 +115,10 @@ def _write(
             _pack(stage, options)
         except OdtpackError as error:
             what = f"Packed weights cannot be written: {error.what}"
+            if shutil.disk_usage(stage).free < _CHUNK:  # ONNX Runtime does not name the cause
+                what = f"Packed weights cannot be written: {os.strerror(errno.ENOSPC)}."
             raise OdtpackError("packed-not-written", what, where=str(target.parent)) from error
+        (stage / _SIZES).write_bytes(_sizes(stage))
         for path in stage.iterdir():
             with path.open("r+b") as stream:
                 os.fsync(stream.fileno())

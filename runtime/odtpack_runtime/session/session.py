@@ -99,10 +99,15 @@ def bind_here(bind: Callable[..., None], name: str, array: Array) -> None:
     bind(name, "cpu", 0, array.dtype.type, array.shape, address(array))
 
 
+_TOKENS = ("input_ids", "decoder_input_ids")
+"""Inputs with numbers of tokens, as exporters of language models name them."""
+
+
 class UserInputs:
     """The user inputs of a graph, and the values that are passed for them."""
 
     # `metadata`: if it says the number of classes, labels (the input `labels`) are checked.
+    # Numbers of tokens are too: ONNX's Gather counts negative ones from the end of its table.
 
     def __init__(
         self,
@@ -119,6 +124,11 @@ class UserInputs:
             if self._class_count is not None and "labels" in names
             else None
         )
+        self._tokens = [
+            index
+            for index, spec in enumerate(inputs)
+            if spec.name in _TOKENS and spec.dtype.kind == "i"
+        ]
         self._dtypes = [spec.dtype for spec in inputs]
         self._shapes: list[tuple[int, ...]] | None = None
 
@@ -150,6 +160,8 @@ class UserInputs:
             self._shapes = shapes
         if self._labels is not None and self._class_count is not None:
             check_labels(arrays[self._labels], self._class_count, self._ignored_label)
+        for index in self._tokens:
+            _check_tokens(self.inputs[index].name, arrays[index])
         return arrays
 
     def from_ortvalues(self, values: Sequence[Any]) -> list[Array]:
@@ -160,6 +172,16 @@ class UserInputs:
                     "input-type", f"Input '{spec.name}' must be a tensor in the CPU's memory."
                 )
         return [value.numpy() for value in values]
+
+
+def _check_tokens(name: str, tokens: Array) -> None:
+    """Check that numbers of tokens are not negative."""
+    if (least := tokens.min(initial=0)) < 0:
+        raise OdtpackError(
+            "bad-prompt",
+            f"Input '{name}' holds {least}, and tokens are numbered from 0.",
+            hint="pass the numbers that the tokenizer gives: -100 is for labels only",
+        )
 
 
 class BoundGraph(UserInputs):

@@ -232,12 +232,12 @@ class Module:
         Raises:
             OdtpackError: An input does not fit (``input-count``, ``input-type``,
                 ``input-shape``, ``input-sizes-differ``), holds no samples
-                (``empty-batch``), or names a class that does not exist
-                (``label-out-of-range``); evaluation was asked for without an
-                evaluation model (``no-eval-model``); the parameters have no values yet
-                (``nominal-state``); ONNX Runtime failed (``run-failed``), and everything is as
-                before; ``busy``, ``closed``; ``loss-not-finite`` or ``gradient-not-finite`` if
-                that is to stop the training.
+                (``empty-batch``), names a class that does not exist
+                (``label-out-of-range``), or holds a token below 0 (``bad-prompt``);
+                evaluation was asked for without an evaluation model (``no-eval-model``);
+                the parameters have no values yet (``nominal-state``); ONNX Runtime failed
+                (``run-failed``), and everything is as before; ``busy``, ``closed``;
+                ``loss-not-finite`` or ``gradient-not-finite`` if that is to stop the training.
         """
         with self.state.lock:
             self.require_open()

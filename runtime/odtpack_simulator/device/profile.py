@@ -393,6 +393,11 @@ class DeviceProfile(Strict):
         """Power under full load in watts, whole device; None if unknown."""
         return bounds(self.power.load, "power")
 
+    def costs_no_energy(self) -> bool:
+        """Whether the power under load is not above that at rest: one of both must be wrong."""
+        load, idle = self.load_watts(), self.idle_watts()
+        return load is not None and idle is not None and idle.typical >= load.typical
+
     def figures(self) -> list[ProfileFigure]:
         """Every figure the format knows, in a fixed order, with the unknown ones among them."""
         return [shown(key, figure) for key, figure in self._walk()]

@@ -113,6 +113,8 @@ def _subject(profile: DeviceProfile, subject: str, keys: tuple[str, ...]) -> Jud
         elif not isinstance(_figure(profile, key), Quantity):
             lacking.append(key)
             why += _reasons(profile, key)
+        elif key == "power.load" and profile.costs_no_energy():
+            lacking.append("power.load above power.idle")
     return Judged(subject=subject, lacking=lacking, why=why)
 
 
@@ -143,11 +145,10 @@ def _warnings(profile: DeviceProfile, counts: dict[str, int]) -> Iterator[str]:
         )
     if sustained is None and seconds is not None:
         yield "time_to_throttle is given without sustained_fraction: it judges nothing"
-    idle, load = profile.idle_watts(), profile.load_watts()
-    if load is not None and idle is None:
+    if profile.load_watts() is not None and profile.idle_watts() is None:
         yield "power.load is given without power.idle: what the device draws anyway counts as well"
-    if idle is not None and load is not None and idle.typical >= load.typical:
-        yield "power.idle is not below power.load: work would cost no energy"
+    if profile.costs_no_energy():
+        yield "power.idle is not below power.load: energy is not judged"
     known = sum(count for kind, count in counts.items() if kind != "unknown")
     if known and counts["assumed"] > MOST_ASSUMED * known:
         yield (

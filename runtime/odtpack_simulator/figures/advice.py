@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 from statistics import fmean
-from typing import Final
+from typing import Final, Literal
 
 from odtpack_simulator.device.app_footprint import runtime_words
 from odtpack_simulator.result import (
@@ -109,12 +109,13 @@ def for_step_latency(result: SimulationResult, limit_ms: float, time: Interval |
     texts = []
     batch = result.data.batch_size
     if time is not None and time.high > 0:
-        taken = time.typical if time.typical > limit_ms else time.high
+        taken = _taken(limit_ms, time)
         fitting = int(batch * limit_ms / taken) if taken > limit_ms else batch
         if 1 <= fitting < batch:
             texts.append(
                 f"about {fitting} instead of {batch} samples at once take "
-                f"{format_limit(limit_ms, 'ms')}, if the time goes with the batch"
+                f"{format_limit(limit_ms, 'ms')}{_CASE[_end(limit_ms, time)]}, if the time goes "
+                "with the batch"
             )
     costs = result.latency_host.by_operator
     if costs:
@@ -231,9 +232,17 @@ def for_interruption(info: InterruptionInfo) -> str:
     )
 
 
+End = Literal["typical", "high"]
+_CASE: Final[dict[End, str]] = {"typical": "", "high": " in the worst case"}
+
+
+def _end(limit: float, interval: Interval) -> End:
+    """Which figure is too high: the typical one, or only the high end."""
+    return "typical" if interval.typical > limit else "high"
+
+
 def _taken(limit: float, interval: Interval) -> float:
-    """The figure that is too high: the typical one, or only the high end."""
-    return interval.typical if interval.typical > limit else interval.high
+    return float(getattr(interval, _end(limit, interval)))
 
 
 def _times(numerator: float, denominator: float) -> float:
@@ -241,31 +250,32 @@ def _times(numerator: float, denominator: float) -> float:
     return min(1e6, numerator / denominator) if denominator > 0 else 1e6
 
 
-def _opening(subject: Subject) -> float:
+def _opening(subject: Subject, end: End) -> float:
     """Share of the work that goes into opening and saving, however few steps are made."""
     # A piece of data takes a session at least, each of which is opened and saved once.
     restart, active = subject.campaign.restart_s, subject.campaign.active_s
     if restart is None or active is None or active.typical <= 0:
         return 0.0
-    return min(1.0, subject.result.policy.pieces * restart.typical / active.typical)
+    share: float = getattr(restart, end) / getattr(active, end)
+    return min(1.0, subject.result.policy.pieces * share)
 
 
 def _fewer_steps(subject: Subject, limit: float, interval: Interval, shown: str) -> str:
     """How many steps keep the limit, and what the training had reached by then."""
-    taken = _taken(limit, interval)
+    end = _end(limit, interval)
     total = subject.result.data.steps
-    opening = _opening(subject)
-    left = min(1.0, max(0.0, _times(limit, taken))) - opening
+    opening = _opening(subject, end)
+    left = min(1.0, max(0.0, _times(limit, getattr(interval, end)))) - opening
     steps = int(total * left / (1.0 - opening)) if left > 0 and opening < 1 else 0
     if steps < 1:
         pieces = subject.result.policy.pieces
         if pieces > 1 and opening > 0:
             return (
                 f"the {pieces} pieces of data take {pieces} sessions, and opening them alone takes "
-                f"more than {shown}: train on fewer pieces, each of more data"
+                f"more than {shown}{_CASE[end]}: train on fewer pieces, each of more data"
             )
-        return f"not even one step fits in {shown}"
-    text = f"about {steps} of the {total} steps fit in {shown}"
+        return f"not even one step fits in {shown}{_CASE[end]}"
+    text = f"about {steps} of the {total} steps fit in {shown}{_CASE[end]}"
     training = subject.result.training
     reached = [p for p in training.curve if 0 < p.step <= steps and p.metric is not None]
     if reached and training.metric_after is not None:
@@ -303,19 +313,21 @@ def for_battery_per_session(subject: Subject, limit: float, interval: Interval, 
     sessions, active = campaign.sessions, campaign.active_s
     if limit <= 0 or sessions is None or active is None:
         return "shorter sessions, or train while the device charges"
-    sessions_now = min(1e9, max(1.0, sessions.typical))
-    opening = campaign.restart_s.typical if campaign.restart_s else 0.0
-    length = active.typical / sessions_now / _times(_taken(limit, interval), limit)
+    end = _end(limit, interval)
+    sessions_now = min(1e9, max(1.0, getattr(sessions, end)))
+    opening = getattr(campaign.restart_s, end) if campaign.restart_s else 0.0
+    active_s = getattr(active, end)
+    length = active_s / sessions_now / _times(getattr(interval, end), limit)
     if length <= opening:
         return (
-            f"opening and saving a session takes more than {format_limit(limit, unit)} already: "
-            "train while the device charges"
+            f"opening and saving a session takes more than {format_limit(limit, unit)}"
+            f"{_CASE[end] or ' already'}: train while the device charges"
         )
-    work = max(0.0, active.typical - sessions_now * opening)
+    work = max(0.0, active_s - sessions_now * opening)
     count = math.ceil(min(1e9, max(sessions_now, work / (length - opening))))
     return (
         f"end a session after about {format_duration(length)}: {count} sessions instead of "
-        f"{format_number(sessions.typical)} take {format_limit(limit, unit)} each; "
+        f"{format_number(sessions_now)} take {format_limit(limit, unit)} each{_CASE[end]}; "
         "or train while the device charges"
     )
 
@@ -348,11 +360,13 @@ def for_days(subject: Subject, limit: float, interval: Interval, unit: Unit) -> 
     whole = math.floor(limit)
     if whole < 1 or sessions is None:
         return for_sessions(subject, limit, interval, unit)
-    count = sessions.typical if interval.typical > limit else sessions.high
+    end = _end(limit, interval)
+    count = getattr(sessions, end)
     many = "day" if whole == 1 else "days"
     return (
         f"{format_number(math.ceil(count / whole))} sessions a day instead of "
         f"{format_number(subject.result.policy.sessions_per_day)} end it in {whole} {many}"
+        f"{_CASE[end]}"
     )
 
 

@@ -268,9 +268,17 @@ def _notes(base: SimulationResult, head: SimulationResult) -> list[str]:
         ("pieces of data", lambda r: r.policy.pieces),
         ("kit", lambda r: r.policy.kit or "the usual"),
         ("native kernels", lambda r: "the kit's" if r.policy.native is None else r.policy.native),
-        ("arenas of the sessions", lambda r: r.memory.sharing or "not said"),
     )
     notes += differences((name, read(base), read(head)) for name, read in rows)
+    arenas = {device.name: device.memory.sharing for device in base.devices}
+    changed = [
+        (arenas[device.name] or "not said", device.memory.sharing or "not said")
+        for device in head.devices
+        if device.name in arenas and device.memory.sharing != arenas[device.name]
+    ]
+    if changed:
+        before, now = (sorted(set(side)) for side in zip(*changed, strict=True))
+        notes += differences([("arenas of the sessions", before, now)])
     if base.package.manifest_sha256 == head.package.manifest_sha256:
         notes.append("both results are of the same package")
     return notes

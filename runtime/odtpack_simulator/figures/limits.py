@@ -23,6 +23,7 @@ from pydantic import (
     Discriminator,
     Field,
     InstanceOf,
+    StrictBool,
     Tag,
     ValidationError,
     WithJsonSchema,
@@ -106,6 +107,9 @@ def _absolute(value: object, metric: Metric[Subject]) -> float:
         if not is_number or not abs(value) <= _LARGEST:  # type: ignore[arg-type]
             shown = str(value)[:40]
             msg = f"needs a finite number without quotes, such as {metric.example}, found {shown!r}"
+            raise ValueError(msg)
+        if metric.most is not None and value > metric.most:  # type: ignore[operator]
+            msg = f"must be at most {metric.most:g}, found {value}: 0.9 is 90 %"
             raise ValueError(msg)
         return float(value)  # type: ignore[arg-type]
     if not isinstance(value, str):
@@ -266,7 +270,7 @@ class _Overall(Section):
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
-    learns: bool = True
+    learns: StrictBool = True
     """Whether the loss on held-out samples must fall beyond its noise."""
     too_close: CheckLevel = "error"
     """What it means that a planned peak is within a memory limit, but not with the plan's margin of

@@ -55,6 +55,7 @@ class Metric(CheckKind, Generic[Source]):
     suggested: bool = True  # A suggested budget has it
     never: bool = False  # An unknown figure stands for what never happens, which no limit allows
     below: float | None = None  # Limits must be below this
+    most: float | None = None  # A plain number may be this at most, as a share is
 
     def keeps(self, actual: float, limit: float) -> bool:
         """Whether a figure is within a limit; at the limit is within."""

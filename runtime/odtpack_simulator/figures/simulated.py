@@ -52,10 +52,16 @@ def _final_loss(subject: Subject) -> Figure:
 
 
 def _perplexity(subject: Subject) -> Figure:
-    training = subject.result.training
-    reason = "no perplexity at the end" if training.tokens else "the package trains no tokens"
+    training, data = subject.result.training, subject.result.data
+    reason, held = "no perplexity at the end", data.held_out_samples
     if training.perplexity_after is not None:
         reason = ""
+    elif subject.result.package.loss != "next_token":
+        reason = "the package trains no tokens"
+    elif not held:
+        reason = "no samples are held out"
+    elif held < data.batch_size and not training.curve:
+        reason = f"{held} held-out samples are fewer than a batch, which has {data.batch_size}"
     return Figure(value=training.perplexity_after, kind="measured", reason=reason)
 
 
@@ -314,7 +320,7 @@ _ALL: Final[tuple[Metric[Subject], ...]] = (
         key="accuracy_floor", title="Accuracy floor", unit="1", scope="package", topic="Metric",
         headline=True, better="higher", words="{how} is {}",
         meaning="Smallest metric on the held-out samples at the end.", example="0.9",
-        read=_metric, chance=of_head,
+        read=_metric, chance=of_head, most=1.0,
         advise=lambda subject, _: advice.for_learning(subject.result),
     ),
     Metric(

@@ -162,7 +162,7 @@ def _floor(figure: Figure, before: float | None) -> list[str]:
     floor = figure.value - gained * (_ROOM - 1.0)
     if figure.noise is not None:
         floor = min(floor, figure.noise[0])
-    if abs(floor) > _MOST:
+    if floor > 1.0 or floor < -_MOST:  # no share is above 1
         return []
     steps = math.floor(floor * 1000)
     steps -= steps / 1000 > floor  # the product was rounded up

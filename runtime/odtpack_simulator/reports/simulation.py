@@ -50,9 +50,10 @@ def simulation_report(result: SimulationResult) -> Report:
     """What a report says of a simulation."""
     devices = result.devices
     learned = _learned(result)
-    texts = ", ".join(f"{name.lower()} {text}" for name, text, _ in learned)
     bars = process_bars(result)
     notes = [("Interruptions", interruption_words(result.interruption))] * bool(result.interruption)
+    if smaller := result.data.smaller_batch:
+        notes.append(("Batches", f"{smaller[0].upper()}{smaller[1:]}."))
     mapped = mapped_words(result)
     campaigns = campaign_rows(result)
     return Report(
@@ -62,7 +63,7 @@ def simulation_report(result: SimulationResult) -> Report:
         tally=tally(result.checks, [device.verdict for device in devices], "the package"),
         caution=caution([device.validated for device in devices]),
         key_figures=key_figures(result),
-        summary=f"On {learned[0][2]} in {result.data.steps} steps: {texts}" if learned else "",
+        summary=_summary(result, learned),
         kinds=CHECKS,
         suites=[
             Suite("Package", "package", result.checks),
@@ -97,6 +98,19 @@ def simulation_report(result: SimulationResult) -> Report:
         unknown=_without_times(result),
         notes=notes,
     )
+
+
+def _summary(result: SimulationResult, learned: Sequence[tuple[str, str, str]]) -> str:
+    """What was learned, by what it was evaluated on, and that batches are smaller than asked."""
+    on: dict[str, list[str]] = {}
+    for name, text, where in learned:
+        on.setdefault(where, []).append(f"{name.lower()} {text}")
+    parts: list[str] = []
+    for where, texts in on.items():
+        steps = "" if parts else f" in {result.data.steps} steps"
+        parts.append(f"on {where}{steps}: {', '.join(texts)}")
+    text = "; ".join(filter(None, [*parts, result.data.smaller_batch]))
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 def headline(result: SimulationResult) -> str:
@@ -329,6 +343,8 @@ def _cell(figure: tuple[str, str], checks: Sequence[Check]) -> Cell:
     if state == "not judged":
         has = text != UNKNOWN
         return Cell(state, text if has else state, state if has else "", worst.message)
+    if _topic(worst) == "Memory" and worst.actual is not None:
+        text = figure_text(worst, worst.actual)  # what was compared: often the whole process
     words = _judged_words(worst, state)
     if not CHECKS[worst.metric].headline:  # the figure is that of another metric
         words = f"{CHECKS[worst.metric].title}: {words}"

@@ -34,7 +34,7 @@ def read_bounded(path: Path, *, limit: int, code: str, what: str) -> bytes:
 def parse_toml(data: bytes, *, code: str, what: str, where: str) -> dict[str, Any]:
     """Parse TOML 1.0."""
     try:
-        return tomllib.loads(data.decode("utf-8"))
+        return tomllib.loads(data.decode("utf-8-sig"))  # editors on Windows write a mark
     except UnicodeDecodeError as error:
         text = f"the {what} is not UTF-8 text (byte {error.start})"
         raise OdtpackError(
@@ -54,7 +54,7 @@ def key_lines(text: str) -> dict[tuple[str, ...], int]:
     lines: dict[tuple[str, ...], int] = {}
     counts: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
         if line.lstrip().startswith("["):
             table = _header_path(line)
             if line.lstrip().startswith("[["):

@@ -1,9 +1,11 @@
 /* Trains a package through odtpack.h, in C99, with an ONNX Runtime that is opened by its path, and
- * prints a loss a line. Then it saves, keeps what was saved before, and closes.
+ * prints a loss a line. Then it saves, keeps what was saved before, reads the state while another
+ * thread evaluates, and closes.
  *
  *     train LIBONNXRUNTIME PACKAGE IMAGES LABELS SAVE
  */
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +44,69 @@ static OrtValue* tensor(const OrtApi* api, const char* path, const int64_t* shap
   if (file == NULL || fread(data, 1, size, file) != size) exit(4);
   fclose(file);
   return value;
+}
+
+/* Whether a call was refused with this code. */
+static bool is(odtpack_error* error, const char* code) {
+  if (error == NULL) return false;
+  expect(error, code);
+  return true;
+}
+
+/* What reads a state is a call: it and an evaluation in another thread never run at once. */
+struct evaluation {
+  const OrtApi* api;
+  odtpack_session* session;
+  const OrtValue** batch;
+};
+static void* evaluate(void* argument) {
+  struct evaluation* of = (struct evaluation*)argument;
+  odtpack_error* error = NULL;
+  for (;;) {
+    OrtValue* loss[1];
+    size_t size = 1;
+    error = odtpack_session_run(of->session, ODTPACK_EVAL_STEP, of->batch, 2, loss, &size);
+    if (error == NULL)
+      of->api->ReleaseValue(loss[0]);
+    else if (strcmp(odtpack_error_code(error), "closed") == 0)
+      break;
+    else
+      expect(error, "busy");
+  }
+  odtpack_error_release(error);
+  return NULL;
+}
+static void read_beside(const OrtApi* api, const odtpack_state* state) {
+  bool seen[3] = {false, false, false};
+  while (!seen[0] || !seen[1] || !seen[2]) {
+    odtpack_text text;
+    odtpack_property property;
+    odtpack_memory* memory = NULL;
+    OrtValue* value = NULL;
+    int64_t step = 0;
+    bool found = false;
+    float rate = 0;
+    size_t moments = 0;
+    if (odtpack_state_property_count(state) != 1) exit(5); /* the schedule */
+    if (is(odtpack_state_property_at(state, 0, &text, &property), "busy")) {
+      seen[0] = true;
+    } else {
+      odtpack_free(text.bytes);
+      odtpack_free(property.text.bytes);
+    }
+    if (is(odtpack_state_optimizer(state, &found, &step, &rate, &text, &moments), "busy")) {
+      seen[1] = true;
+    } else {
+      if (!found || step != 12) exit(5);
+      odtpack_free(text.bytes);
+    }
+    if (is(odtpack_state_parameter(state, 0, &value, &memory), "busy")) {
+      seen[2] = true;
+    } else {
+      api->ReleaseValue(value);
+      odtpack_memory_release(memory);
+    }
+  }
 }
 
 int main(int count, char** words) {
@@ -93,7 +158,12 @@ int main(int count, char** words) {
   api->ReleaseValue(outputs[0]);
   check(odtpack_state_save(state, words[5], true, true));
 
+  struct evaluation evaluation = {api, session, batch};
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, evaluate, &evaluation) != 0) return 1;
+  read_beside(api, state);
   check(odtpack_session_close(session));
+  if (pthread_join(thread, NULL) != 0) return 1;
   check(odtpack_session_close(session));
   expect(odtpack_session_optimizer_step(session), "closed");
   odtpack_session_release(session);

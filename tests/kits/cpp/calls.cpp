@@ -8,6 +8,8 @@
 //     odtpack-calls gradient JOB.json TIMES   parameters with which a gradient overflows
 //     odtpack-calls fails JOB.json TIMES      a step that ONNX Runtime does not complete
 //     odtpack-calls rates JOB.json TIMES      learning rates that are refused
+//     odtpack-calls taken JOB.json TIMES      a parameter that was taken before there is a session
+//     odtpack-calls reads JOB.json TIMES      the state is read while another thread trains
 #include <chrono>
 #include <limits>
 #include <thread>
@@ -361,6 +363,50 @@ void Rates(const Job& job, int) {
   Require(session.GetLearningRate() == 0 && !before.empty(), "a rate of 0");
 }
 
+void Taken(const Job& job, int) {
+  const auto package =
+      odtpack::Package::Open((job.folder / job.json.Get<std::string>("package")).string());
+  auto state = odtpack::CheckpointState::LoadCheckpoint(package.Path("checkpoint"));
+  const auto& parameters = state.Internal()->parameters;
+  const auto name = std::find_if(parameters.begin(), parameters.end(), [](const auto& each) {
+                      return each.second.trainable;
+                    })->first;
+  const Ort::Value before = state.GetParameter(name);
+  const float first = *before.GetTensorData<float>();
+  odtpack::TrainingSession session(job.env, package, state, 1);
+  session.SetLearningRate(0.01f);
+  const Ort::Value now = state.GetParameter(name);
+  session.TrainBatch(job.batch.values);
+  Require(*before.GetTensorData<float>() == first, "what was taken before is of then");
+  Require(*now.GetTensorData<float>() != first, "what was taken after shows the training");
+  Require(parameters.at(name).value.As<float>() == now.GetTensorData<float>(), "it is a copy");
+}
+
+void Reads(const Job& job, int times) {
+  const auto training = job.Start();
+  auto& state = training->state;
+  state.AddProperty("app", std::string(40, 'a'));
+  std::atomic<bool> stop{false};
+  std::thread trains([&] {
+    while (!stop) CodeOf([&] { training->session.StepOn(job.batch.values); });
+  });
+  const std::string name = training->package.Parameters().front().name;
+  const std::vector<std::function<void()>> calls = {
+      [&] { Require(std::get<std::string>(state.GetProperty("app")).size() == 40, "it reads"); },
+      [&] { Require(state.HasProperty("app"), "it is there"); },
+      [&] { state.GetParameter(name); }};
+  std::vector<std::set<std::string>> codes(calls.size());
+  for (size_t i = 0; i < calls.size(); ++i) {
+    for (int k = 0; k < times || codes[i].count("busy") == 0; ++k)
+      codes[i].insert(CodeOf(calls[i]));
+    codes[i].erase("");
+  }
+  stop = true;
+  trains.join();
+  for (const auto& each : codes)
+    Require(each == std::set<std::string>{"busy"}, "a call that reads during a step");
+}
+
 }  // namespace
 
 int main(int count, char** words) try {
@@ -368,7 +414,8 @@ int main(int count, char** words) try {
   odtpack::DisableTelemetry();
   const std::map<std::string, void (*)(const Job&, int)> commands = {
       {"close", Close}, {"end", End},           {"threads", Threads}, {"closed", Closed},
-      {"nan", Nan},     {"gradient", Gradient}, {"fails", Fails},     {"rates", Rates}};
+      {"nan", Nan},     {"gradient", Gradient}, {"fails", Fails},     {"rates", Rates},
+      {"taken", Taken}, {"reads", Reads}};
   commands.at(words[1])(Job(words[2]), std::atoi(words[3]));
   std::cout << "done" << std::endl;
   return 0;

@@ -3,11 +3,14 @@
 //
 //     odtpack-decoder JOB.json
 //
+//     "tries": [ADAPTER, ...]    loaded at first; what becomes of each is printed in a line
 //     "load": ADAPTER            set the parameters first
 //     "adapters": [ADAPTER, ...] saved after the steps
 //     "save": CHECKPOINT         saved at last
-//     "prompt": [tokens]         what follows is printed, a line for each saved adapter, for
-//                                the state and for no adapter: greedily, and then drawn
+//     "again": ADAPTER           loaded then; the first batch's loss is printed before and after
+//     "prompt": [tokens]         what follows is printed, a line for each saved adapter, for the
+//                                state, for one that is trained so only once it was added, and for
+//                                no adapter: greedily, and then drawn
 //     "packed": FOLDER           keeps the decoder's weights as ONNX Runtime packs them
 //     "packed_at_once": BYTES    packs no more of them together
 #include <iostream>
@@ -22,17 +25,36 @@ int main(int count, char** arguments) try {
   odtpack::DisableTelemetry();
   const Ort::Env env(ORT_LOGGING_LEVEL_ERROR, "decoder");
   job::Training training(env, json, folder, 1);
-  if (json["load"])
-    odtpack::LoadAdapter(training.package, training.state, json.Get<std::string>("load"));
-  for (int64_t step = 0; step < json.Whole("count", 0); ++step) {
+  const auto load = [&training](const Json& path) {
+    odtpack::LoadAdapter(training.package, training.state, path.As<std::string>());
+  };
+  for (const Json& path : json.Get<Json::List>("tries", {})) try {
+      load(path);
+      std::cout << "accepted" << std::endl;
+    } catch (const odtpack::Error& error) {
+      std::cout << error.Code() << std::endl;
+    }
+  if (json["load"]) load(json["load"]);
+  const auto batch = [&json, &folder](size_t step) {
     const auto& steps = json.Get<Json::List>("steps");
-    const job::Batch batch(steps[static_cast<size_t>(step) % steps.size()]["inputs"], folder);
-    training.session.TrainBatch(batch.values);
-  }
+    return job::Batch(steps[step % steps.size()]["inputs"], folder);
+  };
+  const auto train = [&json, &batch](odtpack::TrainingSession& session) {
+    for (int64_t step = 0; step < json.Whole("count", 0); ++step)
+      session.TrainBatch(batch(static_cast<size_t>(step)).values);
+  };
+  train(training.session);
   for (const Json& path : json.Get<Json::List>("adapters", {}))
     odtpack::SaveAdapter(training.package, training.state, path.As<std::string>());
   if (json["save"])
     odtpack::CheckpointState::SaveCheckpoint(training.state, json.Get<std::string>("save"));
+  if (json["again"]) {
+    const job::Batch first = batch(0);
+    for (const bool loaded : {false, true}) {
+      if (loaded) load(json["again"]);
+      std::cout << odtpack::detail::AsDouble(training.session.EvalStep(first.values)[0]) << "\n";
+    }
+  }
   if (!json["prompt"]) return 0;
   auto choice = training.package.SessionOptions(env, 1);
   odtpack::detail::packed_at_once = json.Whole("packed_at_once", 32 << 20);
@@ -44,8 +66,13 @@ int main(int count, char** arguments) try {
     names.push_back(path.As<std::string>());
     generator.AddAdapter(names.back(), names.back());
   }
-  names.insert(names.end(), {"state", ""});
+  names.insert(names.end(), {"state", "late", ""});
   generator.AddAdapter("state", training.state);
+  auto late = odtpack::CheckpointState::LoadCheckpoint(training.package.Path("checkpoint"));
+  generator.AddAdapter("late", late);
+  odtpack::TrainingSession session(env, training.package, late, 1);
+  session.SetLearningRate(training.session.GetLearningRate());
+  train(session);
   for (const std::string& name : names) {
     for (const double temperature : {0.0, 1.5}) {
       odtpack::GenerateOptions options;

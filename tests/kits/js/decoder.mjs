@@ -1,11 +1,12 @@
-// usage: node decoder.mjs KIT PACKAGE FOLDER TOKENS PROMPT...: trains three steps on FOLDER/ids.bin,
+// usage: node decoder.mjs KIT PACKAGE FOLDER TOKENS ODD PROMPT...: trains three steps on FOLDER/ids.bin,
 // rows of TOKENS, writes the adapter into FOLDER in both forms, and prints, for each prompt and
-// each adapter, what follows: the likeliest tokens, drawn ones, and the logits of the first.
+// each adapter, what follows: the likeliest tokens, drawn ones, and the logits of the first; and what
+// is drawn of logits as ODD has them, lists of [logits, temperature, topK, topP, seed].
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 
-const [root, source, folder, length, ...prompts] = process.argv.slice(2);
+const [root, source, folder, length, odd, ...prompts] = process.argv.slice(2);
 const kit = await import(pathToFileURL(join(root, 'dist/index.js')));
 const opened = await kit.TrainingPackage.open(source);
 const session = await kit.TrainingSession.create({ package: opened }, { intraOpNumThreads: 1 });
@@ -47,8 +48,20 @@ for (const text of prompts) {
 const code = (work) => work().then(() => 'none', (error) => error.code);
 const codes = [
   await code(() => all([1], { adapter: 'gone' })), await code(() => all([])),
-  await code(() => all([1], { topP: 0 })), await code(() => all([10 ** 9])),
+  await code(() => all([1], { topP: 0 })), await code(() => all([1], { seed: 1.5 })),
+  await code(() => all([10 ** 9])),
 ];
-await generator.release();
+const [logits, begun] = [generator.logits([1]), code(() => all([1]))];
+await new Promise(process.nextTick); // both wait for ONNX Runtime
+await Promise.all([logits, generator.release(), generator.release()]);
+codes.push(await begun, await code(() => all([1])), await code(() => generator.logits([1])));
+const drawn = [];
+for (const [logits, temperature, topK, topP, seed] of JSON.parse(odd)) {
+  const made = new session.ort.Tensor('float32', logits.map(Number), [1, 1, logits.length]);
+  const decoder = { inputNames: [], outputNames: [], inputMetadata: [], run: async () => ({ logits: made }) };
+  const ort = Object.create(session.ort, { InferenceSession: { value: { create: async () => decoder } } });
+  const other = await kit.Generator.open(opened, { ort });
+  for await (const token of other.generate([1], { temperature, topK, topP, seed, maxTokens: 1 })) drawn.push(token);
+}
 await session.release();
-console.log(JSON.stringify({ results, codes }));
+console.log(JSON.stringify({ results, codes, drawn }));

@@ -34,6 +34,15 @@ export async function stress({ kit, ort, source, roots, times }) {
   });
   note('evaluation', [Object.keys(evaluated), Object.keys(predicted), accuracy === right.length / 8]);
   note('null tensor', await outcome(first.runTrainStep({ ...batch(1), [input]: null })));
+  // A batch of plain objects, and some that are no tensors.
+  const plain = ({ type, data, dims }) => ({ type, data, dims });
+  const bare = { [input]: plain(inputs), [labels]: plain(truth) };
+  const loss = first.lossOf(await first.runEvalStep(bare));
+  const codes = [await outcome(first.evaluate([bare, batch(1)]))];
+  for (const data of [inputs.data.slice(1), null, Float64Array.from(inputs.data)]) {
+    codes.push(await outcome(first.trainBatch({ ...bare, [input]: { ...bare[input], data } })));
+  }
+  note('plain objects', [loss === first.lossOf(evaluated), ...codes]);
   await first.release();
 
   // The last of three models does not load: the others are freed.

@@ -1,14 +1,17 @@
 // usage: node training.mjs KIT JSON: trains as {package, checkpoint?, data: {input: {file, dtype,
 // shape}}, steps, rate?, save, threads} says; prints losses, memory and processor time as JSON.
 // With `batches`, a list in the place of `data`, one after the other; `evaluate` asks for the losses
-// of all in the end, `accumulate` makes a step of several batches, and `fetched` has the package's files in memory, as a browser does.
+// of all in the end, `accumulate` makes a step of several batches, `fetched` has the package's files in memory, as a browser does,
+// and `ort` passes ONNX Runtime in, imported before the kit.
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 
 const [root, text] = process.argv.slice(2);
 const task = JSON.parse(text);
-const { TrainingSession } = await import(pathToFileURL(join(root, 'dist/index.js')));
+const load = (path) => import(pathToFileURL(join(root, path)));
+const ort = task.ort && (await load('node_modules/onnxruntime-node/dist/index.js')).default;
+const { TrainingSession } = await load('dist/index.js');
 const ARRAYS = { float32: Float32Array, int64: BigInt64Array };
 /** A figure of the kernel's about this process, in bytes; there is none but on Linux. */
 function figure(name) {
@@ -23,7 +26,7 @@ const files = () => readdirSync(task.package).map((name) => [
 const source = task.fetched ? new Map(files()) : task.package;
 const session = await TrainingSession.create(
   { package: source, ...(task.checkpoint && { checkpointState: task.checkpoint }) },
-  { intraOpNumThreads: task.threads ?? 1 },
+  { intraOpNumThreads: task.threads ?? 1, ...(ort && { ort }) },
 );
 if (task.rate) session.setLearningRate(task.rate);
 const batches = (task.batches ?? [task.data]).map((inputs) => Object.fromEntries(

@@ -92,6 +92,7 @@ fun main(arguments: Array<String>) {
         "export" -> export(rest[0], rest[1])
         "exports" -> exports(rest[0], rest[1], rest[2])
         "decoder" -> decoder(rest)
+        "draws" -> draws(Json.read(rest[0].toByteArray()))
         "damaged" -> damaged(File(rest[0]))
         "hostile" -> hostile(File(rest[0]))
         "read" -> readAll(File(rest[0]))

@@ -3,6 +3,7 @@ import java.io.File
 import java.lang.management.ManagementFactory
 import java.nio.ByteOrder
 import java.util.Base64
+import org.odtpack.Draw
 import org.odtpack.Ed25519
 import org.odtpack.Generator
 import org.odtpack.Json
@@ -154,8 +155,25 @@ fun decoder(words: List<String>) {
                 println(error.errorCode)
             }
         }
+        val begun = generator.generate(prompt)
+        begun.next()
+        generator.close() // as `use` does again
+        for (call in listOf({ begun.next() }, { generator.logits(prompt) })) {
+            val error = runCatching { call() }.exceptionOrNull()
+            check((error as? OdtpackException)?.errorCode == "closed") { "$error" }
+        }
+        begun.close()
     }
 }
+
+/** Print the token that is drawn of each: [logits, temperature, topK, topP, seed]. */
+internal fun draws(json: Json) = println(
+    json.list().map { each ->
+        val (logits, temperature, topK, topP, seed) = each.list()
+        val draw = Draw(temperature.number(), topK.whole().toInt(), topP.number(), seed.whole())
+        draw(logits.list().map { it.text().toFloat() }.toFloatArray())
+    },
+)
 
 /**
  * Save for ever: all elements of all parameters are the property `number`, which counts up. [before]

@@ -1,3 +1,4 @@
+import ai.onnxruntime.OnnxTensor
 import java.io.File
 import java.util.concurrent.atomic.AtomicInteger
 import kotlin.concurrent.thread
@@ -41,6 +42,13 @@ private fun act(task: Task, json: Json): Any? {
         "step" -> session.stepOn(batch).use(session::lossOf)
         "train" -> session.trainStep(batch).use(session::lossOf)
         "eval" -> session.evalStep(batch).use(session::lossOf)
+        "null", "evaluate null" -> { // as Java may pass it
+            val given = (batch - batch.keys.first()) + (batch.keys.first() to null)
+            @Suppress("UNCHECKED_CAST")
+            (given as Map<String, OnnxTensor>).let {
+                if (name == "null") session.trainBatch(it) else session.evaluate(listOf(it).iterator())
+            }
+        }
         "evaluate" -> session.evaluate(listOf(batch).iterator()).loss
         "fit" -> session.fit(listOf(batch).iterator()) { true }
         "optimizer" -> session.optimizerStep()

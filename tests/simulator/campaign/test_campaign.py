@@ -195,6 +195,15 @@ def test_energy_above_idle_is_never_negative() -> None:
     assert triple(campaign(device, latency(ms(1000)), steps=1).energy_j) == (0, 2, 5)
 
 
+def test_energy_is_not_judged_where_work_would_cost_none() -> None:
+    device = profile(power__idle=5, power__load=(3, 4, 9), power__battery=100)
+    result = campaign(device, latency(ms(1000)), steps=1)
+    assert result.energy_j is result.battery_share is result.battery_share_per_session is None
+    reasons = {each.figure: each.reason for each in result.not_judged}
+    for figure in ("energy_j", "battery_share", "battery_share_per_session"):
+        assert reasons[figure] == "the profile's power.idle is not below its power.load"
+
+
 @pytest.mark.parametrize("steps", [[100], [50, 50, 50], [100, 0], []])
 def test_steps_that_are_not_those_of_the_pieces_are_refused(steps: list[int]) -> None:
     with pytest.raises(ValueError, match="steps of 2 pieces"):

@@ -125,6 +125,13 @@ def test_what_looks_odd_is_a_warning(words: str, change: tuple[str, str]) -> Non
     assert any(words in warning for warning in warnings), warnings
 
 
+def test_power_that_is_higher_at_rest_judges_no_energy() -> None:
+    report = check_profile(changed(("idle = { value = 0.3", "idle = { value = 5")))
+    lacking = {item.subject: item.lacking for item in report.not_judged}
+    for subject in ("energy", "share of the battery"):
+        assert lacking[subject] == ["power.load above power.idle"]
+
+
 def test_mostly_assumed() -> None:
     warnings = check_profile(parse(EXAMPLE.replace('"measured"', '"assumed"'))).warnings
     assert warnings == [

@@ -121,6 +121,23 @@ def test_fewer_steps_and_what_they_reach() -> None:
     assert "about 120 of the 240" in advised(campaign(energy_j=same(2000.0)), "energy", '"1 kJ"')
 
 
+def test_the_worst_case_is_said_where_only_that_is_too_much() -> None:
+    """Twice the limit in the worst case, half of it typically: all ends from the same case."""
+    wide = Interval(low=10.0, typical=30.0, high=120.0)
+    result = campaign(
+        active_s=wide, sessions=Interval(low=1.0, typical=1.0, high=2.0),
+        restart_s=Interval(low=1.0, typical=1.0, high=12.0),
+        battery_share_per_session=Interval(low=0.001, typical=0.005, high=0.02),
+    )  # fmt: skip
+    text = advised(result, "time_to_finish", '"60 s"')
+    assert "about 106 of the 240 steps fit in 60 s in the worst case" in text  # (0.5 - 0.1) / 0.9
+    text = advised(result, "time_to_finish", '"31 s"')
+    assert "in the worst case" in text
+    text = advised(result, "battery_per_session", '"1 %"')
+    assert "after about 30.0 s: 6 sessions instead of 2 take 1 % each in the worst case" in text
+    assert "worst" not in advised(result, "time_to_finish", '"20 s"')
+
+
 def test_sessions_days_and_battery() -> None:
     result = campaign(
         make_result([DEVICE], policy=Policy(state="background", sessions_per_day=2)),

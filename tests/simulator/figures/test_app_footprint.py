@@ -181,9 +181,12 @@ def test_every_report_shows_app_library_training_and_limit() -> None:
 
 def test_a_comparison_says_that_the_kit_is_another() -> None:
     base = make_result([PIXEL], app=True)
-    head = changed(base, memory={"sharing": "own"}, policy={"kit": "kotlin"})
+    head = changed(on_devices(base, memory={"sharing": "shared"}), policy={"kit": "kotlin"})
     notes = compare(base, head).notes
-    assert "arenas of the sessions: not said before, own now" in notes
+    assert "arenas of the sessions: own before, shared now" in notes
+    # That of the whole result may be of a device which only one of both has.
+    other = changed(base, memory={"sharing": "shared"})
+    assert not any("arenas" in note for note in compare(base, other).notes)
     assert "kit: the usual before, kotlin now" in notes
 
 

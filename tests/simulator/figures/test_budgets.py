@@ -213,6 +213,9 @@ def test_empty_files_set_no_limit(text: str) -> None:
         ("[class]\nandroid = 1", "class.android", "must be a table"),
         ('[device."a/b"]\nx = 1', 'device."a/b".x', "unknown key"),
         ("budgets = 1", "budgets", "must be a table"),
+        ('[budgets]\nlearns = "no"', "budgets.learns", "must be true or false"),
+        ("[budgets]\nlearns = 0", "budgets.learns", "must be true or false"),
+        ("[budgets]\naccuracy_floor = 90", "budgets.accuracy_floor", "at most 1, found 90: 0.9 is"),
     ],
 )
 def test_wrong_budgets_are_named_in_one_line(text: str, key: str, message: str) -> None:
@@ -243,6 +246,14 @@ def test_malformed_and_absent_files(tmp_path: Path) -> None:
         read_budgets(path)
     path.write_text(EXAMPLE, "utf-8")
     assert only(read_budgets(path).overall()["package_size"]).location == f"{path}:2"
+
+
+def test_a_mark_at_the_beginning_of_the_file_is_no_part_of_it() -> None:
+    budgets = parse("\ufeff[device.x]\nfinal_loss = 1")
+    assert only(budgets.narrowed("x", "ios")["final_loss"]).location == "ci/budgets.toml:2"
+    with pytest.raises(OdtpackError) as caught:
+        parse("\ufeff[budget]")
+    assert caught.value.where == "ci/budgets.toml:1"
 
 
 def test_misspelt_device_is_refused() -> None:

@@ -14,6 +14,7 @@ from odtpack_simulator.figures.metric import Metric, of_errors
 from odtpack_simulator.figures.simulated import METRICS, all_figures
 from odtpack_simulator.figures.suggest import suggest_budget
 from odtpack_simulator.fleet.figures import METRICS as FLEET_METRICS
+from odtpack_simulator.result import Subject
 from odtpack_simulator.values.figure import Basis, Check, Figure, Verdict, verdict_of
 from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
@@ -26,6 +27,22 @@ def metric(**changes: Any) -> Metric[None]:
         "read": lambda _: Figure(value=1.0), "advise": lambda _, limit: f"use less than {limit:g}",
     }  # fmt: skip
     return Metric(**(declared | changes))
+
+
+@pytest.mark.parametrize(
+    ("loss", "held", "words"),
+    [
+        ("mse", 8, "the package trains no tokens"),
+        ("next_token", 0, "no samples are held out"),
+        ("next_token", 8, "8 held-out samples are fewer than a batch, which has 64"),
+        ("next_token", 80, "no perplexity at the end"),
+    ],
+)
+def test_why_there_is_no_perplexity(loss: str, held: int, words: str) -> None:
+    result = make_result()
+    data, training = {"held_out_samples": held}, {"curve": []}
+    result = changed(result, package={"loss": loss}, data=data, training=training)
+    assert METRICS["perplexity"].read(Subject(result)).reason == words
 
 
 def judged(

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator import result as result_module
 from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.fleet.result import load_fleet_result
 from odtpack_simulator.result import (
     DeviceLatency,
     MemoryBreakdown,
@@ -104,6 +105,7 @@ def mutated(**changes: object) -> str:
         (mutated(memory__measured_peak_bytes=2**70), "memory.measured_peak_bytes"),
         ("{", "is not JSON: EOF"),
         ("[" * 100_000, "is not JSON: recursion"),
+        ('{"rounds": []}', "this is a result of odtpack fleet run"),
         ("null", "must be a table"),
         ("", "is not JSON: EOF"),
     ],
@@ -115,6 +117,14 @@ def test_hostile_result_files(tmp_path: Path, text: str, message: str) -> None:
         load_result(path)
     assert caught.value.where == str(path)
     assert "\n" not in caught.value.what
+
+
+def test_a_result_of_the_other_kind(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(make_result().to_json(), "utf-8")
+    with refused("result-invalid", "this is a result of odtpack simulate") as caught:
+        load_fleet_result(path)
+    assert caught.value.hint == "use odtpack judge, compare or history"
 
 
 def test_absent_and_oversized_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,7 +87,14 @@ def train(
     from odtpack.cli._files import check_share, check_writable, find_recipe
     from odtpack.cli.data import as_samples
     from odtpack.recipe import read_recipe
-    from odtpack_runtime import CheckpointState, OdtpackError, Optimizer, Package
+    from odtpack_runtime import (
+        CheckpointState,
+        Module,
+        OdtpackError,
+        Optimizer,
+        Package,
+        default_session_options,
+    )
     from odtpack_runtime.package.self_check import cannot_teach
 
     opened = Package.open(package)
@@ -110,7 +119,16 @@ def train(
     parts = _fit.split(len(next(iter(arrays.values()))), share, seed)
 
     state = CheckpointState.load_checkpoint(resume or opened.checkpoint)
-    module = _fit.open_module(opened, state, activations)
+    options = default_session_options(opened.training_model)
+    options.log_severity_level = 4  # the error that is raised says the same
+    module = Module(
+        opened.training_model,
+        state,
+        opened.eval_model,
+        session_options=options,
+        step_model_uri=opened.step_model,
+        activations=activations,
+    )
     optimizer = Optimizer(opened.optimizer_model, module)
     made = dict(state.properties).get(EPOCHS_PROPERTY, 0)
     before_epochs = made if isinstance(made, int) and made >= 0 else 0
@@ -124,7 +142,8 @@ def train(
     on = "held-out" if held_out is not None or len(parts.held_out) else "training"
 
     def evaluate() -> Evaluation:
-        return _fit.evaluate(opened, module, tested, indices, size)
+        with _hinting_at(evaluation or data):
+            return _fit.evaluate(opened, module, tested, indices, size)
 
     accumulated = f" x {module.accumulation_steps}" if module.accumulation_steps > 1 else ""
     rate = f"{optimizer.get_learning_rate():g}"
@@ -150,7 +169,7 @@ def train(
             state, target, include_optimizer_state=True, keep_previous=True
         )
 
-    with _console.Progress("training") as progress:
+    with _hinting_at(data), _console.Progress("training") as progress:
         for epoch in _fit.fit(
             module,
             optimizer,
@@ -202,6 +221,23 @@ def train(
     if after.means:
         content |= {"means_before": before.means, "means_after": after.means}
     _console.json_result(as_json, content)
+
+
+@contextmanager
+def _hinting_at(data: Path) -> Iterator[None]:
+    """Let the hint of a run that failed be about the data, unless it lacked memory."""
+    from odtpack_runtime import OdtpackError
+    from odtpack_runtime.apart.refused import out_of_memory
+
+    try:
+        yield
+    except OdtpackError as error:
+        if error.code == "run-failed" and not out_of_memory(error):
+            error.hint = (
+                f"look at the values and lengths of the inputs in {data}: indices must lie within "
+                "the model's tables"
+            )
+        raise
 
 
 def _guarantee(

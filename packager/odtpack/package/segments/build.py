@@ -242,21 +242,23 @@ def build_segments(task: Task) -> Graphs:
         outside = differing([outlines[index] for index in members], tensors)
         apart = _chosen(outlines[first], outside)
         key = f"segment_{number}"
-        back, kept, piece = None, (), body[first]
+        piece, back = body[first], None
+        kept: Sequence[str] = ()
         if piece.end is not None:
             start = piece.start if members != [first_with_end] else None
             wanted = products if keeps else frozenset()
             back, kept = maker.backward(graphs[first], apart, piece.end, start, wanted)
-            models[f"{key}_backward"] = back
         models[f"{key}_forward"] = maker.forward(graphs[first], apart, kept=kept)
+        if back is not None:
+            models[f"{key}_backward"] = back
         for index in members:
-            names = _renamed(outlines[first], outlines[index], outside)
+            own = _renamed(outlines[first], outlines[index], outside)
             if index != first:
-                names |= {name: f"{name}/{index}" for name in kept}
+                own |= {name: f"{name}/{index}" for name in kept}
             plan[index] = SegmentInfo(
                 forward=f"{key}_forward",
                 backward=None if back is None else f"{key}_backward",
-                names=names,
+                names=own,
             )
             stored[index] = _chosen(outlines[index], outside)
     head = _extract(graph, [*last.inputs, *unread], [graph.outputs[0]])

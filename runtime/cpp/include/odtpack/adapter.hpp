@@ -63,10 +63,13 @@ inline void WriteOnnxAdapter(const fs::path& path, const Tensors& tensors) {
 /// A copy of bytes as a tensor of that type and shape, if they are as many as it has.
 inline std::optional<Tensor> TensorOf(Type type, const Shape& shape, const char* bytes,
                                       int64_t size) {
-  double count = static_cast<double>(TypeInfo(type).second);
-  for (const int64_t axis : shape) count *= axis < 0 ? -1.0 : static_cast<double>(axis);
-  if (TypeInfo(type).second == 0 || shape.size() > 32 || count != static_cast<double>(size))
-    return {};
+  auto most = static_cast<int64_t>(TypeInfo(type).second);  // the bytes, if no axis is 0
+  for (const int64_t axis : shape) {
+    if (most == 0 || axis < 0 || axis > INT64_MAX / most) return {};
+    most *= std::max<int64_t>(axis, 1);
+  }
+  if (most == 0 || shape.size() > 32) return {};
+  if (static_cast<int64_t>(Tensor{type, shape, nullptr}.Bytes()) != size) return {};
   Tensor tensor = Zeros(type, shape);
   tensor.CopyFrom(bytes);
   return tensor;
@@ -220,6 +223,10 @@ inline constexpr const char* kPeftSettings[] = {
     "rank_pattern", "alpha_pattern", "target_parameters", "trainable_token_indices", "use_qalora",
     "use_bdlora", "arrow_config", "kasa_config", "monteclora_config"};
 
+/// Ways to begin a LoRA that leave the base weights as they are, as true, false and null do.
+/// Others, such as "pissa" and "olora", take out of them what the adapter begins with.
+inline constexpr const char* kPeftBeginnings[] = {"gaussian", "orthogonal", "eva"};
+
 /// Check that a configuration of PEFT means what the package's does.
 inline void CheckPeftConfig(const fs::path& path, const std::string& own) {
   const auto read = [&path](std::string_view text) {
@@ -239,6 +246,14 @@ inline void CheckPeftConfig(const fs::path& path, const std::string& own) {
         if (json[key] && !plain)
           throw Error("peft-unsupported", std::string("the adapter has ") + key);
       }
+      const Json& begun = json["init_lora_weights"];
+      const auto* way = std::get_if<std::string>(&begun.value);
+      const bool known = way ? std::count(std::begin(kPeftBeginnings), std::end(kPeftBeginnings),
+                                          *way) > 0
+                             : !begun || std::holds_alternative<bool>(begun.value);
+      if (!known)
+        throw Error("peft-unsupported", "init_lora_weights='" + (way ? *way : "?") +
+                                            "' changes the base weights");
       const double by = alpha / (scaled ? std::sqrt(rank) : rank);
       return std::make_tuple(kind, rank, static_cast<float>(by));
     });
@@ -268,12 +283,13 @@ inline std::map<std::string, std::string> PeftNames(const Package& package,
   return names;
 }
 
-/// What a package trains with an adapter, in the memory of the state.
+/// What a package trains with an adapter, in the memory of the state, as it is now.
 inline Tensors TrainedOf(const Package& package, const State& state) {
   if (!package.Manifest()["adapter"])
     throw Error("no-adapter", "The package was built without an adapter.", package.Folder(),
                 "build it with --adapter lora --on '*.q_proj'");
   state.RequireValues();
+  state.Refresh();
   Tensors trained;
   for (const auto& [name, parameter] : state.parameters)
     if (parameter.trainable) trained[name] = parameter.value;
@@ -355,6 +371,7 @@ inline void LoadAdapter(const Package& package, const CheckpointState& state,
   const detail::Gate::Call call(*state.Internal()->gate);
   const detail::Tensors trained = detail::TrainedOf(package, *state.Internal());
   const detail::Tensors values = detail::ReadAdapter(package, trained, path);
+  state.Internal()->Refresh(true);
   for (const auto& [name, own] : trained) own.CopyFrom(values.at(name).data.get());
 }
 

@@ -45,23 +45,31 @@ class CheckpointState {
     state_->properties[name] = value;
   }
   Property GetProperty(const std::string& name) const {
-    if (HasProperty(name)) return state_->properties.at(name);
+    const detail::Gate::Call call(*state_->gate);
+    const auto found = state_->properties.find(name);
+    if (found != state_->properties.end()) return found->second;
     throw Error("unknown-property", "The state has no property '" + name + "'.");
   }
-  bool HasProperty(const std::string& name) const { return state_->properties.count(name) > 0; }
+  bool HasProperty(const std::string& name) const {
+    const detail::Gate::Call call(*state_->gate);
+    return state_->properties.count(name) > 0;
+  }
 
-  /// The parameter itself, not a copy: it shows the training's progress. While it is trained on a
-  /// device it is as of this call, and UpdateParameter alone changes it.
+  /// The parameter itself, not a copy: it shows the training's progress, and is valid as long as
+  /// the state lives. The first session that is made of the state moves what it trains: a
+  /// parameter that was taken before remains valid and shows the value of then, in memory that is
+  /// kept for it; take it again. While it is trained on a device it is as of this call, and
+  /// UpdateParameter alone changes it.
   Ort::Value GetParameter(const std::string& name) const {
+    const detail::Gate::Call call(*state_->gate);
     const detail::Tensor& found = Find(name);
-    if (!state_->twins.expired()) {
-      const detail::Gate::Call call(*state_->gate);
-      state_->Refresh();
-    }
+    state_->Refresh();
+    if (!state_->flat.data && state_->parameters.at(name).trainable) taken_->insert(found.data);
     return found.Value();
   }
 
   void UpdateParameter(const std::string& name, const Ort::Value& value) {
+    const detail::Gate::Call call(*state_->gate);
     const detail::Tensor& target = Find(name);
     const auto info = value.GetTensorTypeAndShapeInfo();
     const bool same_type = info.GetElementType() == target.type;
@@ -70,7 +78,6 @@ class CheckpointState {
           same_type ? "parameter-shape" : "parameter-type",
           "Parameter '" + name + "' is " + target.Description() + ", unlike the new value.");
     }
-    const detail::Gate::Call call(*state_->gate);
     state_->Refresh(true);
     target.CopyFrom(value.GetTensorRawData());
   }
@@ -124,6 +131,9 @@ class CheckpointState {
   }
 
   std::shared_ptr<detail::State> state_;
+  // The memory of parameters that were taken before a session moved them.
+  std::shared_ptr<std::set<detail::Memory>> taken_ =
+      std::make_shared<std::set<detail::Memory>>();
 };
 
 }  // namespace odtpack

@@ -33,7 +33,7 @@ class Generator {
       if (found == of.adapters_.end())
         throw Error("unknown-adapter", "There is no adapter '" + adapter + "'.", "",
                     "add it first: AddAdapter(name, path)");
-      adapter_ = found->second;
+      adapter_ = found->second();
       for (const auto& [name, tensor] : adapter_) Give(name, tensor.Value());
     }
 
@@ -121,18 +121,25 @@ class Generator {
       outputs_.push_back("present" + state.first.substr(state.first.find('.')));
   }
 
-  /// Put an adapter beside the decoder: a state, as it is at each later call. Do not train it
-  /// during one.
+  /// Put an adapter beside the decoder: a state, as it is at each later call, which is `busy` if a
+  /// call of the state runs when it begins. Do not train it during one. The state is kept.
   void AddAdapter(const std::string& name, const CheckpointState& state) {
-    const detail::Gate::Call call(*state.Internal()->gate);
-    Add(name, detail::TrainedOf(package_, *state.Internal()));
+    const auto read = [this, state] {
+      const detail::Gate::Call call(*state.Internal()->gate);
+      return OfDecoder(detail::TrainedOf(package_, *state.Internal()));
+    };
+    read();  // says what is wrong with it
+    const detail::Gate::Call call(gate_);
+    adapters_[name] = read;
   }
   /// Put one beside it that SaveAdapter or PEFT wrote.
   void AddAdapter(const std::string& name, const std::string& path) {
     detail::Tensors shapes;
     for (const auto& spec : package_.Parameters())
       if (spec.role == "trainable") shapes[spec.name] = {spec.type, spec.shape, nullptr};
-    Add(name, detail::ReadAdapter(package_, shapes, path));
+    const detail::Tensors values = OfDecoder(detail::ReadAdapter(package_, shapes, path));
+    const detail::Gate::Call call(gate_);
+    adapters_[name] = [values] { return values; };
   }
   /// Forget an adapter, if it is there.
   void RemoveAdapter(const std::string& name) {
@@ -209,11 +216,15 @@ class Generator {
       throw Error("bad-prompt", "A prompt is one token or more, as whole numbers from 0 on.");
   }
 
-  void Add(const std::string& name, const detail::Tensors& values) {
-    const detail::Gate::Call call(gate_);
-    detail::Tensors& own = adapters_[name];
-    own.clear();
-    for (const auto& spec : package_.Adapter()) own[spec.name] = values.at(spec.name);
+  /// Those of what was trained that the decoder takes.
+  detail::Tensors OfDecoder(const detail::Tensors& trained) const {
+    detail::Tensors own;
+    for (const auto& spec : package_.Adapter()) {
+      const auto found = trained.find(spec.name);
+      if (found == trained.end()) detail::ThrowMismatch("the state has no '" + spec.name + "'");
+      own.insert(*found);
+    }
+    return own;
   }
 
   static int64_t Choose(const std::vector<float>& logits, const GenerateOptions& options,
@@ -254,7 +265,7 @@ class Generator {
   std::set<std::string> given_;
   std::map<std::string, detail::Tensor> states_;
   std::vector<std::string> outputs_;
-  std::map<std::string, detail::Tensors> adapters_;
+  std::map<std::string, std::function<detail::Tensors()>> adapters_;  // as each is now
 };
 
 }  // namespace odtpack

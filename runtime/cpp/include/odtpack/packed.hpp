@@ -6,6 +6,8 @@
 // core/framework/tensor_external_data_info.cc.
 #pragma once
 
+#include <dirent.h>
+#include <sys/file.h>
 #include <sys/utsname.h>
 
 #include <fstream>
@@ -220,6 +222,12 @@ class PackedParts {
   std::map<std::string, std::string> entries_;
 };
 
+/// The sizes of the model and its weights: ONNX Runtime maps what it does not check.
+inline std::string PackedSizes(const fs::path& folder) {
+  return std::to_string(fs::file_size(folder / "decoder.onnx")) + " " +
+         std::to_string(fs::file_size(folder / "decoder.weights"));
+}
+
 /// Write the decoder with its weights packed into a folder, whole or not at all.
 inline void PackDecoder(const Ort::Env& env, const Package& package,
                         const Ort::SessionOptions& options, const fs::path& target) {
@@ -231,6 +239,8 @@ inline void PackDecoder(const Ort::Env& env, const Package& package,
   // The optimized decoder first, with its weights as they are: what it folds is there.
   PackedParts::Save(env, options, package.Decoder(), stage / "decoder.onnx", false);
   PackedParts(env, options, stage).Pack();
+  const std::string sizes = PackedSizes(stage);
+  Write(Open(stage / "sizes", "wbe"), sizes.data(), sizes.size());
   for (const auto& file : fs::directory_iterator(stage)) Sync(Open(file.path(), "r+be"));
   fs::rename(stage, target);
   SyncFolder(target);
@@ -244,16 +254,25 @@ inline Ort::Session OpenDecoder(const Ort::Env& env, const Package& package,
   const std::lock_guard<std::mutex> lock(one_at_a_time);
   const fs::path folder = options.GetConfigEntry(kPackedWeights);
   const fs::path target = folder / (kPacked + PackedKey(package, options));
+  const std::string model = (target / "decoder.onnx").string();
+  std::error_code ignored;
+  fs::create_directories(folder, ignored);  // packing says what is wrong with it
+  // One process at a time, until it is open: whoever packs another decoder removes this one.
+  const std::unique_ptr<DIR, int (*)(DIR*)> held(::opendir(folder.c_str()), ::closedir);
+  while (held && ::flock(::dirfd(held.get()), LOCK_EX) != 0 && errno == EINTR) continue;
   try {
-    if (!fs::is_directory(target)) PackDecoder(env, package, options, target);
+    if (*Map(target / "sizes") == PackedSizes(target)) return OpenSession(env, model, options);
+  } catch (const std::exception&) {  // some is missing, or damaged: write it anew
+  }
+  try {
+    PackDecoder(env, package, options, target);
   } catch (const std::exception& error) {
-    std::error_code ignored;
     fs::remove_all(target.string() + ".part", ignored);  // it may have filled the disk
     throw Error("packed-not-written",
                 std::string("Packed weights cannot be written: ") + error.what(), folder.string(),
                 "name a folder with room for the decoder's weights twice");
   }
-  return OpenSession(env, (target / "decoder.onnx").string(), options);
+  return OpenSession(env, model, options);
 }
 
 }  // namespace odtpack::detail

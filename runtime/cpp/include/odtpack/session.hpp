@@ -576,7 +576,7 @@ class TrainingSession {
         if (!fresh && placed.data.get() != value.data.get())
           detail::ThrowMismatch("the order in memory");
         if (fresh && value.data) placed.CopyFrom(value.data.get());
-        value = placed;  // what was moved is freed
+        value = placed;  // what was moved is freed, unless GetParameter returned it
         const detail::Tensor gradient = own_->state.gradients.From(spec.offset, spec.shape);
         for (const char* end : {"_grad.accumulation.buffer", "_grad.accumulation.out"})
           own_->bound.Add(spec.name + end, gradient, detail::Twins::kGradient);

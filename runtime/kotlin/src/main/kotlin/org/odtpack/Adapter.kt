@@ -22,6 +22,7 @@ private val SETTINGS = listOf(
     "use_bdlora", "arrow_config", "kasa_config", "monteclora_config",
 )
 private val PLAIN = setOf(null, false, "none", emptyMap<String, Any>())
+private val STARTS = setOf(null, true, false, "gaussian", "orthogonal", "eva")
 
 private fun isOnnx(file: File) = file.extension == "onnx_adapter"
 
@@ -280,6 +281,10 @@ private data class Kind(val name: String, val rank: Long, val factor: Double)
 private fun kindOf(file: File, text: ByteArray) = readPeft(file, text) { json ->
     SETTINGS.find { json[it].value !in PLAIN }?.let {
         fail("peft-unsupported", "The adapter has a setting $it.", file.path)
+    }
+    val start = json["init_lora_weights"].value
+    if (start !in STARTS) {
+        fail("peft-unsupported", "init_lora_weights='$start' changes the base weights.", file.path)
     }
     val name = json["peft_type"].text()
     if (name != "LORA") return@readPeft Kind(name, 0, 1.0)

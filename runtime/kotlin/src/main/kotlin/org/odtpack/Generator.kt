@@ -33,11 +33,13 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
 ) : AutoCloseable {
     private val turn = Turn()
     private val adapters = HashMap<String, () -> ByteArray>()
-    private val session: OrtSession
+    private var opened: OrtSession?
+    private val session
+        get() = opened ?: fail("closed", "The generator is closed.", "", "make a new one")
 
     init {
         Telemetry.stop(env)
-        session = pack.sessionOptions(threads).use { own ->
+        opened = pack.sessionOptions(threads).use { own ->
             // An adapter's inputs have values, which is meant.
             own.setSessionLogLevel(OrtLoggingLevel.ORT_LOGGING_LEVEL_ERROR)
             openDecoder(env, pack, options ?: own)
@@ -106,8 +108,14 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
         return turn.take { Tokens(turn, Reading(prompt, adapter), prompt, maxTokens, stop, draw) }
     }
 
-    /** Free the decoder. Close the tokens that are being made before. */
-    override fun close() = turn.await(session::close)
+    /**
+     * Free the decoder, once the call that runs has ended. Every later one is `closed`; closing again
+     * does nothing. Close the tokens that are being made before.
+     */
+    override fun close() = turn.await {
+        opened?.close()
+        opened = null
+    }
 
     /** The adapter alone, of what was trained, as ONNX Runtime reads it. */
     private fun bytesOf(trained: Map<String, Tensor>): ByteArray {
@@ -239,12 +247,16 @@ internal class Draw(
 ) {
     operator fun invoke(logits: FloatArray): Int {
         if (temperature == 0.0) return logits.indices.maxByOrNull { logits[it] + 0f }!!
-        val sorted = logits.indices.sortedByDescending { logits[it] + 0f } // no negative zeros
+        // No negative zeros; NaN last, and a sum with one ends at the first, as in Python.
+        val sorted = logits.indices.sortedByDescending {
+            (logits[it] + 0f).takeUnless(Float::isNaN)
+        }
         val order = if (topK > 0) sorted.take(topK) else sorted
         val highest = logits[order[0]] / temperature
         var sum = 0.0
         val totals = order.map { sum += exp(logits[it] / temperature - highest); sum }
-        val kept = totals.subList(0, totals.indexOfFirst { it >= topP * sum } + 1)
+        val last = totals.indexOfFirst { it >= topP * sum || it.isNaN() }
+        val kept = totals.subList(0, last + 1)
         val place = uniform() * kept.last()
         return order[kept.indexOfFirst { it > place }.let { if (it < 0) kept.lastIndex else it }]
     }

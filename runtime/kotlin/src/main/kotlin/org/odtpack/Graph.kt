@@ -144,9 +144,10 @@ internal fun memoryOf(name: String, info: TensorInfo, found: Pair<Tensor, OnnxTe
 
 /** Check a batch against the inputs of the model, as Python does, with the same codes. */
 internal fun checkBatch(specs: List<Spec>, feeds: Map<String, OnnxTensorLike>) {
-    if (feeds.size != specs.size || specs.any { it.name !in feeds }) {
+    val lacks = specs.find { feeds[it.name] == null }?.name // Java may have null
+    if (feeds.size != specs.size || lacks != null) {
         fail(
-            "input-count", "The batch has the inputs ${feeds.keys}.", "",
+            "input-count", "The batch has the inputs ${feeds.keys - lacks}.", "",
             "pass " + specs.joinToString { "${it.name}: ${it.description}" },
         )
     }

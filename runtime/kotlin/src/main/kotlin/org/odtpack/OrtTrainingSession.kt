@@ -327,7 +327,8 @@ class OrtTrainingSession private constructor(
         var (loss, samples) = Pair(0.0, 0L)
         val score = Score(pack)
         for (batch in batches) {
-            val size = (batch.values.first() as OnnxTensor).info.shape.firstOrNull() ?: 1
+            val first = batch.values.firstOrNull() as OnnxTensor?
+            val size = first?.info?.shape?.firstOrNull() ?: 1 // what is missing, evalStep says
             own {
                 evalStep(batch).use { result ->
                     loss += lossOf(result) * size

@@ -19,6 +19,7 @@ import java.nio.channels.FileChannel
 
 private const val FOLDER = "odtpack.packed_weights" // session option: keeps packed weights there
 private const val START = "odtpack-packed-" // starts the name of a folder in it
+private const val LOCK = "odtpack-packed.lock" // one process at a time packs and opens
 private const val PAGE = 4096
 
 /** Entries of session options that decide how weights are packed. */
@@ -48,30 +49,58 @@ internal fun openDecoder(
 ): OrtSession {
     val folder = options.configEntries[FOLDER] ?: return openSession(env, pack.decoder, options)
     val target = File(folder, START + packedKey(env, pack, options))
-    synchronized(PackedParts) {
-        if (target.isDirectory) return@synchronized
-        val stage = File("${target.path}.part")
+    val model = File(target, "decoder.onnx").path
+    File(folder).mkdirs() // packing says what is wrong with it
+    // Until it is open: whoever packs another decoder removes this one.
+    return synchronized(PackedParts) { locked(File(folder, LOCK)).use {
         try {
-            for (stale in File(folder).listFiles().orEmpty())
-                if (stale.name.startsWith(START)) stale.deleteRecursively()
-            if (!stage.mkdirs()) throw IOException("the folder cannot be made")
-            // The optimized decoder first, with its weights as they are: what it folds is there.
-            save(env, options, File(pack.decoder), File(stage, "decoder.onnx"), packed = false)
-            PackedParts(env, options, stage).pack()
-            for (file in stage.listFiles().orEmpty())
-                RandomAccessFile(file, "rw").use { it.channel.force(true) }
-            rename(stage, target)
-            forceFolder(File(folder))
-        } catch (error: Exception) {
-            fail(
-                "packed-not-written", "Packed weights cannot be written: ${error.message}", folder,
-                "name a folder with room for the decoder's weights twice",
-            )
-        } finally {
-            stage.deleteRecursively()
+            if (File(target, "sizes").readText() == sizes(target))
+                return openSession(env, model, options)
+        } catch (_: IOException) { // some is missing, or damaged: write it anew
+        } catch (_: OdtpackException) {
         }
+        write(env, pack, options, target)
+        openSession(env, model, options)
+    } }
+}
+
+/** Wait for other processes until what is returned is closed; null where nothing can be locked. */
+private fun locked(file: File) =
+    runCatching { RandomAccessFile(file, "rw").apply { lock(channel) } }.getOrNull()
+
+/** The sizes of the model and its weights: ONNX Runtime maps what it does not check. */
+private fun sizes(folder: File) =
+    "${File(folder, "decoder.onnx").length()} ${File(folder, "decoder.weights").length()}"
+
+/** Write the decoder with its weights packed into a folder, whole or not at all. */
+private fun write(
+    env: OrtEnvironment,
+    pack: TrainingPackage,
+    options: SessionOptions,
+    target: File,
+) {
+    val folder = target.parentFile!!
+    val stage = File("${target.path}.part")
+    try {
+        for (stale in folder.listFiles().orEmpty())
+            if (stale.name.startsWith(START)) stale.deleteRecursively()
+        if (!stage.mkdirs()) throw IOException("the folder cannot be made")
+        // The optimized decoder first, with its weights as they are: what it folds is there.
+        save(env, options, File(pack.decoder), File(stage, "decoder.onnx"), packed = false)
+        PackedParts(env, options, stage).pack()
+        File(stage, "sizes").writeText(sizes(stage))
+        for (file in stage.listFiles().orEmpty())
+            RandomAccessFile(file, "rw").use { it.channel.force(true) }
+        rename(stage, target)
+        forceFolder(folder)
+    } catch (error: Exception) {
+        fail(
+            "packed-not-written", "Packed weights cannot be written: ${error.message}", folder.path,
+            "name a folder with room for the decoder's weights twice",
+        )
+    } finally {
+        stage.deleteRecursively()
     }
-    return openSession(env, File(target, "decoder.onnx").path, options)
 }
 
 /** What packed weights depend on; ONNX Runtime does not check where they are from. */
