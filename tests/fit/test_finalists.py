@@ -67,10 +67,10 @@ def test_the_worst_device_counts() -> None:
     ("budgets", "share"),
     [
         ('[budgets]\npeak_memory = "90 MB"\n', lambda s: s.peak_bytes / 90e6 - 1),
-        ("[budgets]\naccuracy_floor = 2\n", lambda s: (2 - s.metric) / 2),
+        ("[budgets]\naccuracy_floor = 1\n", lambda s: 1 - s.metric),
         (
-            '[budgets]\npeak_memory = "90 MB"\naccuracy_floor = 2\n',
-            lambda s: max(s.peak_bytes / 90e6 - 1, (2 - s.metric) / 2),
+            '[budgets]\npeak_memory = "90 MB"\naccuracy_floor = 1\n',
+            lambda s: max(s.peak_bytes / 90e6 - 1, 1 - s.metric),
         ),
         ('[budgets]\npeak_memory = { limit = "90 MB", level = "warn" }\n', lambda s: None),
     ],

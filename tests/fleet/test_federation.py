@@ -247,7 +247,7 @@ def test_a_state_that_is_not_its_own_is_refused(folder: Path, tmp_path: Path, da
         content = dict(np.load(path))
         content["visits"]["end"] = 99
         np.savez(path, **content)
-    with refused("fleet-state", "cannot go on"):
+    with refused("fleet-state", "cannot continue"):
         make(folder, fleet).simulate(state_path=path, resume=True)
 
 

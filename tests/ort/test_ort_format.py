@@ -92,7 +92,9 @@ def test_the_content_is_that_of_the_reference_converter(
         (expected,) = folder.glob("*.ort")
         convert_model(model, tmp_path / "own.ort", style=style, platform=platform)
         assert content(tmp_path / "own.ort") == content(expected)
-        assert (tmp_path / "own.ort").stat().st_size == expected.stat().st_size
+        # ONNX Runtime writes some tables in an order that varies, and so pads differently.
+        size = (tmp_path / "own.ort").stat().st_size
+        assert size == pytest.approx(expected.stat().st_size, rel=0.01)
 
 
 def test_only_amd64_lays_convolutions_out_in_blocks(tmp_path: Path) -> None:

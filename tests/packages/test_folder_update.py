@@ -234,7 +234,7 @@ def test_a_folder_whose_parent_takes_no_file(tmp_path: Path, holds: bool) -> Non
     (tmp_path / "parent").chmod(0o500)
     try:
         if holds:
-            with pytest.raises(OdtpackError, match="cannot be replaced whole"):
+            with pytest.raises(OdtpackError, match="cannot be replaced atomically"):
                 replace(folder)
         else:
             replace(folder)

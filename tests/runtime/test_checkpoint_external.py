@@ -38,7 +38,7 @@ def test_damage_to_the_data_file_is_found(tmp_path: Path) -> None:
     for position in range(len(stored)):
         stored[position] ^= 16
         (tmp_path / "c.data").write_bytes(stored)
-        with pytest.raises(OdtpackError, match=r"not what was saved: .|neither 0 nor 1"):
+        with pytest.raises(OdtpackError, match=r"do not match their digests: .|neither 0 nor 1"):
             read_checkpoint(tmp_path / "c")
         stored[position] ^= 16
 

@@ -194,7 +194,7 @@ def test_the_message_names_what_differs(small: bytes) -> None:
         ),
     }
     for words, data in changed.items():
-        with pytest.raises(OdtpackError, match=f"is not what was saved: .*{words}"):
+        with pytest.raises(OdtpackError, match=f"do not match their digests: .*{words}"):
             parse_checkpoint(data)
 
 

@@ -82,7 +82,7 @@ def test_a_damaged_one_falls_back(path: Path, caplog: pytest.LogCaptureFixture) 
         state = CheckpointState.load_checkpoint(path)
     assert step_of(state) == 3
     assert state.recovered == caplog.messages[0]
-    assert "not what was saved: 'w'" in state.recovered
+    assert "do not match their digests: 'w'" in state.recovered
     assert "trained.ckpt.previous, of optimizer step 3" in state.recovered
     assert "2 optimizer steps made since are lost" in state.recovered
     # The next save replaces the damaged file; the good one is not rotated away for it.
@@ -321,7 +321,7 @@ def test_nothing_is_kept_unless_asked(tmp_path: Path) -> None:
     save(tmp_path / "c", 5, keep=False)
     assert [entry.name for entry in tmp_path.iterdir()] == ["c"]
     harm(tmp_path / "c")
-    with pytest.raises(OdtpackError, match="not what was saved"):
+    with pytest.raises(OdtpackError, match="do not match their digests"):
         CheckpointState.load_checkpoint(tmp_path / "c")
 
 

@@ -110,5 +110,5 @@ def test_a_wrong_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_values_between_segments_stay_there(tmp_path: Path) -> None:
     package = built(tmp_path, "int8")
     state = CheckpointState.load_checkpoint(package.checkpoint)
-    with refused("unsupported-device", "file of activations"):
+    with refused("unsupported-device", "keep activations in a file"):
         Module(package.training_model, state, device="CPUExecutionProvider", activations=tmp_path)

@@ -305,7 +305,7 @@ class TestKill:
     def test_no_process_kills(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(training_run, "PATIENCE_SECONDS", 0)
         told: list[object] = []
-        with pytest.raises(OdtpackError, match="and was not"):
+        with pytest.raises(OdtpackError, match="did not end the training"):
             training_run.wait_to_be_killed(
                 lambda *a, **k: told.append((a, k)), step=3, written=None
             )

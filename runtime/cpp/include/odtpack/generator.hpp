@@ -234,7 +234,8 @@ class Generator {
     std::vector<int64_t> order(logits.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&logits](int64_t one, int64_t two) {
-      return logits[static_cast<size_t>(one)] > logits[static_cast<size_t>(two)];
+      const float a = logits[static_cast<size_t>(one)], b = logits[static_cast<size_t>(two)];
+      return a > b || (std::isnan(b) && !std::isnan(a));  // NaN last
     });
     if (options.top_k > 0) order.resize(std::min(order.size(), options.top_k));
     const auto scaled = [&](int64_t token) {
