@@ -580,7 +580,8 @@ def write_artifacts(task: Task, folder: Path, remark: Remark = silent) -> Manife
             hint="convert with onnxruntime-training: "
             "python -m onnxruntime.tools.convert_onnx_models_to_ort FOLDER",
         )
-    check_options(task)
+    if spec.segments or spec.keep_products:
+        check_options(task)
     backend.require_opset(task.model.graph.opset_imports[""])
     if task.memory is not None and task.memory.budget is not None:
         graphs = build_within(task.memory, task, _made)
