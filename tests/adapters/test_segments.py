@@ -191,6 +191,11 @@ def test_products_that_are_kept(
     verify_package(keeping)
 
 
+def test_products_are_kept_between_segments_only(llama_file: Path, tmp_path: Path) -> None:
+    with refused("segments-missing", "products are kept"):
+        built(llama_file, tmp_path, segments=False, keep_products=2)
+
+
 def _backward(folder: Path) -> tuple[list[int], list[int]]:
     """How many products each backward model computes, and takes from its forward model."""
     computed, taken = [], []

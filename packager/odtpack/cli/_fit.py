@@ -17,6 +17,7 @@ from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, 
 from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training import loop as training_loop
 from odtpack_runtime.training.loop import Evaluation
 from odtpack_runtime.training.lr_scheduler import PROPERTY
@@ -255,11 +256,14 @@ def step_count(samples: int, batch_size: int, accumulation_steps: int, *, whole:
 def open_module(
     package: Package, state: CheckpointState, activations: Path | None = None
 ) -> Module:
-    """The package's models on a state."""
+    """The package's models on a state; ONNX Runtime logs no error that is raised as well."""
+    options = default_session_options(package.training_model)
+    options.log_severity_level = 4
     return Module(
         package.training_model,
         state,
         package.eval_model,
+        session_options=options,
         step_model_uri=package.step_model,
         activations=activations,
     )

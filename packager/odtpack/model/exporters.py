@@ -29,11 +29,16 @@ _CALL = "pkg.torch.onnx.fx_node"
 _ARGUMENT = re.compile(r"%(\w+)")
 
 
+def _listed(graph: ir.Graph) -> list[tuple[str, str, str]]:
+    """Argument, kind and name of each parameter and buffer that the exporter lists."""
+    return _TENSOR.findall(graph.metadata_props.get(_SIGNATURE, ""))
+
+
 class ExportedParameters:
     """What the exporter of a graph noted of the module's parameters."""
 
     def __init__(self, graph: ir.Graph) -> None:
-        listed = _TENSOR.findall(graph.metadata_props.get(_SIGNATURE, ""))
+        listed = _listed(graph)
         self._targets = {argument: name for argument, _, name in listed}
         self._kinds = {name: kind for _, kind, name in listed}
         self._owners = {name.rpartition(".")[0] for name in self._kinds}
@@ -184,8 +189,7 @@ class Folded:
 
 def folded(graph: ir.Graph) -> dict[str, Folded]:
     """Initializers that the exporter computed, as far as it noted from what."""
-    lines = _TENSOR.findall(graph.metadata_props.get(_SIGNATURE, ""))
-    listed = {name: kind for _, kind, name in lines}
+    listed = {name: kind for _, kind, name in _listed(graph)}
     found = {}
     for name, value in graph.initializers.items():
         note = value.metadata_props.get(_FOLDED)

@@ -87,14 +87,7 @@ def train(
     from odtpack.cli._files import check_share, check_writable, find_recipe
     from odtpack.cli.data import as_samples
     from odtpack.recipe import read_recipe
-    from odtpack_runtime import (
-        CheckpointState,
-        Module,
-        OdtpackError,
-        Optimizer,
-        Package,
-        default_session_options,
-    )
+    from odtpack_runtime import CheckpointState, OdtpackError, Optimizer, Package
     from odtpack_runtime.package.self_check import cannot_teach
 
     opened = Package.open(package)
@@ -119,16 +112,7 @@ def train(
     parts = _fit.split(len(next(iter(arrays.values()))), share, seed)
 
     state = CheckpointState.load_checkpoint(resume or opened.checkpoint)
-    options = default_session_options(opened.training_model)
-    options.log_severity_level = 4  # the error that is raised says the same
-    module = Module(
-        opened.training_model,
-        state,
-        opened.eval_model,
-        session_options=options,
-        step_model_uri=opened.step_model,
-        activations=activations,
-    )
+    module = _fit.open_module(opened, state, activations)
     optimizer = Optimizer(opened.optimizer_model, module)
     made = dict(state.properties).get(EPOCHS_PROPERTY, 0)
     before_epochs = made if isinstance(made, int) and made >= 0 else 0
