@@ -191,11 +191,12 @@ inline std::string Hex(const Digest& digest) {
 }
 
 /// SHA-256 in hex of a mapped file, whose pages are given back as they are read: a file of weights
-/// may be larger than what the process may have.
-inline std::string Sha256Mapped(std::string_view file) {
-  auto* data = const_cast<char*>(file.data());
+/// may be larger than what the process may have. Takes what `Map` returns and nothing else: pages of
+/// other memory would be lost.
+inline std::string Sha256Mapped(const std::shared_ptr<const std::string_view>& file) {
+  auto* data = const_cast<char*>(file->data());
   return Hex(
-      Sha256Bytes(data, file.size(), HasSha256Instructions(),
+      Sha256Bytes(data, file->size(), HasSha256Instructions(),
                   [data](size_t at, size_t size) { ::madvise(data + at, size, MADV_DONTNEED); }));
 }
 

@@ -171,7 +171,7 @@ class Package {
       Require(detail::fs::is_regular_file(path), "package-incomplete", root, name, "is missing");
       const auto content = detail::Map(path);
       Require(content->size() == static_cast<size_t>(file["size_bytes"].Whole()) &&
-                  detail::Sha256Mapped(*content) == file.Get<std::string>("sha256"),
+                  detail::Sha256Mapped(content) == file.Get<std::string>("sha256"),
               "package-changed", root, name, "is not the one that the manifest describes");
     } catch (const std::system_error& error) {
       Require(false, "package-incomplete", root, name,

@@ -38,13 +38,13 @@ inline std::string PackedKey(const Package& package, const Ort::SessionOptions& 
       if (line.rfind(name, 0) == 0) about.insert(line);
   }
   if (about.empty()) about = {known.version};
-  std::string text = Sha256Mapped(*Map(package.Folder() + "/manifest.json"));
+  std::string text = Sha256Mapped(Map(package.Folder() + "/manifest.json"));
   text += "\n" + Ort::GetVersionString() + "\n" + known.machine;
   for (const std::string& line : about) text += "\n" + line;
   for (const char* choice : kPackingChoices)
     if (options.HasConfigEntry(choice))
       text += std::string("\n") + choice + "=" + options.GetConfigEntry(choice);
-  return Sha256Mapped(text).substr(0, 16);
+  return Hex(Sha256Bytes(text.data(), text.size())).substr(0, 16);
 }
 
 // Fields of onnx.proto, as they begin on the wire.
