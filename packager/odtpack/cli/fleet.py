@@ -11,7 +11,12 @@ import typer
 import odtpack_simulator as sim
 from odtpack.cli import _console, _options
 from odtpack.cli._options import destination, examples, flag, group, option
-from odtpack.cli.device.results import Format, check_comparison_file, show_comparison
+from odtpack.cli.device.results import (
+    Format,
+    check_comparison_file,
+    comparison_form,
+    show_comparison,
+)
 from odtpack.cli.device.simulate import REPORT, STRICT
 
 if TYPE_CHECKING:
@@ -181,7 +186,7 @@ def compare(
             max=1.0,
         ),
     ] = None,
-    form: Annotated[Format, _options.COMPARISON_FORM] = "text",
+    form: Annotated[Format | None, _options.COMPARISON_FORM] = None,
     out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
@@ -194,9 +199,9 @@ def compare(
     from odtpack_simulator.fleet.result import load_fleet_result
 
     before, now = load_fleet_result(base), load_fleet_result(head)
+    chosen = comparison_form(form, as_json=as_json)
     check_comparison_file(out, [base, head])
-    form = "json" if as_json else form
-    show_comparison(compare_fleets(before, now, accuracy), form, out)
+    show_comparison(compare_fleets(before, now, accuracy), chosen, out)
 
 
 # ``odtpack fleet demo``: a week of 500 phones that learn the digits together.

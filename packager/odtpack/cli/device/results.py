@@ -108,7 +108,7 @@ def compare(
             'Limits for HEAD; "+5 %" refers to BASE. Exceeding one is exit code 1.', "budgets.toml"
         ),
     ] = None,
-    form: Annotated[Format, _options.COMPARISON_FORM] = "text",
+    form: Annotated[Format | None, _options.COMPARISON_FORM] = None,
     out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
@@ -122,11 +122,25 @@ def compare(
 
     before, now = sim.load_result(base), sim.load_result(head)
     budgets = None if budget is None else sim.read_budgets(budget)
+    chosen = comparison_form(form, as_json=as_json)
     check_comparison_file(out, [base, head, budget])
     comparison = compare_results(before, now, budgets)
-    show_comparison(comparison, "json" if as_json else form, out)
+    show_comparison(comparison, chosen, out)
     if comparison.over_budget:
         raise typer.Exit(_options.NOT_MET)
+
+
+def comparison_form(form: Format | None, *, as_json: bool) -> Format:
+    """The format that two options name: --json is --format json."""
+    from odtpack_runtime.errors import OdtpackError
+
+    if as_json and form not in (None, "json"):
+        raise OdtpackError(
+            "option-not-used",
+            f"--json and --format {form} exclude each other",
+            hint="leave one out",
+        )
+    return "json" if as_json else form or "text"
 
 
 def check_comparison_file(out: Path | None, inputs: list[Path | None]) -> None:
