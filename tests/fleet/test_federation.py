@@ -33,7 +33,7 @@ from odtpack_simulator.fleet.round_clock import ENDS
 from odtpack_simulator.fleet.updates import refusals, weighted_mean
 from odtpack_simulator.replay.executor import RayExecutor
 from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
-from tests.packages.samples import build, small_model
+from tests.packages.samples import build, small_model, with_values
 from tests.refused import refused
 
 SKEWED = {
@@ -424,6 +424,21 @@ def test_only_sound_answers_are_averaged(package: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(values(tmp_path / "mean"), wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_answers_of_other_packages_are_left_out(tmp_path: Path) -> None:
+    """One with other frozen values, which do not cross, and one with further parameters."""
+    models = small_model(), with_values(small_model(), "conv1.weight")
+    own, other = (
+        build(tmp_path / f"package-{number}", model, train=["fc.*"])
+        for number, model in enumerate(models)
+    )
+    larger = build(tmp_path / "larger", small_model(hidden=4))
+    count = np.int64(30)  # of NumPy, as from a table
+    answers = [(each / "checkpoint", count) for each in (own, other, larger)]
+    first, *others = fedavg(own, answers, tmp_path / "mean")
+    assert first is None
+    assert all("belongs to another package" in str(reason) for reason in others)
+
+
 def test_the_round_begins_where_one_says(package: Path, tmp_path: Path) -> None:
     """A long update from the package's own checkpoint is short from where the round began."""
     begun = moved(package, tmp_path / "begun", 100.0)
@@ -582,3 +597,19 @@ def test_a_cluster_that_does_not_answer_is_said_first(
     assert main(command) == 2
     assert "ray-unreachable" in capsys.readouterr().err
     assert not (tmp_path / "package-fleet").exists()
+
+
+def test_a_diverged_federation_is_reported(folder: Path) -> None:
+    """Its last loss is null, not NaN, which is not JSON."""
+    tables = {"training": {"learning_rate": 1e6}, "federation": {"clients": 5, "rounds": 4}}
+    federation = make(folder, fleet_of(**(SKEWED | tables)))
+    result, _ = federation.simulate()
+    assert json.loads(result.to_json())["rounds"][-1]["loss"] is None
+
+
+def test_ideal_devices_are_lost_too(folder: Path) -> None:
+    """They take no time, and a lost one gives no answer all the same."""
+    population = {"clients": 40, "lost": 1.0, "data": {"samples": [10, 40]}}
+    fleet = fleet_of(population=population, federation={"clients": 5, "minimum": 1, "rounds": 2})
+    result, _ = Federation(folder / "package", folder / "digits.npz", fleet).simulate()
+    assert [each.ends["lost"] for each in result.rounds] == [5, 5]

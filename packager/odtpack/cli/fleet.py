@@ -106,7 +106,7 @@ def run(
     cluster = None if ray is None else RayExecutor(ray, jobs or default_jobs())
     check_creatable(folder, "--out")
     make_folder(folder)
-    check_writable(folder / STATE, "--out", outside=opened)
+    check_writable(folder / STATE, "--out", [], outside=opened)
     results: list[FleetResult] = []
     with _console.Progress("federation") as progress:
         titles: dict[tuple[int, int], str] = {}
@@ -120,6 +120,8 @@ def run(
             done = now.round_number - (now.trained < now.clients)
             progress.update(done, now.rounds, title)
 
+        for old in () if resume else folder.glob("state-*.npz"):
+            old.unlink()  # of other seeds of an earlier run
         if not resume and settings.population.devices:
             federation.devices = devices_of(federation, before, progress)
         for seed in range(settings.seed, settings.seed + seeds):

@@ -60,6 +60,11 @@ def judge(
     if badge is not None and badge.suffix not in _BADGES:
         what = f"--badge {str(badge)!r} ends with neither .svg nor .json"
         raise OdtpackError("usage", what, hint="write for example: --badge badge.svg")
+    outputs = [*(("--report", each) for each in report or []), ("--badge", str(badge or "{name}"))]
+    for name, text in outputs:
+        if len(results) > 1 and "{name}" not in text:
+            what = f"{name} {text} would be written once for each of {len(results)} results"
+            raise OdtpackError("report-twice", what, hint="put {name} into it, as in {name}.html")
     named = [[text.replace("{name}", path.stem) for text in report or []] for path in results]
     badges = [Path(str(badge).replace("{name}", path.stem)) for path in results if badge]
     single = results[0] if len(results) == 1 else None
@@ -68,11 +73,9 @@ def judge(
         [text for texts in named for text in texts],
         inputs=[budget, baseline, *others],
         judged=single,
+        badges=badges,
         as_json=as_json,
     )
-    for index, path in enumerate(badges):
-        _files.check_writable(path, "--badge")
-        _files.check_not_input(path, "--badge", [budget, baseline, *results, *badges[:index]])
     found = [
         judge_again(each, lambda result: sim.judge(result, budgets, baseline=base)) for each in read
     ]
@@ -145,11 +148,10 @@ def comparison_form(form: Format | None, *, as_json: bool) -> Format:
 
 def check_comparison_file(out: Path | None, inputs: list[Path | None]) -> None:
     """Refuse a destination that cannot be written, or is read by the same command."""
-    from odtpack.cli._files import check_not_input, check_writable
+    from odtpack.cli._files import check_writable
 
     if out is not None:
-        check_writable(out, "--out")
-        check_not_input(out, "--out", inputs)
+        check_writable(out, "--out", inputs)
 
 
 def show_comparison(comparison: Comparison, form: Format, out: Path | None) -> None:
@@ -190,11 +192,10 @@ def history(
 
     Results are ordered by the time at which they were made.
     """
-    from odtpack.cli._files import check_not_input, check_writable, write_file
+    from odtpack.cli._files import check_writable, write_file
     from odtpack_simulator.reports.history import render_history
 
-    check_writable(out, "--out")
-    check_not_input(out, "--out", [*results, budget])
+    check_writable(out, "--out", [*results, budget])
     budgets = None if budget is None else sim.read_budgets(budget)
     read = [sim.load_result(path) for path in results]
     if budgets is not None:
