@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -420,8 +421,10 @@ def test_a_schedule_that_has_ended_does_not_train(run: Run, shared: Shared, tmp_
     resume = (*command, "--resume", tmp_path / "t.ckpt")
     for rate in ((), ("--lr", "0.5")):
         assert_refused(run(*resume, *rate), "bad-schedule", "has ended", "--schedule none")
-    assert "begins at" in run(*resume, "--schedule", "cosine", "--epochs", "1", code=0).out
-    run(*resume, "--schedule", "none", "--lr", "0.01", "--epochs", "1", code=0)
+    again = run(*resume, "--schedule", "cosine", "--epochs", "1", code=0).err
+    assert re.search(r"learning rate 0.001 \(cosine schedule, begins at 0\.000\d+\)", again)
+    again = run(*resume, "--schedule", "none", "--epochs", "1", code=0).err
+    assert "learning rate 0.001;" in again  # that with which the schedule began
 
 
 def test_reports_of_sizes_do_not_share_a_file(run: Run, shared: Shared, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -599,12 +601,20 @@ def test_a_cluster_that_does_not_answer_is_said_first(
     assert not (tmp_path / "package-fleet").exists()
 
 
-def test_a_diverged_federation_is_reported(folder: Path) -> None:
-    """Its last loss is null, not NaN, which is not JSON."""
-    tables = {"training": {"learning_rate": 1e6}, "federation": {"clients": 5, "rounds": 4}}
-    federation = make(folder, fleet_of(**(SKEWED | tables)))
-    result, _ = federation.simulate()
-    assert json.loads(result.to_json())["rounds"][-1]["loss"] is None
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_loss_that_is_not_finite_is_reported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """The last one is null, not NaN, which is not JSON; also where the days end before its turn."""
+    evaluate = Federation._evaluate
+    monkeypatch.setattr(
+        Federation, "_evaluate", lambda *given: replace(evaluate(*given), loss=math.nan)
+    )
+    table = {"clients": 5, "rounds": 9, "every": "12 h", "days": 1, "evaluate_every": every}
+    result, _ = make(folder, fleet_of(**(SKEWED | {"federation": table}))).simulate()
+    assert 0 < len(result.rounds) < 5
+    last = json.loads(result.to_json())["rounds"][-1]
+    assert (last["loss"], last["accuracy"] is None) == (None, False)
 
 
 def test_ideal_devices_are_lost_too(folder: Path) -> None:

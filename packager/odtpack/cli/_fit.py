@@ -38,6 +38,7 @@ def choose_scheduler(
         if resumed is None or lr is None:
             return resumed
         return LRScheduler(optimizer, resumed.schedule, lr)
+    began = _initial_rate(optimizer)
     spec, own = None, manifest.schedule
     if text is not None:
         spec = None if text == "none" else ScheduleSpec.parse(text)
@@ -46,16 +47,27 @@ def choose_scheduler(
     if spec is None:
         if PROPERTY in properties:
             del properties[PROPERTY]
-        if lr is not None:
-            optimizer.set_learning_rate(lr)
+        if lr is not None or began is not None:
+            optimizer.set_learning_rate(began or 0.0 if lr is None else lr)
         return None
-    rate = lr if lr is not None else spec.learning_rate
+    rate = next((each for each in (lr, spec.learning_rate, began) if each is not None), None)
     try:
         schedule = spec.schedule(optimizer.step_count + steps)
     except OdtpackError as error:
         error.hint = f"the training makes {steps} steps: pass a shorter warm-up or more --epochs"
         raise
     return LRScheduler(optimizer, schedule, optimizer.get_learning_rate() if rate is None else rate)
+
+
+def _initial_rate(optimizer: Optimizer) -> float | None:
+    """The rate at which the checkpoint's schedule began, None without one."""
+    now = optimizer.get_learning_rate()
+    try:
+        resumed = LRScheduler.restore(optimizer)
+    except OdtpackError:  # another schedule takes its place
+        resumed = None
+    optimizer.set_learning_rate(now)
+    return None if resumed is None else resumed.initial_lr
 
 
 def _check_goes_on(scheduler: LRScheduler, made: int, steps: int) -> None:
