@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -288,7 +291,7 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     before = tree(tmp_path)
     for path, words in found:
         with refused("cannot-write") as caught:
-            check_writable(path, "--out")
+            check_writable(path, "--out", [])
         assert words.lower() in caught.value.what.lower()
         assert str(path) in caught.value.what
     assert tree(tmp_path) == before
@@ -298,7 +301,7 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
 def test_places_that_can_be_written(tmp_path: Path, name: str) -> None:
     places(tmp_path)
     before = tree(tmp_path)
-    check_writable(tmp_path / name, "--out")
+    check_writable(tmp_path / name, "--out", [])
     assert tree(tmp_path) == before
 
 
@@ -320,7 +323,7 @@ def test_nothing_is_written_into_a_package(run: Run, shared: Shared, tmp_path: P
     (tmp_path / "link").symlink_to(package)
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "manifest.json").write_text('{"name": "app"}')
-    for check in (check_writable, check_creatable):
+    for check in (partial(check_writable, inputs=[]), check_creatable):
         with refused("cannot-write", "is a package"):
             check(tmp_path / "link" / "new", "--out")
         check(tmp_path / "app" / "new", "--out")
@@ -343,7 +346,7 @@ def test_a_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr(os, "open", refuse)
-    for check in (check_writable, check_creatable):
+    for check in (partial(check_writable, inputs=[]), check_creatable):
         with pytest.raises(OdtpackError, match="Read-only file system"):
             check(tmp_path / "new", "--out")
 
@@ -378,5 +381,55 @@ def test_what_a_killed_check_left_is_removed_by_the_next(tmp_path: Path) -> None
     process.wait()
     left = tmp_path / f".m.onnx.{process.pid}-0123456789ab.tmp"
     left.touch()
-    check_writable(tmp_path / "m.onnx", "--out")
+    check_writable(tmp_path / "m.onnx", "--out", [])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_no_command_writes_over_what_it_reads(run: Run, shared: Shared, tmp_path: Path) -> None:
+    """Data, models and checkpoints survive, whatever else is written."""
+    for name, source in {"data.npz": shared.data, "model.onnx": shared.model}.items():
+        shutil.copyfile(source, tmp_path / name)
+    data, model, trained = (tmp_path / name for name in ("data.npz", "model.onnx", "t.ckpt"))
+    run("train", shared.package, "--data", data, "--epochs", "1", "--out", trained, code=0)
+    before = tree(tmp_path)
+    for command in (
+        ("train", shared.package, "--data", data, "--out", data),
+        ("train", shared.package, "--data", shared.data, "--eval", data, "--out", data),
+        ("export", shared.package, "--checkpoint", trained, "--out", trained),
+        ("adapter", "merge", model, tmp_path, "--out", model),
+        ("init", model, "--out", model, "--force"),
+        ("head", model, "--pool", "none", "--classes", "3", "--out", model),
+    ):
+        assert_refused(run(*command), "cannot-write", "it is read by the same command")
+    assert tree(tmp_path) == before
+
+
+def test_a_private_key_is_not_written_into_a_package(
+    run: Run, shared: Shared, tmp_path: Path
+) -> None:
+    package = tmp_path / "package"
+    shutil.copytree(shared.package, package)
+    outcome = run("sign", package, "--new-key", package / "key.pem")
+    assert_refused(outcome, "cannot-write", "is a package")
+    assert tree(package) == tree(shared.package)
+
+
+def test_a_schedule_that_has_ended_does_not_train(run: Run, shared: Shared, tmp_path: Path) -> None:
+    command = ("train", shared.package, "--data", shared.data, "--out", tmp_path / "further.ckpt")
+    scheduled = (*command[:4], "--out", tmp_path / "t.ckpt", "--schedule", "cosine")
+    run(*scheduled, "--epochs", "2", code=0)
+    resume = (*command, "--resume", tmp_path / "t.ckpt")
+    for rate in ((), ("--lr", "0.5")):
+        assert_refused(run(*resume, *rate), "bad-schedule", "has ended", "--schedule none")
+    again = run(*resume, "--schedule", "cosine", "--epochs", "1", code=0).err
+    assert re.search(r"learning rate 0.001 \(cosine schedule, begins at 0\.000\d+\)", again)
+    again = run(*resume, "--schedule", "none", "--epochs", "1", code=0).err
+    assert "learning rate 0.001;" in again  # that with which the schedule began
+
+
+def test_reports_of_sizes_do_not_share_a_file(run: Run, shared: Shared, tmp_path: Path) -> None:
+    json.loads(run("inspect", shared.package, "--report", "json:-", code=0).out)
+    one = tmp_path / "one"
+    outcome = run("inspect", shared.package, "--report", f"html:{one}", "--report", f"json:{one}")
+    assert_refused(outcome, "report-twice")
+    assert_refused(run("inspect", shared.package, "--report", "json:-", "--json"), "report-twice")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx.numpy_helper
@@ -181,6 +183,40 @@ def test_every_loss_is_named_and_restored(run: Run, tmp_path: Path) -> None:
     )
     (why,) = {each["why"] for each in outcome.json()["different"]}
     assert "Dropout is in training mode" in why
+
+
+def test_parameters_with_further_axes_are_compared(run: Run, tmp_path: Path) -> None:
+    """The scales of a GroupNorm have the shape [4, 1, 1] in the file."""
+    from tests.exported.export import export
+
+    source = """
+        import torch
+
+
+        def build(scale=1.0):
+            torch.manual_seed(0)
+            module = torch.nn.Sequential(torch.nn.GroupNorm(2, 4), torch.nn.Flatten())
+            torch.nn.init.normal_(module[0].weight)
+            module[0].weight.register_hook(lambda gradient: gradient * scale)
+            x, target = torch.randn(3, 4, 5, 5), torch.randn(3, 100)
+            loss = torch.nn.functional.mse_loss(module(x), target)
+            return module, loss, {"x": x, "target": target}
+
+
+        def scaled():
+            return build(2.0)
+    """
+    file = tmp_path / "step.py"
+    file.write_text(textwrap.dedent(source))
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent(source), names)  # noqa: S102 - as the command runs it
+    module, _, inputs = names["build"]()
+    export(module.eval(), {"x": inputs["x"]}, tmp_path / "model.onnx", "torchscript")
+    command = "compare-gradients", tmp_path / "model.onnx", "--loss", "mse", "--json", "--torch"
+    found = run(*command, f"{file}:build", code=0).json()
+    assert [*found["equal"], *found["not_compared"]] == ["0.weight", "0.bias"]
+    found = run(*command, f"{file}:scaled", code=1).json()
+    assert [each["name"] for each in found["different"]] == ["0.weight"]
 
 
 def test_what_does_not_train_is_named(run: Run, tmp_path: Path) -> None:

@@ -132,8 +132,13 @@ class TestCompare:
         assert "Google Pixel 8a *, Raspberry Pi 5 (8 GB) *  Peak memory" in outcome.out
         assert "+34.3 %" in outcome.out
 
+    def test_two_formats_are_refused(self, run: Run, base: Path, head: Path) -> None:
+        both = run("compare", base, head, "--json", "--format", "markdown")
+        assert_refused(both, "option-not-used", "exclude each other")
+
     def test_json(self, run: Run, base: Path, head: Path, budget: Path) -> None:
         outcome = run("compare", base, head, "--budget", budget, "--format", "json", code=1)
+        assert run("compare", base, head, "--budget", budget, "--json", code=1).out == outcome.out
         comparison = Comparison.model_validate_json(outcome.out)
         budgets = parse_budgets(budget.read_bytes(), str(budget))
         assert comparison == compare(load_result(base), load_result(head), budgets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +35,7 @@ from odtpack_simulator.fleet.round_clock import ENDS
 from odtpack_simulator.fleet.updates import refusals, weighted_mean
 from odtpack_simulator.replay.executor import RayExecutor
 from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
-from tests.packages.samples import build, small_model
+from tests.packages.samples import build, small_model, with_values
 from tests.refused import refused
 
 SKEWED = {
@@ -424,6 +426,21 @@ def test_only_sound_answers_are_averaged(package: Path, tmp_path: Path) -> None:
     np.testing.assert_allclose(values(tmp_path / "mean"), wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_answers_of_other_packages_are_left_out(tmp_path: Path) -> None:
+    """One with other frozen values, which do not cross, and one with further parameters."""
+    models = small_model(), with_values(small_model(), "conv1.weight")
+    own, other = (
+        build(tmp_path / f"package-{number}", model, train=["fc.*"])
+        for number, model in enumerate(models)
+    )
+    larger = build(tmp_path / "larger", small_model(hidden=4))
+    count = np.int64(30)  # of NumPy, as from a table
+    answers = [(each / "checkpoint", count) for each in (own, other, larger)]
+    first, *others = fedavg(own, answers, tmp_path / "mean")
+    assert first is None
+    assert all("belongs to another package" in str(reason) for reason in others)
+
+
 def test_the_round_begins_where_one_says(package: Path, tmp_path: Path) -> None:
     """A long update from the package's own checkpoint is short from where the round began."""
     begun = moved(package, tmp_path / "begun", 100.0)
@@ -582,3 +599,27 @@ def test_a_cluster_that_does_not_answer_is_said_first(
     assert main(command) == 2
     assert "ray-unreachable" in capsys.readouterr().err
     assert not (tmp_path / "package-fleet").exists()
+
+
+@pytest.mark.parametrize("every", [1, 5])
+def test_a_loss_that_is_not_finite_is_reported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, every: int
+) -> None:
+    """The last one is null, not NaN, which is not JSON; also where the days end before its turn."""
+    evaluate = Federation._evaluate
+    monkeypatch.setattr(
+        Federation, "_evaluate", lambda *given: replace(evaluate(*given), loss=math.nan)
+    )
+    table = {"clients": 5, "rounds": 9, "every": "12 h", "days": 1, "evaluate_every": every}
+    result, _ = make(folder, fleet_of(**(SKEWED | {"federation": table}))).simulate()
+    assert 0 < len(result.rounds) < 5
+    last = json.loads(result.to_json())["rounds"][-1]
+    assert (last["loss"], last["accuracy"] is None) == (None, False)
+
+
+def test_ideal_devices_are_lost_too(folder: Path) -> None:
+    """They take no time, and a lost one gives no answer all the same."""
+    population = {"clients": 40, "lost": 1.0, "data": {"samples": [10, 40]}}
+    fleet = fleet_of(population=population, federation={"clients": 5, "minimum": 1, "rounds": 2})
+    result, _ = Federation(folder / "package", folder / "digits.npz", fleet).simulate()
+    assert [each.ends["lost"] for each in result.rounds] == [5, 5]

@@ -16,6 +16,7 @@ import pytest
 
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
+from odtpack.errors import OdtpackError
 from odtpack_runtime import (
     CheckpointState,
     Generator,
@@ -102,6 +103,8 @@ def test_cpp(
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(AssertionError, match="code: packed-not-written"):
         run({**packed, "packed": tmp_path / "file"}, tmp_path, variant)
+    with pytest.raises(AssertionError, match="logits after 6 tokens are not finite"):
+        run({**plain, "load": diverged(package, tmp_path / FORMS[0])}, tmp_path, variant)
     generator = Generator(package)
     generator.add_adapter("it", state)
     for line, adapter in zip(lines, ("it", "it", "it", "it", None), strict=True):
@@ -236,6 +239,12 @@ def test_generation(
         assert [int(each) for each in line.split()[: len(wanted)]] == wanted
         logits = [float(each) for each in line.split()[len(wanted) :]]
         np.testing.assert_allclose(logits, generator.logits(prompt, adapter)[-1], atol=1e-5)
+    nan = diverged(package, tmp_path / "nan")
+    try:
+        said = getattr(kit.run("decoder", package.path, trained, nan, words[-1]), "stderr", "")
+    except AssertionError as error:
+        said = str(error)
+    assert "logits after 6 tokens are not finite" in said
     environment = {**os.environ, "ODTPACK_TEST_PACKED": str(tmp_path / "kept")}
     for _ in range(2):  # packed weights are written, and then read
         again = kit.run("decoder", package.path, trained, *words, env=environment)
@@ -287,25 +296,41 @@ def test_kotlin(package: Package, batch: dict[str, np.ndarray[Any, Any]], tmp_pa
         assert contents(read)["arrays"] == contents(trained)["arrays"]
 
 
+def diverged(package: Package, path: Path) -> Path:
+    """An adapter for ONNX Runtime that consists of NaN."""
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    for value in state.arrays(trainable=True).values():
+        value[...] = np.nan
+    save_adapter(package, state, path.with_suffix(".onnx_adapter"))
+    return path.with_suffix(".onnx_adapter")
+
+
+def test_a_diverged_adapter_gives_no_tokens(package: Package, tmp_path: Path) -> None:
+    generator = Generator(package)
+    generator.add_adapter("it", diverged(package, tmp_path / "nan"))
+    for temperature in (0.0, 1.0):
+        with pytest.raises(OdtpackError, match="logits after 2 tokens are not finite") as caught:
+            next(generator.generate([3, 1], adapter="it", temperature=temperature))
+        assert caught.value.code == "run-failed"
+
+
 # Logits, temperature, how many of the likeliest and their probability, and a seed.
 ODD: list[tuple[list[str], float, int, float, int]] = [
     (logits.split(), *way, seed)
-    for logits in (
-        "NaN NaN NaN", "1 NaN 2 NaN", "1 Infinity 2 Infinity", "1 Infinity NaN", "1 -Infinity 2",
-        "-Infinity -Infinity", "-3 -1 -2", "1 2 3 0",
-    )
+    for logits in ("1 -Infinity 2", "-3 -1 -2", "1 2 3 0", "-0 0 -0", "1e38 3e38 -3e38")
     for way in ((0.8, 0, 1.0), (0.8, 2, 0.9), (1e-320, 0, 0.5))
     for seed in (1, 2)
-]  # fmt: skip
+]
+REFUSED = ("NaN NaN NaN", "1 NaN 2 NaN", "1 Infinity 2", "1 Infinity NaN", "-Infinity -Infinity")
 
 
 def drawn_by_python() -> list[int]:
-    with np.errstate(all="ignore"):
+    with np.errstate(over="ignore"):
         return [_Draw(t, k, p, seed)(np.array(logits, np.float32)) for logits, t, k, p, seed in ODD]
 
 
 @pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable()))
-def test_kotlin_draws_of_logits_that_are_not_finite() -> None:
+def test_kotlin_draws_of_odd_logits() -> None:
     assert json.loads(kotlin_kit.run("draws", json.dumps(ODD))) == drawn_by_python()
 
 
@@ -368,13 +393,14 @@ def test_node(
     package = built(name, tmp_path / "package")
     batch["input_ids"].tofile(tmp_path / "ids.bin")
     prompts = [[*range(3, 9)], [*range(longest)]]
-    words = ("12", json.dumps(ODD), *map(str, prompts))
+    odd = ODD + [(each.split(), way, 0, 1.0, 0) for each in REFUSED for way in (0.0, 0.8)]
+    words = ("12", json.dumps(odd), *map(str, prompts))
     found = javascript.node("decoder.mjs", package.path, tmp_path, *words)
     assert found["codes"] == [
         "unknown-adapter", "bad-prompt", "bad-argument", "bad-argument", "run-failed",
         *["closed"] * 3,
     ]  # fmt: skip
-    assert found["drawn"] == drawn_by_python()
+    assert found["drawn"] == [*drawn_by_python(), *["run-failed"] * 2 * len(REFUSED)]
     generator = Generator(package)
     for form in FORMS:
         generator.add_adapter(form, tmp_path / form)

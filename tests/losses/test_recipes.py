@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import onnx.helper
 import onnx.parser
 import pytest
 import torch
@@ -16,8 +17,10 @@ from odtpack.build import build_package
 from odtpack.losses import LOSSES, make_loss, parse_options
 from odtpack.optimizers import OPTIMIZERS
 from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.training.loop import load_dataset
 from scripts.manifest_schema import manifest_schema
+from tests import zoo
 from tests.losses.cases import CASES, normal, probabilities
 from tests.losses.harness import package, shifted
 from tests.packaging_tools import open_training
@@ -260,3 +263,23 @@ def test_options_as_people_type_them() -> None:
             parse_options("cross_entropy", [text])
     with refused("named-twice", "'p'"):
         parse_options("triplet_margin", ["p=1", "p=2"])
+
+
+def test_labels_of_another_name_are_checked(tmp_path: Path) -> None:
+    """ONNX counts negative indices from the end: -1 would train the last class."""
+    model = onnx.ModelProto()
+    model.CopyFrom(zoo.mlp((6, 5, 3)))
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT64, ["batch"])
+    model.graph.input.append(y)
+    model.graph.node.append(onnx.helper.make_node("Identity", ["y"], ["same"]))
+    same = onnx.helper.make_tensor_value_info("same", onnx.TensorProto.INT64, ["batch"])
+    model.graph.output.append(same)
+    folder = tmp_path / "package"
+    build_package(model, folder, loss="cross_entropy", loss_inputs=("output", "y"))
+    _, module, _ = open_training(folder)
+    data = np.zeros((2, 6), np.float32)
+    module(data, np.array([0, 2]))
+    for label in (-1, -3, 3):
+        with refused("label-out-of-range", f"'y' holds the label {label}"):
+            module(data, np.array([0, label]))
+    verify_package(folder)

@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
+from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Lion
 from odtpack.update.diff import Level, Verdict, diff_packages
@@ -309,3 +310,31 @@ def test_a_refused_carry_over_changes_nothing(trained: Trained) -> None:
     assert names.keys() == {"fc.weight", "fc.bias"}
     assert "[3]" in names["fc.bias"]
     assert "[5]" in names["fc.bias"]
+
+
+def test_an_adapter_that_counts_otherwise_has_no_place(tmp_path: Path) -> None:
+    """The same numbers with eight times the alpha are another model."""
+    packages = [
+        build(tmp_path / str(alpha), zoo.mlp((6, 5, 3)), {
+            "adapter": AdapterSpec("lora", ("fc*",), (), 2, alpha)})
+        for alpha in (4.0, 32.0)
+    ]  # fmt: skip
+    found = diff_packages(*(package.path for package in packages)).verdict
+    assert found.level == "incompatible"
+    assert {problem.why for problem in found.problems} == {
+        "the adapter's alpha changes from 4.0 to 32.0"
+    }
+    same = diff_packages(packages[0].path, packages[0].path).verdict
+    assert (same.level, same.notes) == ("compatible", ())
+
+
+def test_new_values_of_matrices_inside_the_models_are_noted(tmp_path: Path) -> None:
+    model = zoo.mlp((64, 32, 3))
+    options = {"adapter": AdapterSpec("lora", ("fc1",), (), 2, 4.0), "base": "int8"}
+    paths = [
+        build(tmp_path / str(number), each, options).path
+        for number, each in enumerate((model, with_values(model, "fc1.weight"), model))
+    ]
+    notes = diff_packages(*paths[:2]).verdict.notes
+    assert any("frozen tensors inside the models have new values" in note for note in notes)
+    assert diff_packages(paths[0], paths[2]).verdict.notes == ()

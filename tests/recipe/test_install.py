@@ -141,7 +141,8 @@ def test_refused(run: Run, package: Path, tmp_path: Path) -> None:
     (mixed / "fonts.bin").write_text("mine")
     assert_refused(run("install", package, "--ios", mixed), "folder-not-empty", "fonts.bin")
     assert set(tree(mixed)) == {"fonts.bin"}
-    assert_refused(run("install", package, "--ios", package), "installed-into-itself")
+    for inside in (package, package / "sub" / "deep"):
+        assert_refused(run("install", package, "--ios", inside), "installed-into-itself")
     file = mixed / "fonts.bin"
     assert_refused(run("install", package, "--ios", file), "package-not-installed", "file")
     damaged = tmp_path / "damaged"

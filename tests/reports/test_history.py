@@ -92,7 +92,7 @@ def test_several_results_are_judged_at_once(run: Run, tmp_path: Path) -> None:
     assert run("judge", paths[0], *words).json() == outcome.json()[0]
     twice = run("judge", *paths, "--report", f"html:{tmp_path}/one.html")
     assert_refused(twice, "report-twice")
-    assert_refused(run("judge", *paths, "--badge", tmp_path / "one.svg"), "cannot-write")
+    assert_refused(run("judge", *paths, "--badge", tmp_path / "one.svg"), "report-twice", "{name}")
     assert_refused(run("judge", *paths, "--badge", tmp_path / "one.png"), "usage", "--badge")
     page = tmp_path / "history.html"
     run("history", *paths, "--budget", tmp_path / "budgets.toml", "--out", page, code=0)

@@ -322,13 +322,61 @@ def test_command_line(tmp_path: Path, run: Run) -> None:
     assert (outcome.code, "private-training" in outcome.err) == (2, True)
     outcome = run("build", tmp_path / "model.onnx", "--out", tmp_path / "x", *asked[:2], *asked[4:])
     assert (outcome.code, "option-not-used" in outcome.err) == (2, True)
-    pytest.importorskip("dp_accounting")
+    dp_accounting = pytest.importorskip("dp_accounting")
     assert result["privacy"]["epsilon"] == pytest.approx(
         epsilon(0.8, 32 / 240, result["steps"], 0.1 / 240)
     )
+    resume = ("train", path, "--data", tmp_path / "data.npz", "--resume", f"{path}.ckpt", "--json")
+    further = "--out", tmp_path / "further.ckpt"
+    for size, kinds in ((240, [(240, 2)]), (32, [(240, 2), (32, 16)])):
+        found = run(*resume, *further, "--batch-size", size, "--epochs", "2", code=0).json()
+        accountant = dp_accounting.rdp.RdpAccountant()
+        gaussian = dp_accounting.GaussianDpEvent(0.8)
+        for each, steps in ((32, result["steps"]), *kinds):
+            event = dp_accounting.PoissonSampledDpEvent(each / 240, gaussian)
+            accountant.compose(event, steps)
+        wanted = accountant.get_epsilon(0.1 / 240)
+        assert found["privacy"]["epsilon"] == pytest.approx(wanted, rel=1e-12)
+        resume = (*resume[:5], further[1], "--json")
+    for record in (None, "[[0.8, 0.1, 1]]", "[[0.8, 2, 50]]", "[[]]", "{"):
+        state = CheckpointState.load_checkpoint(f"{path}.ckpt")
+        if record is None:
+            del state.properties["odtpack.private_steps"]
+        else:
+            state.properties["odtpack.private_steps"] = record
+        CheckpointState.save_checkpoint(
+            state, tmp_path / "unknown.ckpt", include_optimizer_state=True
+        )
+        unknown = (*resume[:5], tmp_path / "unknown.ckpt", *further, "--json")
+        outcome = run(*unknown, "--epochs", "1", code=0)
+        assert outcome.json()["privacy"]["epsilon"] is None
+        assert "epsilon unknown" in outcome.err
     outcome = run("privacy", "--noise", "1.3", "--samples", "60000", "--batch-size", "150",
                   "--epochs", "15", "--delta", "1e-5")  # fmt: skip
     assert (outcome.code, outcome.out) == (0, "epsilon 0.7242 at delta 1e-05, 6000 steps\n")
+
+
+def test_a_batch_larger_than_the_data_is_all_of_them(tmp_path: Path, run: Run) -> None:
+    """Without noise its steps are those of a batch as large as the data."""
+    path = package(tmp_path)
+    data, labels = batch(40)
+    np.savez(tmp_path / "data.npz", input=data, labels=labels)
+    losses = [
+        run("train", path, "--data", tmp_path / "data.npz", "--holdout", "0", "--batch-size", size,
+            "--lr", "0.5", "--out", tmp_path / "it.ckpt", "--json").json()["eval_loss_after"]
+        for size in (40, 400)
+    ]  # fmt: skip
+    assert losses[0] == losses[1]
+
+
+def test_delta_is_checked_before_any_step(tmp_path: Path, run: Run) -> None:
+    path = package(tmp_path)
+    command = "train", path, "--data", tmp_path / "none.npz", "--out", tmp_path / "it.ckpt"
+    outcome = run(*command, "--delta", "2")
+    assert (outcome.code, "bad-argument" in outcome.err) == (2, True)
+    build_package(zoo.mlp(SIZES), tmp_path / "plain", loss="cross_entropy")
+    outcome = run("train", tmp_path / "plain", *command[2:], "--delta", "0.1")
+    assert (outcome.code, "option-not-used" in outcome.err) == (2, True)
 
 
 def test_a_second_batch_is_refused_and_no_step_is_made(tmp_path: Path) -> None:

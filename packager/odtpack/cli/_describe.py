@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from odtpack.cli import _console
-from odtpack.cli._files import check_writable
-from odtpack.errors import OdtpackError, some
+from odtpack.errors import some
 from odtpack_simulator.values.text import clean
 from odtpack_simulator.values.units import format_bytes
 
@@ -188,20 +187,6 @@ def show_sizes(package: Package, opened: Path, reports: Sequence[str]) -> dict[s
         written = write_size_report(root, destination)
         _console.wrote(written)
     return root.as_dict()
-
-
-def check_reports(reports: Sequence[str], package: Package | None) -> None:
-    """Refuse a report that cannot be written, before the work."""
-    from odtpack_simulator.reports import parse_destination
-
-    for destination in reports:
-        if package is None:
-            raise OdtpackError(
-                "option-not-used",
-                "--report shows the sizes in a package, and this is not a package",
-                hint="pass the folder of a package, or leave --report out",
-            )
-        check_writable(parse_destination(destination)[1], "--report", outside=package)
 
 
 def _manifest(package: Package, opened: Path) -> Path:

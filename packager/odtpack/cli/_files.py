@@ -29,8 +29,10 @@ def find_recipe(recipe: Path | None, *, wanted: bool) -> Path | None:
     return usual
 
 
-def check_writable(path: Path, option: str, *, outside: Package | None = None) -> None:
-    """Refuse a destination that cannot be written, before the work whose result it gets."""
+def check_writable(
+    path: Path, option: str, inputs: Iterable[Path | None], *, outside: Package | None = None
+) -> None:
+    """Refuse a destination that cannot be written, or is read by the same command."""
     # A file is created beside it and removed again: permissions do not say everything.
     try:
         reason, hint = _objection(path, option, outside)
@@ -39,6 +41,7 @@ def check_writable(path: Path, option: str, *, outside: Package | None = None) -
     if reason:
         text = f"{option} {str(path)!r} cannot be written: {reason}"
         raise OdtpackError("cannot-write", text, hint=hint)
+    check_not_input(path, option, inputs)
 
 
 def _objection(path: Path, option: str, outside: Package | None) -> tuple[str, str]:
@@ -121,6 +124,7 @@ def check_reports(
     outside: Package | None = None,
     inputs: Iterable[Path | None] = (),
     judged: Path | None = None,
+    badges: Iterable[Path] = (),
     as_json: bool = False,
 ) -> None:
     """Refuse destinations of reports that cannot be written, or would not be read whole."""
@@ -128,19 +132,20 @@ def check_reports(
 
     read = list(inputs)
     taken = {STDOUT: "--json"} if as_json else {}
-    for text in reports:
-        form, path = parse_destination(text)
+    destinations = [("--report", text, *parse_destination(text)) for text in reports]
+    destinations += [("--badge", str(path), "badge", path) for path in badges]
+    for option, text, form, path in destinations:
         place = path if path == STDOUT else path.resolve()
         if place in taken:
             where = "standard output" if path == STDOUT else repr(str(path))
             raise OdtpackError(
                 "report-twice",
-                f"{taken[place]} and --report {text[:200]} would both be written to {where}",
+                f"{taken[place]} and {option} {text[:200]} would both be written to {where}",
             )
-        taken[place] = f"--report {text[:200]}"
+        taken[place] = f"{option} {text[:200]}"
         if path != STDOUT:
-            check_writable(path, "--report", outside=outside)
-            check_not_input(path, "--report", read if form == "json" else [*read, judged])
+            inputs = read if form == "json" else [*read, judged]
+            check_writable(path, option, inputs, outside=outside)
 
 
 def write_reports(result: AnyResult, reports: Iterable[str]) -> None:

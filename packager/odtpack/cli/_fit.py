@@ -33,9 +33,12 @@ def choose_scheduler(
     properties = optimizer.checkpoint_state.properties
     if text is None and PROPERTY in properties:
         resumed = LRScheduler.restore(optimizer)
+        if resumed is not None:
+            _check_goes_on(resumed, optimizer.step_count, steps)
         if resumed is None or lr is None:
             return resumed
         return LRScheduler(optimizer, resumed.schedule, lr)
+    began = _initial_rate(optimizer)
     spec, own = None, manifest.schedule
     if text is not None:
         spec = None if text == "none" else ScheduleSpec.parse(text)
@@ -44,16 +47,43 @@ def choose_scheduler(
     if spec is None:
         if PROPERTY in properties:
             del properties[PROPERTY]
-        if lr is not None:
-            optimizer.set_learning_rate(lr)
+        if lr is not None or began is not None:
+            optimizer.set_learning_rate(began or 0.0 if lr is None else lr)
         return None
-    rate = lr if lr is not None else spec.learning_rate
+    rate = next((each for each in (lr, spec.learning_rate, began) if each is not None), None)
     try:
         schedule = spec.schedule(optimizer.step_count + steps)
     except OdtpackError as error:
         error.hint = f"the training makes {steps} steps: pass a shorter warm-up or more --epochs"
         raise
     return LRScheduler(optimizer, schedule, optimizer.get_learning_rate() if rate is None else rate)
+
+
+def _initial_rate(optimizer: Optimizer) -> float | None:
+    """The rate at which the checkpoint's schedule began, None without one."""
+    now = optimizer.get_learning_rate()
+    try:
+        resumed = LRScheduler.restore(optimizer)
+    except OdtpackError:  # another schedule takes its place
+        resumed = None
+    optimizer.set_learning_rate(now)
+    return None if resumed is None else resumed.initial_lr
+
+
+def _check_goes_on(scheduler: LRScheduler, made: int, steps: int) -> None:
+    """Refuse further steps with a learning rate of 0, and say it of the last ones."""
+    moving = next((n for n in range(steps, 0, -1) if scheduler.factor(made + n - 1) > 0), 0)
+    if moving == steps:
+        return
+    what = f"the checkpoint's {scheduler.schedule.kind} schedule has ended: its learning rate is 0"
+    hint = "--schedule none --lr RATE for one rate, or --schedule KIND for a new one over all steps"
+    if moving == 0:
+        raise OdtpackError("bad-schedule", what, hint=hint)
+    _console.say(
+        f"warning: the checkpoint's {scheduler.schedule.kind} schedule ends after {moving:,} of "
+        f"{steps:,} steps, and its learning rate is 0 from then on: {hint}",
+        style="yellow",
+    )
 
 
 def report_zero_gradients(package: Path, data: Path) -> list[str]:
@@ -192,6 +222,7 @@ def fit(
             "too-few-samples",
             f"{len(indices)} samples are left to train on, and a batch takes {batch_size}",
         )
+    expected = min(batch_size, len(indices))  # of a private batch
     done, losses = 0, list[float]()
     drawn = np.random.default_rng()  # the privacy guarantee assumes that the draw is secret
 
@@ -206,7 +237,7 @@ def fit(
             order = np.random.default_rng([seed, number]).permutation(indices)
             cut = batches(order, batch_size, whole=whole)
         else:
-            cut = poisson_batches(indices, min(1.0, batch_size / len(indices)), count, drawn)
+            cut = poisson_batches(indices, expected / len(indices), count, drawn)
         losses, steps, skipped = [], 0, module.skipped_steps
         tried = list[Indices]()
         while of_step := list(itertools.islice(cut, module.accumulation_steps)):
@@ -214,7 +245,7 @@ def fit(
             each = ([data[name][batch] for name in names] for batch in of_step)
             fed = [*each] if len(of_step) == 1 else each
             training_loop.train_step(
-                module, optimizer, fed, scheduler, on_loss=seen, expected=batch_size
+                module, optimizer, fed, scheduler, on_loss=seen, expected=expected
             )
             steps += 1
         skipped = module.skipped_steps - skipped

@@ -105,23 +105,34 @@ def compared(package: Package, twin: Twin) -> dict[str, Any]:
     equal, different, left = list[str](), list[dict[str, Any]](), list[str]()
     trained = {p.name: p.module or p.name for p in manifest.parameters if p.role == "trainable"}
     same_loss = abs(loss - twin.loss) <= _NEAR * max(abs(twin.loss), _NEAR)
-    for name, shown in trained.items():
-        parameter = state.parameters[name]
-        value, gradient = parameter.data, parameter.grad
-        theirs: Any = known.get(shown)
-        own = None if theirs is None else _array(theirs)
-        if own is None or gradient is None or value.shape not in (own.shape, own.T.shape):
+    for name, label in trained.items():
+        shown, value = label, state.parameters[name].data
+        gradient = state.parameters[name].grad
+        if gradient is None:
             left.append(shown)
             continue
-        wanted = np.zeros(own.shape) if theirs.grad is None else _array(theirs.grad)
         gradient = gradient * manifest.accumulation_steps
-        # Some weights are stored transposed, which the shape of a square one does not show.
-        ways = [way for way in ((own, wanted), (own.T, wanted.T)) if way[0].shape == value.shape]
-        fits = [way for way in ways if np.allclose(value, way[0], rtol=1e-4, atol=1e-6)]
-        error = min(_distance(gradient, way[1]) for way in fits or ways)
+
+        def distance(ways: list[_Way], gradient: np.ndarray = gradient) -> float:
+            return min(_distance(gradient, wanted) for _, wanted in ways)
+
+        if shown not in known:  # an exporter that reshapes a parameter renames it
+            others = {
+                each: fits for each, theirs in twin.parameters.items()
+                if each not in trained.values() and (fits := _as_stored(theirs, value)[1])
+            }  # fmt: skip
+            shown = min(others, key=lambda each: distance(others[each]), default=shown)
+            trained[name] = shown
+        theirs: Any = known.get(shown)
+        ways, fits = ([], []) if theirs is None else _as_stored(theirs, value)
+        if not ways:
+            left.append(shown)
+            continue
+        error = distance(fits or ways)
         if error <= _NEAR:
             equal.append(shown)
             continue
+        wanted = _gradient(theirs)
         why = _why(shown, theirs, gradient, wanted, twin, same_loss=same_loss)
         if not fits:
             why = "its values differ already: the file is not of this module, or was changed"
@@ -137,6 +148,30 @@ def compared(package: Package, twin: Twin) -> dict[str, Any]:
         "different": different,
         "not_compared": left,
     }
+
+
+_Way = tuple[np.ndarray, np.ndarray]
+
+
+def _as_stored(theirs: Any, value: np.ndarray) -> tuple[list[_Way], list[_Way]]:
+    """A parameter and its gradient in the ways that a file may store them, and those of its values.
+
+    Some weights are stored transposed, which the shape of a square one does not show. Others have
+    further axes of size 1, which counts only where the values agree: an order may differ too.
+    """
+    own, gradient = _array(theirs), _gradient(theirs)
+    if own.size != value.size:
+        return [], []
+    both = ((own, gradient), (own.T, gradient.T))
+    ways = [way for way in both if way[0].shape == value.shape]
+    tried = ways or [(each.reshape(value.shape), more.reshape(value.shape)) for each, more in both]
+    fits = [way for way in tried if np.allclose(value, way[0], rtol=1e-4, atol=1e-6)]
+    return ways or fits, fits
+
+
+def _gradient(theirs: Any) -> np.ndarray:
+    """The gradient of a parameter, zeros where it has none."""
+    return np.zeros(theirs.shape) if theirs.grad is None else _array(theirs.grad)
 
 
 def _distance(gradient: np.ndarray, wanted: np.ndarray) -> float:

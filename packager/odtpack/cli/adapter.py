@@ -110,7 +110,7 @@ def import_(
     from odtpack_runtime import CheckpointState, Package, load_adapter
 
     opened = Package.open(package)
-    check_writable(out, "--out", outside=opened)
+    check_writable(out, "--out", [], outside=opened)
     state = CheckpointState.load_checkpoint(opened.checkpoint)
     load_adapter(opened, state, adapter)
     CheckpointState.save_checkpoint(state, out)
@@ -131,7 +131,7 @@ def merge(
     from odtpack_runtime.package.adapter import read_peft
 
     logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it names shapes of unknown type
-    check_writable(out, "--out")
+    check_writable(out, "--out", [model])
     beside = out.resolve().parent == model.resolve().parent
     content = merge_adapter(
         model,

@@ -37,11 +37,10 @@ def prepare(
     -100 on prompts and padding, so that only answers are learned. Needs tokenizers: pip install
     tokenizers.
     """
-    from odtpack.cli._files import check_not_input, check_writable
+    from odtpack.cli._files import check_writable
 
     spec = TextSpec(**{name: value for name, value in given.items() if value is not None})
-    check_writable(out, "--out")
-    check_not_input(out, "--out", [texts, Path(spec.tokenizer), Path(spec.template)])
+    check_writable(out, "--out", [texts, Path(spec.tokenizer), Path(spec.template)])
     found = _prepare(texts, out, spec)
     _console.wrote(out)
     _console.say(f"next: odtpack train PKG --data {out}")

@@ -74,7 +74,7 @@ def export(
         return
     variants = formats.names(out.stem) if formats is not None else []
     for path in (out, *(out.with_name(name) for name in variants)):
-        check_writable(path, "--out", outside=opened)
+        check_writable(path, "--out", [checkpoint], outside=opened)
     found = inference_of(opened, outputs or [], checkpoint)
     written: list[Path] = []
     if formats is None:
@@ -128,7 +128,7 @@ def _decoder(
         _ = package.decoder
     state = load_state(package, checkpoint)
     for path in (out, out.with_name(f"{out.name}.data")):
-        check_writable(path, "--out", outside=package)
+        check_writable(path, "--out", [checkpoint, model], outside=package)
     written = export_decoder(package, state, out, model)
     _console.wrote(*written)
     _console.say("the adapter is beside the layers that it is on: no weight is rounded again")
@@ -343,7 +343,7 @@ def config(
     opened = [Package.open(path) for path in packages]
     if out is not None:
         for package in opened:
-            check_writable(out, "--out", outside=package)
+            check_writable(out, "--out", [], outside=package)
     limit = Types.OPERATOR if types else Types.GLOBAL if globally_allowed_types else Types.NONE
     with tempfile.TemporaryDirectory() as name, worker():  # one process for all models
         scratch = Path(name)

@@ -11,7 +11,12 @@ import typer
 import odtpack_simulator as sim
 from odtpack.cli import _console, _options
 from odtpack.cli._options import destination, examples, flag, group, option
-from odtpack.cli.device.results import Format, check_comparison_file, show_comparison
+from odtpack.cli.device.results import (
+    Format,
+    check_comparison_file,
+    comparison_form,
+    show_comparison,
+)
 from odtpack.cli.device.simulate import REPORT, STRICT
 
 if TYPE_CHECKING:
@@ -101,7 +106,7 @@ def run(
     cluster = None if ray is None else RayExecutor(ray, jobs or default_jobs())
     check_creatable(folder, "--out")
     make_folder(folder)
-    check_writable(folder / STATE, "--out", outside=opened)
+    check_writable(folder / STATE, "--out", [], outside=opened)
     results: list[FleetResult] = []
     with _console.Progress("federation") as progress:
         titles: dict[tuple[int, int], str] = {}
@@ -115,6 +120,8 @@ def run(
             done = now.round_number - (now.trained < now.clients)
             progress.update(done, now.rounds, title)
 
+        for old in () if resume else folder.glob("state-*.npz"):
+            old.unlink()  # of other seeds of an earlier run
         if not resume and settings.population.devices:
             federation.devices = devices_of(federation, before, progress)
         for seed in range(settings.seed, settings.seed + seeds):
@@ -181,7 +188,7 @@ def compare(
             max=1.0,
         ),
     ] = None,
-    form: Annotated[Format, _options.COMPARISON_FORM] = "text",
+    form: Annotated[Format | None, _options.COMPARISON_FORM] = None,
     out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
@@ -194,9 +201,9 @@ def compare(
     from odtpack_simulator.fleet.result import load_fleet_result
 
     before, now = load_fleet_result(base), load_fleet_result(head)
+    chosen = comparison_form(form, as_json=as_json)
     check_comparison_file(out, [base, head])
-    form = "json" if as_json else form
-    show_comparison(compare_fleets(before, now, accuracy), form, out)
+    show_comparison(compare_fleets(before, now, accuracy), chosen, out)
 
 
 # ``odtpack fleet demo``: a week of 500 phones that learn the digits together.

@@ -32,14 +32,19 @@ def inspect(
     For a forward model it lists the parameters for --train and --freeze of odtpack build, and
     which operators have a gradient.
     """
-    _console.results(as_json=as_json)
+    _console.results(as_json=as_json, reports=report)
     kind = _kind(path)
     if kind == "package":
-        content = _package(path, report or ())
-    else:
-        from odtpack.cli._describe import check_reports
+        content = _package(path, report or (), as_json=as_json)
+    elif report:
+        from odtpack.errors import OdtpackError
 
-        check_reports(report or (), None)
+        raise OdtpackError(
+            "option-not-used",
+            "--report shows the sizes in a package, and this is not a package",
+            hint="pass the folder of a package, or leave --report out",
+        )
+    else:
         content = _checkpoint(path) if kind == "checkpoint" else _model(path)
     _console.json_result(as_json, {"path": str(path), **content})
 
@@ -65,12 +70,13 @@ def _kind(path: Path) -> str:
     return "checkpoint" if identifier == b"ODTC" else "model"
 
 
-def _package(path: Path, reports: Sequence[str]) -> dict[str, Any]:
+def _package(path: Path, reports: Sequence[str], *, as_json: bool) -> dict[str, Any]:
     from odtpack.cli import _describe
+    from odtpack.cli._files import check_reports
     from odtpack_runtime.package.package import Package
 
     package = Package.open(path)
-    _describe.check_reports(reports, package)
+    check_reports(reports, outside=package, as_json=as_json)
     manifest = package.manifest
     _console.say(f"package {package.path}", style="bold")
     settings = manifest.optimizer.as_dict()

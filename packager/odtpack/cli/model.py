@@ -47,7 +47,7 @@ def head(
     from odtpack.cli._files import check_writable, write_file
     from odtpack.model.head import add_head
 
-    check_writable(out, "--out")
+    check_writable(out, "--out", [model])
     write_file(out, add_head(model, pool, classes, seed=seed, name=name))
     _console.say(
         f"next: odtpack build {shlex.quote(str(out))} --out package --loss cross_entropy "
@@ -132,7 +132,7 @@ def init(
     out = out or Path("recipe.toml")
     schema = out.with_name(SCHEMA_NAME)
     for path in (out, schema):
-        check_writable(path, "--out")
+        check_writable(path, "--out", [model])
     if out.exists() and not force:
         raise OdtpackError("recipe-exists", f"the file {str(out)!r} exists")
     for path, text in ((schema, schema_text()), (out, draft(model, out.parent))):

@@ -35,7 +35,7 @@ def diff(
     from odtpack.update.diff_text import headline, markdown, plain, sections
 
     if out is not None:
-        check_writable(out, "--out")
+        check_writable(out, "--out", [old, new])
     found = diff_packages(old, new)
     if as_json or form == "json":
         write_text(_console.json_text(found.model_dump(mode="json")), out)
@@ -121,6 +121,7 @@ def sign(
     Writes manifest.sig: an Ed25519 signature of the manifest, which holds the hash of every
     other file. Needs the package cryptography: pip install cryptography.
     """
+    from odtpack.cli._files import check_writable
     from odtpack.errors import OdtpackError
     from odtpack.update.signing import new_key as make_key
     from odtpack.update.signing import sign_package
@@ -144,6 +145,7 @@ def sign(
         )
     public = signature = None
     if new_key is not None:
+        check_writable(new_key, "--new-key", [])  # outside of packages, which are given away
         public = make_key(new_key)
         _console.wrote(f"{new_key} (private: keep it to yourself) and {public}")
     secret = new_key or key

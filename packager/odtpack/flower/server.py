@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from odtpack.errors import some
 from odtpack.flower.client import PEAK, check_config
 from odtpack.flower.records import as_typed, crossing, only_arrays, to_arrays, to_record
 from odtpack_runtime.checkpoint.parameters import Array
@@ -343,9 +344,21 @@ def fedavg(
     opened = Package.open(package)
     names = crossing(opened)
 
+    own = dict(CheckpointState.load_checkpoint(opened.checkpoint).parameters)
+    frozen = {item.name for item in opened.manifest.parameters if item.role == "frozen"}
+
     def read(path: str | os.PathLike[str]) -> Arrays:
-        state = CheckpointState.load_checkpoint(path)
-        return {name: p.data for name, p in state.parameters if name in names}
+        found = dict(CheckpointState.load_checkpoint(path).parameters)
+        other = found.keys() ^ own.keys() or {
+            name for name in frozen if not np.array_equal(found[name].data, own[name].data)
+        }
+        if other:
+            raise OdtpackError(
+                "fleet-arrays",
+                f"It belongs to another package: {some(sorted(other), 3)} differ.",
+                where=str(path),
+            )
+        return {name: p.data for name, p in found.items() if name in names}
 
     reference = read(begun or opened.checkpoint)
     reasons: dict[int, str] = {}

@@ -181,8 +181,11 @@ def attach_block(
 
 def loss_info(accessor: ModelAccessor, block: Block) -> LossInfo:
     """What a package says of a loss that blocks wrote."""
-    labels = list(accessor.label_metadata.values())
-    metadata = labels[0] if len(labels) == 1 else {}
+    labels = accessor.label_metadata
+    metadata = {}
+    if len(labels) == 1:  # of several there is no check
+        ((label, known),) = labels.items()
+        metadata = known if label == "labels" else {**known, "odtpack.labels": label}
     name, options = "custom", {}
     if isinstance(block, Loss):
         name, options = block.loss.name, block.loss.settings()

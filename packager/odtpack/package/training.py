@@ -148,7 +148,10 @@ def write_loss(
         for target, value in zip(targets, values[count:], strict=True)
         if value in graph.inputs
     }
-    metadata = loss.metadata(values[:count])
+    metadata = dict(loss.metadata(values[:count]))
+    for name, role in roles.items():
+        if role == "labels" != name:
+            metadata["odtpack.labels"] = name
     return result, LossInfo(loss.name, loss.settings(), roles, metadata, fixed), values
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Collection, Iterator
@@ -9,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import onnx
+import onnx.numpy_helper
 from pydantic import JsonValue
 
 from odtpack.errors import OdtpackError, some
@@ -183,6 +185,9 @@ class PackageDiff(Part):
     unchanged_parameters: int
 
 
+_LARGE = 32
+"""Elements of a constant that counts as a weight."""
+
 _TRAINED_ROLES = ("trainable", "state")
 
 
@@ -192,10 +197,11 @@ def verdict(old: Package, new: Package, changed_values: Collection[str]) -> Verd
     after = {item.name: item for item in new.manifest.parameters}
     roles = {name: item.role for name, item in before.items()}
     trained = [item for item in before.values() if item.role in _TRAINED_ROLES]
+    rescaled = _rescaled(old.manifest, new.manifest)
     problems = tuple(
         Problem(parameter=item.name, why=why)
         for item in trained
-        if (why := _misfit(item, after.get(item.name)))
+        if (why := _misfit(item, after.get(item.name)) or rescaled.get(item.name))
     )
     misfits = {problem.parameter for problem in problems}
     fresh = tuple(
@@ -225,7 +231,7 @@ def verdict(old: Package, new: Package, changed_values: Collection[str]) -> Verd
         carry_over=tuple(item.name for item in trained if item.name not in misfits),
         starts_fresh=fresh,
         new_frozen_values=frozen,
-        notes=tuple(_notes(old.manifest, new.manifest, frozen)),
+        notes=tuple(_notes(old.manifest, new.manifest, frozen, _changed_matrices(old, new))),
     )
 
 
@@ -259,6 +265,37 @@ def _misfit(old: ParameterInfo, new: ParameterInfo | None) -> str | None:
     return None
 
 
+def _rescaled(old: Manifest, new: Manifest) -> dict[str, str]:
+    """Parameters of an adapter that counts otherwise than it did, and why."""
+    before, after = old.adapter, new.adapter
+    if before is None or after is None or before.alpha == after.alpha:
+        return {}
+    why = f"the adapter's alpha changes from {before.alpha} to {after.alpha}"
+    return dict.fromkeys(before.parameters, why)
+
+
+def _changed_matrices(old: Package, new: Package) -> int:
+    """How many frozen tensors inside the models, such as matrices of few bits, have new values."""
+    if old.manifest.segments is not None or new.manifest.segments is not None:
+        weights = [
+            {entry.path: entry.sha256 for entry in each.manifest.files.all()
+             if entry.path.endswith(".weights")}
+            for each in (old, new)
+        ]  # fmt: skip
+        return sum(weights[1].get(path, digest) != digest for path, digest in weights[0].items())
+    before, after = (_large_constants(each) for each in (old, new))
+    return sum(after.get(name, content) != content for name, content in before.items())
+
+
+def _large_constants(package: Package) -> dict[str, bytes]:
+    model = onnx.load_model(str(package.eval_model))
+    return {
+        each.name: hashlib.sha256(onnx.numpy_helper.to_array(each).tobytes()).digest()
+        for each in model.graph.initializer
+        if math.prod(each.dims) >= _LARGE
+    }
+
+
 def _reset_reasons(old: Package, new: Package, fresh: Collection[str]) -> tuple[str, ...]:
     reasons = []
     kinds = old.manifest.optimizer.kind, new.manifest.optimizer.kind
@@ -288,8 +325,13 @@ def _named(state: tuple[StateVector, ...]) -> str:
     return ", ".join(vector.name for vector in state) or "nothing"
 
 
-def _notes(old: Manifest, new: Manifest, frozen: Collection[str]) -> list[str]:
+def _notes(old: Manifest, new: Manifest, frozen: Collection[str], inside: int) -> list[str]:
     notes = []
+    if inside:
+        notes.append(
+            f"{inside} frozen tensors inside the models have new values; trained parameters were "
+            "fitted to the old ones"
+        )
     if frozen:
         notes.append(
             f"{len(frozen)} frozen parameters have new values; trained parameters were fitted "

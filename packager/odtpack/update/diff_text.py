@@ -37,6 +37,7 @@ def headline(verdict: Verdict) -> str:
         else "can be used after its parameters are copied to the new one"
     )
     if verdict.level == "parameters only":
+        how = how.replace("unchanged", "once its optimizer state is removed")
         return f"parameters only: a trained checkpoint {how}, without its optimizer state"
     return f"compatible: a trained checkpoint {how}, with its optimizer state"
 

@@ -52,7 +52,7 @@ def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
     # manifest its signature is copied too. The folder has the old files or the new ones. It is new,
     # empty, or has an installed package. `ort`: the models in ORT format in place of ONNX models.
     opened = Package.open(package)
-    if folder.resolve() == opened.path:
+    if opened.path in (folder.resolve(), *folder.resolve().parents):
         raise OdtpackError(
             "installed-into-itself",
             "the package cannot be installed where it was built",

@@ -123,6 +123,10 @@ export class Generator {
     let tokens = [...prompt];
     for (let made = 0; made < maxTokens; made++) {
       const logits = await this.#read(sequence, tokens);
+      if (!Number.isFinite(logits.reduce((most, each) => Math.max(most, each)))) {
+        fail('run-failed', `The decoder's logits after ${sequence.count} tokens are not finite.`,
+          '', 'use an adapter from before its training diverged');
+      }
       const token = temperature
         ? draw(logits, temperature, topK, topP, uniform()) : likeliest(logits);
       if (stop.has(token)) return;
@@ -209,14 +213,12 @@ function likeliest(logits: Float32Array): number {
 function draw(
   logits: Float32Array, temperature: number, topK: number, topP: number, uniform: number,
 ): number {
-  // As numpy sorts and finds: NaN comes last, and a sum with one ends at the first.
-  const odd = (token: number): number => Number(Number.isNaN(logits[token]));
-  const sorted = [...logits.keys()].sort((a, b) => logits[b]! - logits[a]! || odd(a) - odd(b));
+  const sorted = [...logits.keys()].sort((a, b) => logits[b]! - logits[a]! || a - b);
   const order = sorted.slice(0, topK || undefined);
   let sum = 0;
-  const highest = logits[order[0]!]! / temperature;
-  const totals = order.map((token) => (sum += Math.exp(logits[token]! / temperature - highest)));
-  const last = totals.findIndex((total) => total >= topP * sum || Number.isNaN(total));
+  const highest = logits[order[0]!]!;
+  const totals = order.map((token) => (sum += Math.exp((logits[token]! - highest) / temperature)));
+  const last = totals.findIndex((total) => total >= topP * sum);
   const kept = totals.slice(0, last + 1);
   const place = kept.findIndex((total) => total > uniform * kept.at(-1)!);
   return order.at(place < 0 ? kept.length - 1 : place)!;

@@ -530,8 +530,6 @@ class CheckpointState:
                 "The state belongs to a Module whose model takes the parameters in another order.",
                 hint="load the checkpoint again for the second Module",
             )
-        else:
-            self._flat.gradients[:] = 0
         return self._flat
 
 

@@ -158,7 +158,7 @@ class Generator:
 
         Raises:
             OdtpackError: ``bad-prompt``, ``unknown-adapter``, ``bad-argument``; ``run-failed``,
-                where the decoder takes no more tokens.
+                where the decoder takes no more tokens, or its logits are not finite.
         """
         if not (temperature >= 0 and top_k >= 0 and 0 < top_p <= 1 and max_tokens >= 0):
             raise OdtpackError(
@@ -192,6 +192,12 @@ def _follow(
     for _ in range(most):
         for part in run.read(tokens):
             last = part[-1]
+        if not np.isfinite(last.max()):
+            raise OdtpackError(
+                "run-failed",
+                f"The decoder's logits after {run.count} tokens are not finite.",
+                hint="use an adapter from before its training diverged",
+            )
         token = draw(last)
         if token in stop:
             return
@@ -215,17 +221,17 @@ class _Run:
         self._feeds = {name: value(array) for name, array in arrays.items()}
         self._states = [*arrays][: len(outputs) - 1]
         self._words = next(o.shape[-1] for o in session.get_outputs() if o.name == "logits")
-        self._count = 0
+        self.count = 0
 
     def read(self, tokens: Array) -> Iterator[Array]:
         """Read further tokens; yields their logits [tokens, words], some at a time."""
         for start in range(0, len(tokens), _AT_ONCE):
             part = tokens[start : start + _AT_ONCE]
-            end = self._count + len(part)
+            end = self.count + len(part)
             own = {
                 "input_ids": part,
                 "attention_mask": np.ones(end, np.int64),
-                "position_ids": np.arange(self._count, end),
+                "position_ids": np.arange(self.count, end),
             }
             for name in self._given:
                 array = np.ascontiguousarray(own[name][None], np.int64)
@@ -240,11 +246,11 @@ class _Run:
                     ) from error
                 raise OdtpackError(
                     "run-failed",
-                    f"The decoder failed after {self._count} tokens: {first_line(error)}",
+                    f"The decoder failed after {self.count} tokens: {first_line(error)}",
                     hint="if its context ends there, pass a shorter prompt or smaller max_tokens",
                 ) from error
             self._feeds.update(zip(self._states, states, strict=True))
-            self._count = end
+            self.count = end
             yield logits.numpy()[0].astype(np.float32, copy=False)
 
 
@@ -259,9 +265,8 @@ class _Draw:
         if self._temperature == 0:
             return int(logits.argmax())
         order = np.argsort(-logits, kind="stable")[: self._top_k or None]
-        scaled = logits[order].astype(np.float64) / self._temperature
-        likely = np.exp(scaled - scaled[0])
-        total = np.cumsum(likely)
+        ordered = logits[order].astype(np.float64)
+        total = np.cumsum(np.exp((ordered - ordered[0]) / self._temperature))
         kept = int(np.searchsorted(total, self._top_p * total[-1])) + 1
         total = total[:kept]
         place = int(np.searchsorted(total, self._uniform() * total[-1], side="right"))

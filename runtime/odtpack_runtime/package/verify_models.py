@@ -165,8 +165,11 @@ def _check_training(
             raise contradiction(where, "inputs and outputs", f"{name!r} besides", "none such")
     count, steps = manifest.class_count, manifest.accumulation_steps
     ignored = manifest.ignored_label
+    labels = [item.name for item in manifest.inputs if item.role == "labels"]
+    named = labels[0] if len(labels) == 1 else "labels"
     for key, value, usual in (
         ("odtpack.loss", manifest.loss, None),
+        ("odtpack.labels", named, "labels"),
         ("odtpack.class_count", None if count is None else str(count), None),
         ("odtpack.ignore_index", None if ignored is None else str(ignored), None),
         ("odtpack.accumulation_steps", str(steps), "1"),

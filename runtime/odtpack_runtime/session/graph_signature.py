@@ -21,6 +21,7 @@ from odtpack_runtime.errors import OdtpackError
 class ModelMetadata:
     """Notes of a training model."""
 
+    labels: str  # input with labels, if it has them
     # number of classes that labels may name; None if the model leaves it open
     class_count: int | None
     ignored_label: int | None  # label of samples that do not count; None if there is none
@@ -42,6 +43,7 @@ class ModelMetadata:
         if steps is not None and steps < 1:
             raise _bad_metadata(f"say odtpack.accumulation_steps = {steps}", where)
         return cls(
+            metadata.get("odtpack.labels", "labels"),
             class_count,
             ignored_label,
             1 if steps is None else steps,
@@ -204,7 +206,9 @@ def check_tensors(
                     )
 
 
-def check_labels(labels: Array, class_count: int, ignored: int | None = None) -> None:
+def check_labels(
+    labels: Array, class_count: int, ignored: int | None = None, *, name: str = "labels"
+) -> None:
     """Check that integer labels name existing classes."""
     # Read as uint64 a negative label is huge: one reduction instead of two.
     if labels.size == 0 or labels.view(np.uint64).max() < class_count:
@@ -217,7 +221,7 @@ def check_labels(labels: Array, class_count: int, ignored: int | None = None) ->
         place = ", ".join(str(int(axis)) for axis in index)
         raise OdtpackError(
             "label-out-of-range",
-            f"Input 'labels' holds the label {int(labels[index])} at [{place}], and the model's "
+            f"Input {name!r} holds the label {int(labels[index])} at [{place}], and the model's "
             f"{class_count} classes are numbered 0 to {class_count - 1}.",
         )
 

@@ -106,7 +106,7 @@ _TOKENS = ("input_ids", "decoder_input_ids")
 class UserInputs:
     """The user inputs of a graph, and the values that are passed for them."""
 
-    # `metadata`: if it says the number of classes, labels (the input `labels`) are checked.
+    # `metadata`: if it says the number of classes, labels are checked.
     # Numbers of tokens are too: ONNX's Gather counts negative ones from the end of its table.
 
     def __init__(
@@ -120,8 +120,8 @@ class UserInputs:
         self._ignored_label = None if metadata is None else metadata.ignored_label
         names = [spec.name for spec in inputs if spec.dtype == np.int64]
         self._labels = (
-            [spec.name for spec in inputs].index("labels")
-            if self._class_count is not None and "labels" in names
+            [spec.name for spec in inputs].index(metadata.labels)
+            if metadata is not None and self._class_count is not None and metadata.labels in names
             else None
         )
         self._tokens = [
@@ -159,7 +159,8 @@ class UserInputs:
             check_tensors(self.inputs, [(array.dtype, array.shape) for array in arrays])
             self._shapes = shapes
         if self._labels is not None and self._class_count is not None:
-            check_labels(arrays[self._labels], self._class_count, self._ignored_label)
+            name = self.inputs[self._labels].name
+            check_labels(arrays[self._labels], self._class_count, self._ignored_label, name=name)
         for index in self._tokens:
             _check_tokens(self.inputs[index].name, arrays[index])
         return arrays

@@ -263,9 +263,19 @@ class Optimizer:
         with self._checkpoint_state.lock:
             self._module.require_open()
             self._require_private(privatized)
+            self._require_own_state()
             self._module.require_values()
             if not self._module.nothing_to_step:
                 self._make_step()
+
+    def _require_own_state(self) -> None:
+        now = self._checkpoint_state.optimizer
+        if now is not None and now is not self._state:
+            raise OdtpackError(
+                "optimizer-mismatch",
+                "Another Optimizer was made on this state, and has its moments and step count now.",
+                hint="make the steps with that one; evaluate with a Module alone",
+            )
 
     def _require_private(self, privatized: bool) -> None:
         if self.privacy is not None and not privatized:
@@ -309,6 +319,7 @@ class Optimizer:
             module.require_open()
             module.require_values()
             self._require_private(privatized=False)
+            self._require_own_state()
             if module.step_graph is not None:
                 results = self._step_on(module.step_graph, user_inputs)
                 return results[0] if len(results) == 1 else tuple(results)

@@ -205,9 +205,10 @@ class Federation:
                 if state_path is not None:
                     state.save(state_path)
         rounds = state.record.rounds
-        if rounds and rounds[-1].loss is None:  # it was not its turn
+        if rounds and not federation.evaluated(rounds[-1].number):
             found = self._evaluate(state.arrays)
-            last = rounds[-1].model_copy(update={"loss": found.loss, "accuracy": found.accuracy})
+            figures = {"loss": found.loss, "accuracy": found.accuracy}
+            last = RoundRecord.model_validate({**rounds[-1].model_dump(), **figures})
             changes = {"rounds": [*rounds[:-1], last], **found.by_class()}
             state.record = state.record.model_copy(update=changes)
         if state_path is not None and until is None:
@@ -279,7 +280,7 @@ class Federation:
                 rows["end"][index] = ENDS.index("refused")
         state.visits.append(rows)
         evaluated = None
-        if number == federation.rounds or number % federation.evaluate_every == 0:
+        if federation.evaluated(number):
             evaluated = self._evaluate(state.arrays)
         every = 0 if federation.every is None else int(federation.every * NS)
         ends: dict[End, int] = count_ends(played.visits)

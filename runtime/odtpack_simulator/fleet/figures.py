@@ -422,7 +422,7 @@ def join_seeds(results: Sequence[FleetResult]) -> FleetResult:
         order = ("fail", "not judged", "pass")
         check, seed = min(found, key=lambda pair: order.index(pair[0].status))
         bad = sum(other.status == check.status for other, _ in found)
-        of = f"{bad} of {len(results)} seeds" if check.status != "pass" else "all seeds"
+        of = "all seeds" if bad == len(results) else f"{bad} of {len(results)} seeds"
         message = f"{check.message} (with seed {seed}, and so {of})"
         checks.append(check.model_copy(update={"message": message}))
     runs = [seed_run(each) for each in results]

@@ -217,6 +217,10 @@ class FederationTable(_Table):
             raise ValueError(msg)
         return self
 
+    def evaluated(self, number: int) -> bool:
+        """Whether the model is evaluated after the round of that number."""
+        return number == self.rounds or number % self.evaluate_every == 0
+
     @property
     def staleness_limit(self) -> int:
         """Most changes of the model between a client's beginning and an answer that counts."""

@@ -125,7 +125,7 @@ class LocalTrainer:
 
     def steps(self, samples: int, settings: LocalSettings) -> int:
         """Optimizer steps that a client with so many samples makes in a round."""
-        whole, rest = divmod(samples, settings.batch_size)
+        whole, rest = divmod(samples, self.fixed_batch or settings.batch_size)
         batches = whole + (1 if rest and self.fixed_batch is None else 0)
         return settings.epochs * math.ceil(batches / self.module.accumulation_steps)
 
@@ -153,7 +153,9 @@ class LocalTrainer:
         losses: list[float] = []
         steps = 0
         for _ in range(settings.epochs):
-            batches = self._batches(random.permutation(indices), settings.batch_size)
+            batches = self._batches(
+                random.permutation(indices), self.fixed_batch or settings.batch_size
+            )
             while of_step := list(itertools.islice(batches, self.module.accumulation_steps)):
                 # Dropout draws from the generator of the process.
                 position = (settings.seed, _DROPOUT, round_number, client, steps)

@@ -232,7 +232,10 @@ class RoundClock:
         low = self._battery_low(client, device, now, down, session.duration)
         if low is not None:
             cuts.append((low, "battery low"))
-        at, end = min([(finish, "averaged"), *cuts])
+        # Where all take no time, as with ideal devices, a lost one is lost.
+        at, end = min(
+            [(finish, "averaged"), *cuts], key=lambda cut: (cut[0], cut[1] != "lost", cut)
+        )
         whole = end == "averaged"
         if at > deadline:
             end = "late"  # it goes on in vain, as far as it comes

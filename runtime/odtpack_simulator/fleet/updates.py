@@ -115,7 +115,7 @@ def weighted_mean(answers: Sequence[Mapping[str, Array]], weights: Sequence[floa
     total = sum(weights)
     mean: Arrays = {}
     for arrays, weight in zip(answers, weights, strict=True):
-        share = weight / total
+        share = float(weight / total)  # one of NumPy would decide the type of the product
         for name, array in arrays.items():
             part = array * share
             mean[name] = mean[name] + part if name in mean else part

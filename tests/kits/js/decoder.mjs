@@ -1,7 +1,7 @@
 // usage: node decoder.mjs KIT PACKAGE FOLDER TOKENS ODD PROMPT...: trains three steps on FOLDER/ids.bin,
 // rows of TOKENS, writes the adapter into FOLDER in both forms, and prints, for each prompt and
 // each adapter, what follows: the likeliest tokens, drawn ones, and the logits of the first; and what
-// is drawn of logits as ODD has them, lists of [logits, temperature, topK, topP, seed].
+// is drawn of logits as ODD has them, lists of [logits, temperature, topK, topP, seed], or the error.
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
@@ -61,7 +61,8 @@ for (const [logits, temperature, topK, topP, seed] of JSON.parse(odd)) {
   const decoder = { inputNames: [], outputNames: [], inputMetadata: [], run: async () => ({ logits: made }) };
   const ort = Object.create(session.ort, { InferenceSession: { value: { create: async () => decoder } } });
   const other = await kit.Generator.open(opened, { ort });
-  for await (const token of other.generate([1], { temperature, topK, topP, seed, maxTokens: 1 })) drawn.push(token);
+  const next = other.generate([1], { temperature, topK, topP, seed }).next();
+  drawn.push(await next.then(({ value }) => value, (error) => error.code));
 }
 await session.release();
 console.log(JSON.stringify({ results, codes, drawn }));

@@ -214,13 +214,11 @@ def import_device(
     Every kit has a benchmark that an app can run on its device; it writes JSON. The profile
     has validated = true, and intervals from the spread of the repetitions.
     """
-    from odtpack.cli._files import check_not_input
     from odtpack_simulator.measure.measured_profile import imported_profile
     from odtpack_simulator.measure.measurements import load_measurements
 
     out = out or Path(f"{measured.stem}.toml")
-    _check_name(out)
-    check_not_input(out, "--out", [measured])
+    _check_name(out, measured)
     content = load_measurements(measured)
     profile = imported_profile(
         content,
@@ -233,7 +231,7 @@ def import_device(
     _finish(profile, out, as_json)
 
 
-def _check_name(out: Path) -> None:
+def _check_name(out: Path, *inputs: Path) -> None:
     from odtpack.cli._files import check_writable
     from odtpack_runtime.errors import OdtpackError
 
@@ -243,7 +241,7 @@ def _check_name(out: Path) -> None:
             f"--out {str(out)!r} does not end in .toml, by which a profile is known",
             hint=f"--out {out.with_suffix('.toml')}",
         )
-    check_writable(out, "--out")
+    check_writable(out, "--out", inputs)
 
 
 def _write(profile: sim.DeviceProfile, out: Path, command: str, unknown: str) -> None:

@@ -60,6 +60,11 @@ def judge(
     if badge is not None and badge.suffix not in _BADGES:
         what = f"--badge {str(badge)!r} ends with neither .svg nor .json"
         raise OdtpackError("usage", what, hint="write for example: --badge badge.svg")
+    outputs = [*(("--report", each) for each in report or []), ("--badge", str(badge or "{name}"))]
+    for name, text in outputs:
+        if len(results) > 1 and "{name}" not in text:
+            what = f"{name} {text} would be written once for each of {len(results)} results"
+            raise OdtpackError("report-twice", what, hint="put {name} into it, as in {name}.html")
     named = [[text.replace("{name}", path.stem) for text in report or []] for path in results]
     badges = [Path(str(badge).replace("{name}", path.stem)) for path in results if badge]
     single = results[0] if len(results) == 1 else None
@@ -68,11 +73,9 @@ def judge(
         [text for texts in named for text in texts],
         inputs=[budget, baseline, *others],
         judged=single,
+        badges=badges,
         as_json=as_json,
     )
-    for index, path in enumerate(badges):
-        _files.check_writable(path, "--badge")
-        _files.check_not_input(path, "--badge", [budget, baseline, *results, *badges[:index]])
     found = [
         judge_again(each, lambda result: sim.judge(result, budgets, baseline=base)) for each in read
     ]
@@ -108,7 +111,7 @@ def compare(
             'Limits for HEAD; "+5 %" refers to BASE. Exceeding one is exit code 1.', "budgets.toml"
         ),
     ] = None,
-    form: Annotated[Format, _options.COMPARISON_FORM] = "text",
+    form: Annotated[Format | None, _options.COMPARISON_FORM] = None,
     out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
@@ -122,20 +125,33 @@ def compare(
 
     before, now = sim.load_result(base), sim.load_result(head)
     budgets = None if budget is None else sim.read_budgets(budget)
+    chosen = comparison_form(form, as_json=as_json)
     check_comparison_file(out, [base, head, budget])
     comparison = compare_results(before, now, budgets)
-    show_comparison(comparison, "json" if as_json else form, out)
+    show_comparison(comparison, chosen, out)
     if comparison.over_budget:
         raise typer.Exit(_options.NOT_MET)
 
 
+def comparison_form(form: Format | None, *, as_json: bool) -> Format:
+    """The format that two options name: --json is --format json."""
+    from odtpack_runtime.errors import OdtpackError
+
+    if as_json and form not in (None, "json"):
+        raise OdtpackError(
+            "option-not-used",
+            f"--json and --format {form} exclude each other",
+            hint="leave one out",
+        )
+    return "json" if as_json else form or "text"
+
+
 def check_comparison_file(out: Path | None, inputs: list[Path | None]) -> None:
     """Refuse a destination that cannot be written, or is read by the same command."""
-    from odtpack.cli._files import check_not_input, check_writable
+    from odtpack.cli._files import check_writable
 
     if out is not None:
-        check_writable(out, "--out")
-        check_not_input(out, "--out", inputs)
+        check_writable(out, "--out", inputs)
 
 
 def show_comparison(comparison: Comparison, form: Format, out: Path | None) -> None:
@@ -176,11 +192,10 @@ def history(
 
     Results are ordered by the time at which they were made.
     """
-    from odtpack.cli._files import check_not_input, check_writable, write_file
+    from odtpack.cli._files import check_writable, write_file
     from odtpack_simulator.reports.history import render_history
 
-    check_writable(out, "--out")
-    check_not_input(out, "--out", [*results, budget])
+    check_writable(out, "--out", [*results, budget])
     budgets = None if budget is None else sim.read_budgets(budget)
     read = [sim.load_result(path) for path in results]
     if budgets is not None:

@@ -12,7 +12,8 @@ from odtpack.cli import _console, _options
 from odtpack.cli._options import destination, flag, option
 
 if TYPE_CHECKING:
-    from odtpack_runtime import Optimizer
+    from odtpack.privacy import PrivateRecord
+    from odtpack_runtime import Package
     from odtpack_runtime.training.loop import Evaluation
 
 EPOCHS_PROPERTY = "odtpack.epochs"
@@ -86,12 +87,14 @@ def train(
     from odtpack.cli import _fit
     from odtpack.cli._files import check_share, check_writable, find_recipe
     from odtpack.cli.data import as_samples
+    from odtpack.privacy import PrivateRecord
     from odtpack.recipe import read_recipe
     from odtpack_runtime import CheckpointState, OdtpackError, Optimizer, Package
     from odtpack_runtime.package.self_check import cannot_teach
 
     opened = Package.open(package)
     opened.require_stock()
+    _check_delta(opened, delta)
     if activations is not None and opened.manifest.segments is None:
         raise OdtpackError(
             "segments-missing",
@@ -101,10 +104,10 @@ def train(
         )
     share = check_share(holdout, other=evaluation)
     target = out or opened.path.with_name(f"{opened.path.name}.ckpt")
-    check_writable(target, "--out", outside=opened)
+    recipe = find_recipe(recipe, wanted=data.suffix == ".jsonl")
+    check_writable(target, "--out", [data, evaluation, recipe], outside=opened)
     size = _fit.choose_batch_size(opened, batch_size)
     whole = opened.manifest.fixed_batch is not None
-    recipe = find_recipe(recipe, wanted=data.suffix == ".jsonl")
     read = None if recipe is None else read_recipe(recipe)
     with as_samples(read, data, evaluation) as (given, others):
         arrays = opened.load_data(given)
@@ -116,6 +119,7 @@ def train(
     optimizer = Optimizer(opened.optimizer_model, module)
     made = dict(state.properties).get(EPOCHS_PROPERTY, 0)
     before_epochs = made if isinstance(made, int) and made >= 0 else 0
+    record = PrivateRecord(optimizer, min(1.0, size / max(len(parts.train), 1)))
     steps = epochs * _fit.step_count(len(parts.train), size, module.accumulation_steps, whole=whole)
     scheduler = _fit.choose_scheduler(optimizer, opened.manifest, schedule, lr, steps)
 
@@ -132,7 +136,9 @@ def train(
     accumulated = f" x {module.accumulation_steps}" if module.accumulation_steps > 1 else ""
     rate = f"{optimizer.get_learning_rate():g}"
     if scheduler is not None:
-        rate = f"{scheduler.initial_lr:g} ({scheduler.schedule.kind} schedule)"
+        full = f"{scheduler.initial_lr:g}"
+        begins = "" if rate == full else f", begins at {rate}"
+        rate = f"{full} ({scheduler.schedule.kind} schedule{begins})"
     _console.say(
         f"training on {len(parts.train)} samples, batches of {size}{accumulated}, learning rate "
         f"{rate}; evaluating on {len(indices)} {on} samples"
@@ -149,6 +155,7 @@ def train(
 
     def save() -> None:
         state.properties[EPOCHS_PROPERTY] = before_epochs + len(history)
+        record.keep()
         CheckpointState.save_checkpoint(
             state, target, include_optimizer_state=True, keep_previous=True
         )
@@ -175,7 +182,8 @@ def train(
     after = evaluate()
     _console.say(f"after        {_figures(after)}")
     save()
-    guarantee = _guarantee(optimizer, len(parts.train), size, delta)
+    private = optimizer.privacy is not None
+    guarantee = _guarantee(record, delta or 0.1 / len(parts.train)) if private else None
     _console.wrote(target)
     content: dict[str, Any] = {
         "checkpoint": str(target),
@@ -224,32 +232,51 @@ def _hinting_at(data: Path) -> Iterator[None]:
         raise
 
 
-def _guarantee(
-    optimizer: Optimizer, samples: int, size: int, delta: float | None
-) -> dict[str, float | None] | None:
-    """What a private training promises, said and returned; None for others."""
-    # The steps before `--resume` count as if they had been made on the same data.
-    if optimizer.privacy is None:
-        return None
+def _check_delta(package: Package, delta: float | None) -> None:
     from odtpack.errors import OdtpackError
-    from odtpack.privacy import epsilon
+    from odtpack.privacy import check_delta
 
-    rate, allowed = min(1.0, size / samples), 0.1 / samples if delta is None else delta
-    found = None
+    if delta is not None and package.manifest.privacy is None:
+        raise OdtpackError(
+            "option-not-used",
+            "--delta needs a package of private training",
+            where=str(package.path),
+            hint="leave --delta out, or build the package with --privacy-clip",
+        )
+    if delta is not None:
+        check_delta(delta)
+
+
+def _guarantee(record: PrivateRecord, delta: float) -> dict[str, Any]:
+    """What a private training promises, said and returned."""
+    # The steps before `--resume` count as if they had been made on the same data.
+    from odtpack.errors import OdtpackError
+    from odtpack.privacy import epsilon_of
+
+    found, made = None, record.steps()
+    if made is None:
+        _console.say(
+            "privacy      epsilon unknown: how the checkpoint's earlier steps were made is not "
+            "recorded",
+            style="yellow",
+        )
+        return {"epsilon": None, "delta": delta, "sampling_rate": None}
     try:
-        found = epsilon(optimizer.privacy.noise_multiplier, rate, optimizer.step_count, allowed)
+        found = epsilon_of(made, delta)
     except OdtpackError as error:
         if error.code != "privacy-not-installed":
             raise
         _console.say(f"privacy      {error.what}: {error.hint}")
     else:
+        parts = [f"{part.steps} steps with {part.sampling_rate:.3g} of the samples in each"
+                 for part in made]  # fmt: skip
         _console.say(
-            f"privacy      epsilon {found:.4g} at delta {allowed:g} for each sample "
-            f"({optimizer.step_count} steps, {rate:.3g} of the samples in each); the losses above "
-            "are not private"
+            f"privacy      epsilon {found:.4g} at delta {delta:g} for each sample "
+            f"({', '.join(parts)}); the losses above are not private"
         )
     finite = found is not None and math.isfinite(found)
-    return {"epsilon": found if finite else None, "delta": allowed, "sampling_rate": rate}
+    return {"epsilon": found if finite else None, "delta": delta,
+            "sampling_rate": made[-1].sampling_rate}  # fmt: skip
 
 
 def _figures(figures: Evaluation) -> str:

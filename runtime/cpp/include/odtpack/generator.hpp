@@ -49,6 +49,9 @@ class Generator {
       return last;
     }
 
+    /// How many tokens were read.
+    int64_t Count() const { return count_; }
+
    private:
     void Give(const std::string& name, Ort::Value value) {
       values_.insert_or_assign(name, std::move(value));
@@ -156,7 +159,15 @@ class Generator {
       const detail::Gate::Call call(sequence_.of.gate_);
       const int64_t left = std::exchange(left_, 0);
       if (left == 0) return std::nullopt;
-      const int64_t token = Choose(sequence_.Read(next_), options_, options_.seed);
+      const std::vector<float> logits = sequence_.Read(next_);
+      const auto odd = [](float logit) { return std::isnan(logit); };
+      if (std::any_of(logits.begin(), logits.end(), odd) ||
+          !std::isfinite(*std::max_element(logits.begin(), logits.end())))
+        throw Error("run-failed",
+                    "The decoder's logits after " + std::to_string(sequence_.Count()) +
+                        " tokens are not finite.",
+                    "", "use an adapter from before its training diverged");
+      const int64_t token = Choose(logits, options_, options_.seed);
       if (options_.stop.count(token) > 0) return std::nullopt;
       left_ = left - 1;
       next_ = {token};
@@ -234,17 +245,14 @@ class Generator {
     std::vector<int64_t> order(logits.size());
     std::iota(order.begin(), order.end(), 0);
     std::stable_sort(order.begin(), order.end(), [&logits](int64_t one, int64_t two) {
-      const float a = logits[static_cast<size_t>(one)], b = logits[static_cast<size_t>(two)];
-      return a > b || (std::isnan(b) && !std::isnan(a));  // NaN last
+      return logits[static_cast<size_t>(one)] > logits[static_cast<size_t>(two)];
     });
     if (options.top_k > 0) order.resize(std::min(order.size(), options.top_k));
-    const auto scaled = [&](int64_t token) {
-      return static_cast<double>(logits[static_cast<size_t>(token)]) / options.temperature;
-    };
+    const auto logit = [&](int64_t token) -> double { return logits[static_cast<size_t>(token)]; };
     std::vector<double> total;
     for (const int64_t token : order)
       total.push_back((total.empty() ? 0 : total.back()) +
-                      std::exp(scaled(token) - scaled(order[0])));
+                      std::exp((logit(token) - logit(order[0])) / options.temperature));
     const auto kept = std::lower_bound(total.begin(), total.end(), options.top_p * total.back());
     if (kept != total.end()) total.erase(kept + 1, total.end());
     const double place = Uniform(state) * total.back();

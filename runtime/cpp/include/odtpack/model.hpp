@@ -171,12 +171,12 @@ inline void CheckBatch(const std::vector<Spec>& inputs, const std::vector<Ort::V
   }
   for (size_t i = 0; i < values.size(); ++i) {
     const Spec& spec = inputs[i];
-    if (spec.name != "labels" || spec.type != kInt64 || spec.class_count == 0) continue;
+    if (spec.type != kInt64 || spec.class_count == 0) continue;
     const auto* labels = values[i].GetTensorData<int64_t>();
     for (size_t k = 0; k < values[i].GetTensorTypeAndShapeInfo().GetElementCount(); ++k) {
       if ((labels[k] >= 0 && labels[k] < spec.class_count) || labels[k] == spec.ignored) continue;
-      throw Error("label-out-of-range", "Element " + std::to_string(k) + " of 'labels' is " +
-                                            std::to_string(labels[k]) +
+      throw Error("label-out-of-range", "Element " + std::to_string(k) + " of '" + spec.name +
+                                            "' is " + std::to_string(labels[k]) +
                                             ", and the classes are numbered 0 to " +
                                             std::to_string(spec.class_count - 1) + ".");
     }

@@ -130,7 +130,8 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
         private val options = RunOptions().also(own::add)
         private val inputs = HashMap<String, OnnxTensor>()
         private var last: OrtSession.Result? = null // has the cache
-        private var count = 0
+        var count = 0
+            private set
 
         init {
             if (prompt.isEmpty() || prompt.any { it < 0 }) {
@@ -219,7 +220,15 @@ class Tokens internal constructor(
         if (token == null && left > 0) {
             val all = left
             left = 0 // also where it fails
-            token = draw(reading.read(unread)).takeUnless(stop::contains)?.also {
+            val logits = reading.read(unread)
+            if (!logits.max().isFinite()) {
+                fail(
+                    "run-failed",
+                    "The decoder's logits after ${reading.count} tokens are not finite.",
+                    "", "use an adapter from before its training diverged",
+                )
+            }
+            token = draw(logits).takeUnless(stop::contains)?.also {
                 unread = intArrayOf(it)
                 left = all - 1
             }
@@ -247,15 +256,12 @@ internal class Draw(
 ) {
     operator fun invoke(logits: FloatArray): Int {
         if (temperature == 0.0) return logits.indices.maxByOrNull { logits[it] + 0f }!!
-        // No negative zeros; NaN last, and a sum with one ends at the first, as in Python.
-        val sorted = logits.indices.sortedByDescending {
-            (logits[it] + 0f).takeUnless(Float::isNaN)
-        }
+        val sorted = logits.indices.sortedByDescending { logits[it] + 0f } // no negative zeros
         val order = if (topK > 0) sorted.take(topK) else sorted
-        val highest = logits[order[0]] / temperature
+        val highest = logits[order[0]].toDouble()
         var sum = 0.0
-        val totals = order.map { sum += exp(logits[it] / temperature - highest); sum }
-        val last = totals.indexOfFirst { it >= topP * sum || it.isNaN() }
+        val totals = order.map { sum += exp((logits[it] - highest) / temperature); sum }
+        val last = totals.indexOfFirst { it >= topP * sum }
         val kept = totals.subList(0, last + 1)
         val place = uniform() * kept.last()
         return order[kept.indexOfFirst { it > place }.let { if (it < 0) kept.lastIndex else it }]
