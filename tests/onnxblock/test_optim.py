@@ -106,6 +106,7 @@ def test_usage_of_the_reference() -> None:
 
     wrapped = built(Wrapped())
     assert wrapped == built(optim.AdamW())
+    assert {each.key for each in wrapped.metadata_props} >= {"odtpack.optimizer", "odtpack.state"}
     assert [value.name for value in wrapped.graph.input] == [
         *("learning_rate", "step", "params", "gradients"),
         *MOMENTS,
@@ -344,3 +345,10 @@ def test_losses_that_do_not_work(tmp_path: Path) -> None:
     with onnxblock.base(mlp()), pytest.raises(RuntimeError, match="open already"):
         make(tmp_path, loss=loss.MSELoss())
     assert contents(tmp_path) == {}
+
+
+def test_models_step_by_step_say_what_reads_whole_vectors() -> None:
+    """Without it a runtime would clip the norm of each piece of the vector."""
+    for clip, whole in ((None, False), (optim.ClipGradNorm(0.1), True)):
+        said = {each.key: each.value for each in built(optim.SGD(clip_grad=clip)).metadata_props}
+        assert (said.get("odtpack.elementwise") == "false") == whole

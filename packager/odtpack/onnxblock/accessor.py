@@ -47,6 +47,7 @@ class ModelAccessor:
         targets: Role of each graph input that a loss block added.
         label_metadata: What the runtime must know of labels, for each input with labels.
         created: Names of initializers that blocks created to be trained.
+        finish: Called with the model when a forward block has written it; None for nothing.
     """
 
     def __init__(self, model: onnx.ModelProto, path: str | None = None) -> None:
@@ -55,6 +56,7 @@ class ModelAccessor:
         self.targets: dict[str, TargetRole] = {}
         self.created: list[str] = []
         self.label_metadata: dict[str, dict[str, str]] = {}
+        self.finish: Callable[[ir.Model], None] | None = None
         self._names = Names()
         self._declared: dict[str, onnx.ValueInfoProto] = {}
         self.renew()

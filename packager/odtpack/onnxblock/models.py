@@ -49,6 +49,8 @@ class ForwardBlock(Block):
         set_outputs(accessor, result_names(output, who), who)
         model = ir.from_proto(accessor.model)
         backward.lower(model.graph)
+        if accessor.finish is not None:
+            accessor.finish(model)
         targets.stamp(model)
         self._model = ir.to_proto(model)
         return output

@@ -162,6 +162,12 @@ class Optimizer(ForwardBlock):
             )
         self.clip_grad = clip_grad
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Write the model into the open base, as any :class:`ForwardBlock`."""
+        who = type(self).__name__
+        current(who).finish = lambda model: _finish(model, who)
+        return super().__call__(*args, **kwargs)
+
     def build(self, parameters: Parameters) -> tuple[str, ...]:
         """Write the model.
 
@@ -298,16 +304,21 @@ class BlockOptimizer:
         with empty_base(graphs.opset):
             self._block(parameters(graphs))
         model = ir.from_proto(self._block.to_model_proto())
-        moments = _check_model(model.graph, type(self._block).__name__)
-        model.graph.name = "optimizer"
-        model.producer_name, model.producer_version = "odtpack", None
-        model.metadata_props["odtpack.optimizer"] = "custom"
-        model.metadata_props["odtpack.moments"] = str(len(moments))
-        model.metadata_props["odtpack.state"] = json.dumps([{"name": name} for name in moments])
-        if not {node.op_type for node in model.graph} <= _ELEMENTWISE:
-            model.metadata_props["odtpack.elementwise"] = "false"
+        _finish(model, type(self._block).__name__)
         targets.stamp(model)
         return model
+
+
+def _finish(model: ir.Model, who: str) -> None:
+    """Say in a model what a runtime must know of it; checks that a runtime can run it."""
+    moments = _check_model(model.graph, who)
+    model.graph.name = "optimizer"
+    model.producer_name, model.producer_version = "odtpack", None
+    model.metadata_props["odtpack.optimizer"] = "custom"
+    model.metadata_props["odtpack.moments"] = str(len(moments))
+    model.metadata_props["odtpack.state"] = json.dumps([{"name": name} for name in moments])
+    if not {node.op_type for node in model.graph} <= _ELEMENTWISE:
+        model.metadata_props["odtpack.elementwise"] = "false"
 
 
 def _check_model(graph: ir.Graph, who: str) -> list[str]:
