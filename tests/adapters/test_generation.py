@@ -498,4 +498,8 @@ def test_errors(trained: Any, llama_file: Path, tmp_path: Path) -> None:
         segments=True, adapter=AdapterSpec("dora", ("model.*_proj",)), remark=said.append,
     )  # fmt: skip
     assert any("not kept for generation" in each for each in said)
+    other = CheckpointState.load_checkpoint(tmp_path / "dora" / "checkpoint")
+    with pytest.raises(OdtpackError) as caught:
+        generator.add_adapter("x", other)
+    assert caught.value.code == "adapter-mismatch"
     assert "decoder_model" not in (tmp_path / "dora" / "manifest.json").read_text()

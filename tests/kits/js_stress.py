@@ -43,6 +43,7 @@ def check(found: dict[str, list[Any]]) -> None:
         "evaluation": [["loss", "output"], ["output"], True],
         "null tensor": "input-type",
         "plain objects": [True, "ok", "input-shape", "input-shape", "input-type"],
+        "rates": [*["bad-learning-rate"] * 4, False],
         "a model that does not load": ["model-not-loadable", 2, 2],
         "closed during a step": [["ok", "ok", "ok"], True],
         "after close": ["closed"],

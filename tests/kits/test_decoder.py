@@ -397,7 +397,7 @@ def test_node(
     words = ("12", json.dumps(odd), *map(str, prompts))
     found = javascript.node("decoder.mjs", package.path, tmp_path, *words)
     assert found["codes"] == [
-        "unknown-adapter", "bad-prompt", "bad-argument", "bad-argument", "run-failed",
+        "unknown-adapter", "bad-prompt", *["bad-argument"] * 4, "run-failed",
         *["closed"] * 3,
     ]  # fmt: skip
     assert found["drawn"] == [*drawn_by_python(), *["run-failed"] * 2 * len(REFUSED)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from onnx import numpy_helper
 
 from odtpack.build import build_package
-from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime import CheckpointState, Module, Optimizer, Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import kotlin_kit
@@ -130,6 +131,58 @@ def test_an_input_that_is_null_is_missing(
 ) -> None:
     found = act(packages["plain"], batches["pictures"], *calls("null"), {"do": "evaluate null"})
     assert found["results"] == ["input-count", "input-count"]
+
+
+def test_a_tensor_that_is_closed_or_in_the_place_of_a_gradient_is_refused(
+    packages: dict[str, Path], batches: dict[str, list[Any]]
+) -> None:
+    wrong = [{"do": "closed input", "batch": 1}, {"do": "closed value", "batch": 1},
+             {"do": "pin gradient"}, {"do": "pin closed"}]  # fmt: skip
+    found = act(packages["roots"], batches["roots"], *wrong, {"do": "batch"})
+    codes = ["input-type", "parameter-type", "unknown-output", "output-type"]
+    assert found["results"][:4] == codes
+    assert (found["step"], found["skipped"]) == (1, 0)
+
+
+def test_samples_are_counted_along_the_first_input_that_has_an_axis(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+    scaled (float scale, float[batch, 4] input) => (float[batch, 3] output)
+    {
+        scaled = Mul(input, scale)
+        output = Gemm<transB = 1>(scaled, weight, bias)
+    }""")
+    rng = np.random.default_rng(5)
+    for name, shape in {"weight": (3, 4), "bias": (3,)}.items():
+        value = rng.uniform(0.5, 1.5, shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    build_package(model, tmp_path / "package", loss="cross_entropy")
+    data = []
+    for size in (6, 2):
+        (folder := tmp_path / str(size)).mkdir()
+        values = rng.uniform(0.5, 1.5, (size, 4)).astype(np.float32)
+        data.append(save_batch(folder, labels=rng.integers(0, 3, size), input=values,
+                               scale=np.float32(2)))  # fmt: skip
+    found = act(tmp_path / "package", data, *calls("eval 0", "eval 1"), {"do": "evaluate all"})
+    first, second, mean = map(float, found["results"])
+    assert mean == pytest.approx((6 * first + 2 * second) / 8)
+
+
+def test_unpacking_leaves_a_session_that_is_open_alone(
+    packages: dict[str, Path], batches: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    """What lacks a file changes nothing; a whole package takes the place of the one before."""
+    folder = tmp_path / "app"
+    shutil.copytree(packages["roots"], folder)
+    before = {path.name: path.stat().st_ino for path in folder.iterdir()}
+    other = {"do": "unpack", "from": packages["roots step model"], "path": folder}
+    found = act(folder, batches["roots"], *calls("batch 0"),
+                {**other, "missing": "step_model.onnx"}, *calls("batch 1"))  # fmt: skip
+    assert found["results"][1] == "package-incomplete"
+    assert {path.name: path.stat().st_ino for path in folder.iterdir()} == before
+    again = act(folder, batches["roots"], *calls("batch 0"), other, *calls("batch 1"))
+    assert again["results"] == [found["results"][0], None, found["results"][2]]
+    assert all((folder / name).stat().st_ino != number for name, number in before.items())
+    Package.open(folder)
 
 
 @pytest.mark.parametrize("kind", ["plain", "step model"])

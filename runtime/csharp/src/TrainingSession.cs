@@ -3,6 +3,7 @@ using System.Collections;
 using System.Collections.Generic;
 using System.Globalization;
 using System.IO;
+using System.Linq;
 
 namespace Odtpack {
     public interface IDisposableReadOnlyCollection<out T> : IReadOnlyList<T>, IDisposable { }
@@ -209,7 +210,7 @@ namespace Odtpack {
             long samples = 0, right = 0, labels = 0;
             foreach (var batch in batches) {
                 using (var results = EvalStep(batch)) {
-                    var size = batch.Count > 0 && batch[0].Shape.Count > 0 ? batch[0].Shape[0] : 1;
+                    var size = batch.FirstOrDefault(each => each.Shape.Count > 0)?.Shape[0] ?? 1;
                     loss += results[0].GetScalar() * size;
                     samples += size;
                     Count(batch, results, ref right, ref labels);

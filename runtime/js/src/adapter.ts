@@ -101,7 +101,20 @@ export async function trainedOf(
   state.requireValues();
   await state.refresh();
   const all = [...state.parameters].filter(([, { requiresGrad }]) => requiresGrad);
-  return new Map(all.sort(([a], [b]) => (a < b ? -1 : 1)));
+  const trained = new Map(all.sort(([a], [b]) => (a < b ? -1 : 1)));
+  const left = new Set(trained.keys());
+  const mismatch = (problem: string): never => fail('adapter-mismatch', problem, '',
+    'use a checkpoint that was trained with this package');
+  for (const { name, dtype, shape } of manifest.parameters.filter((p) => p.role === 'trainable')) {
+    const found = trained.get(name) ?? mismatch(`The state does not train '${name}'.`);
+    if (found.dtype !== dtype || !sameDims(found.dims, shape)) {
+      mismatch(`'${name}' is ${found.dtype}[${found.dims}] in the state, and ` +
+        `${dtype}[${shape}] in the package.`);
+    }
+    left.delete(name);
+  }
+  for (const name of left) mismatch(`The state trains '${name}', and the package does not.`);
+  return trained;
 }
 
 function peftOf({ manifest }: TrainingPackage): {

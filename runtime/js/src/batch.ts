@@ -6,7 +6,7 @@ import { evaluationOutputs, type InputInfo, type Manifest } from './manifest.js'
 import type { OnnxRuntime } from './platform.js';
 import { type Feeds, tensorOver } from './runtime.js';
 import { isRecord } from './json.js';
-import { allocating, ARRAYS, byName, type DType, product, type TypedArray } from './tensors.js';
+import { allocating, ARRAYS, byName, type DType, product } from './tensors.js';
 import type { Batch } from './worker_calls.js';
 
 /** A batch as the caller gave it, of which nothing but its own names count. */
@@ -113,9 +113,13 @@ export function withoutAnswers(ort: OnnxRuntime, specs: readonly InputInfo[], fe
 
 /** The loss as a number, of what a step returned. */
 export function lossOf(manifest: Manifest, results: Feeds): number {
-  const { type, data } = results[manifest.outputs[0]!.name]!;
+  return numbersOf(results[manifest.outputs[0]!.name]!)[0]!;
+}
+
+/** The numbers of a tensor; those of float16 may come as bits. */
+function numbersOf({ type, data }: Tensor): Float32Array {
   const bits = type === 'float16' && data instanceof Uint16Array;
-  return (bits ? widen(data) : (data as Float32Array))[0]!;
+  return bits ? widen(data) : (data as Float32Array);
 }
 
 /** Counts right classes of a batch; undefined where the model has no scores for each class. */
@@ -125,15 +129,15 @@ export function countRight(
   const labels = manifest.inputs.find((input) => input.role === 'labels' && input.class_count);
   const scores = evaluationOutputs(manifest).find(
     ({ role, dtype, shape }) =>
-      role !== 'loss' && dtype.startsWith('float') && dtype !== 'float16' &&
+      role !== 'loss' && dtype.startsWith('float') &&
       shape.length === (labels?.shape.length ?? 0) + 1 && shape[1] === labels?.class_count,
   );
   if (!labels || !scores) return undefined;
   const truth = feeds[labels.name]!.data as BigInt64Array | Int32Array;
   const found = results[scores.name];
   if (!found) return undefined; // of the evaluation model alone
-  const { data, dims } = found;
-  const values = data as Exclude<TypedArray, BigInt64Array | BigUint64Array>;
+  const { dims } = found;
+  const values = numbersOf(found);
   const classes = dims[1]!;
   const inner = product(dims.slice(2));
   let right = 0;

@@ -14,6 +14,8 @@ import { bytesOf, sameDims } from './tensors.js';
 export function carryOver(
   trained: CheckpointState, fresh: CheckpointState, names?: Iterable<string>, optimizerState = true,
 ): CheckpointState {
+  trained.requireIdle();
+  fresh.requireIdle();
   if (trained.device) {
     fail('busy', 'The trained state lives on a GPU.', '', 'release its session first');
   }

@@ -113,11 +113,12 @@ export class Generator {
   async *generate(prompt: Iterable<number>, options: GenerateOptions = {}): AsyncGenerator<number> {
     const { maxTokens = 256, temperature = 0, topK = 0, topP = 1, seed = 0 } = options;
     const whole = typeof seed === 'bigint' || Number.isInteger(seed);
-    if (!(temperature >= 0 && topK >= 0 && topP > 0 && topP <= 1 && maxTokens >= 0 && whole)) {
-      fail('bad-argument', 'temperature, topK and maxTokens must be 0 or more, topP above 0 and ' +
-        'at most 1, seed a whole number.');
-    }
     const stop = new Set(options.stop);
+    const fits = topK >= 0 && [topK, ...stop].every(Number.isSafeInteger) && whole;
+    if (!(temperature >= 0 && fits && topP > 0 && topP <= 1 && maxTokens >= 0)) {
+      fail('bad-argument', 'temperature, topK and maxTokens must be 0 or more, topP above 0 and ' +
+        'at most 1, topK, seed and the tokens of stop whole numbers.');
+    }
     const uniform = splitMix(BigInt(seed));
     const sequence = await this.#sequence(options.adapter);
     let tokens = [...prompt];

@@ -133,6 +133,13 @@ export class Optimizer {
 
   /** The rate of the steps to come, kept as float32; a group's scale multiplies it. */
   set learningRate(value: number) {
+    const { rate, own } = this.checkRate(value);
+    this.#state.learningRate = rate;
+    for (const [i, { value: target }] of this.#rates.entries()) target[0] = own[i]!;
+  }
+
+  /** A rate as it is kept, and as it is in each group. */
+  checkRate(value: number): { rate: number; own: number[] } {
     const rate = typeof value === 'number' ? Math.fround(value) : NaN;
     const own = this.#rates.map(({ scale }) => Math.fround(rate * scale));
     if (![rate, ...own].every((each) => each >= 0 && each < Infinity)) {
@@ -140,8 +147,7 @@ export class Optimizer {
         'The learning rate must be 0 or more, and finite in float32 in each group, not ' +
           `${typeof value === 'number' ? value : typeof value}.`, '', 'take for example 0.001');
     }
-    this.#state.learningRate = rate;
-    for (const [i, { value: target }] of this.#rates.entries()) target[0] = own[i]!;
+    return { rate, own };
   }
 
   /** What a step model is fed for the next step; `advance` counts it. */

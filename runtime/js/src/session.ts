@@ -303,7 +303,9 @@ export class TrainingSession {
     let [loss, samples, right, counted] = [0, 0, 0, 0];
     for await (const feeds of batches) {
       const results = await this.runEvalStep(feeds);
-      const size = (manifest.inputs[0] && feeds[manifest.inputs[0].name]?.dims[0]) ?? 1;
+      // As Python counts: along the first input that has an axis.
+      const sizes = manifest.inputs.map(({ name }) => feeds[name]?.dims[0]);
+      const size = sizes.find((each) => each !== undefined) ?? 1;
       loss += Number(lossOf(manifest, results)) * size;
       samples += size;
       const classes = countRight(manifest, feeds, results);
@@ -335,6 +337,7 @@ export class TrainingSession {
   /** Let the rate follow a schedule, which is saved with the state. */
   setSchedule(kind: ScheduleKind, initialRate: number, settings: Settings = {}): void {
     const schedule = makeSchedule(kind, settings);
+    this.#updating().checkRate(initialRate); // the factor may be 0
     this.setLearningRate(initialRate * schedule.factor(this.stepCount));
     this.#schedule = { schedule, initialRate };
     this.state.properties.set(SCHEDULE_PROPERTY, scheduleText(schedule, initialRate));

@@ -36,8 +36,11 @@ export async function trainInWorker(
   const worker = new Worker(new URL('./worker_script.js', import.meta.url), { type: 'module' });
   const waiting = new Map<number, (answer: Answer) => void>();
   let count = 0;
+  let released: Promise<void> | undefined;
+  const closed: NonNullable<Answer['error']> = ['closed', 'The session is closed.', '', ''];
   const call = (method: string, ...values: unknown[]): Promise<unknown> =>
     new Promise((resolve, reject) => {
+      if (released) throw new OdtpackError(...closed);
       const id = count++;
       waiting.set(id, ({ value, error }) => {
         waiting.delete(id);
@@ -47,20 +50,31 @@ export async function trainInWorker(
       worker.postMessage({ id, method, values: values.map(pack) } satisfies Call);
     });
   worker.onmessage = ({ data }: MessageEvent<Answer>) => waiting.get(data.id)?.(data);
-  worker.onerror = ({ message }) => {
-    const error: Answer['error'] = ['run-failed', `The worker failed: ${message}`, '', ''];
+  const refuse = (error: NonNullable<Answer['error']>): void => {
     for (const [id, answer] of waiting) answer({ id, error });
   };
-  const release = async (): Promise<void> => {
-    await call('release');
-    worker.terminate();
+  worker.onerror = ({ message }) =>
+    refuse(['run-failed', `The worker failed: ${message}`, '', '']);
+  const free = async (): Promise<void> => {
+    try {
+      await call('release');
+    } finally {
+      worker.terminate();
+      refuse(closed); // what it has not answered
+    }
   };
+  const release = (): Promise<void> => (released ??= free());
   // Addresses are the page's, and not the script's.
   const absolute = (source: unknown): unknown =>
     typeof source === 'string' || source instanceof URL ? String(new URL(source, location.href)) : source;
   const entries = Object.entries(files as unknown as Record<string, FileSource>);
-  await call('create', Object.fromEntries(entries.map(([name, each]) =>
-    [name, name === 'format' ? each : absolute(each)])), options);
+  try {
+    await call('create', Object.fromEntries(entries.map(([name, each]) =>
+      [name, name === 'format' ? each : absolute(each)])), options);
+  } catch (error) {
+    worker.terminate();
+    throw error;
+  }
   return new Proxy({ release } as WorkerSession, {
     get: (own, method: string) => {
       if (method === 'release') return own.release;

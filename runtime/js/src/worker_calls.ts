@@ -22,9 +22,15 @@ export interface Answer {
 export function pack(value: unknown): unknown {
   if (Array.isArray(value)) return value.map(pack);
   if (!value || typeof value !== 'object' || ArrayBuffer.isView(value)) return value;
-  if (isSamples(value)) return { type: value.type, data: value.data, dims: value.dims };
+  if (isSamples(value)) return { type: value.type, data: own(value.data), dims: value.dims };
   if (Object.getPrototypeOf(value) !== Object.prototype) return value;
   return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, pack(each)]));
+}
+
+/** Without the rest of the memory that a view shows a part of, which would be sent as well. */
+function own(data: Samples['data']): Samples['data'] {
+  const isPart = ArrayBuffer.isView(data) && data.byteLength < data.buffer.byteLength;
+  return isPart ? data.slice() : data;
 }
 
 function isSamples(value: object): value is Samples {

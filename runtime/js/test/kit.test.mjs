@@ -10,9 +10,12 @@ import {
   carryOver, CheckpointState, makeSchedule, OdtpackError, TrainingPackage,
 } from '../dist/index.js';
 import { readScheduleText, scheduleText } from '../dist/schedules.js';
-import { batchOf, checkBatch } from '../dist/batch.js';
+import { trainedOf } from '../dist/adapter.js';
+import { batchOf, checkBatch, countRight } from '../dist/batch.js';
 import { float16Bits, inferenceModel, widen } from '../dist/inference.js';
 import { sessionOptions } from '../dist/runtime.js';
+import { trainInWorker } from '../dist/worker.js';
+import { pack } from '../dist/worker_calls.js';
 
 const code = (expected) => (error) => {
   assert.ok(error instanceof OdtpackError, String(error));
@@ -367,4 +370,71 @@ test('a table that occurs twice is refused before any list is made', async () =>
   });
   assert.ok(process.memoryUsage().heapUsed - before < 2 ** 26);
   assert.ok(performance.now() - start < 2000);
+});
+
+test('scores of float16 count as those of other types', () => {
+  const manifest = {
+    inputs: [{ name: 'labels', role: 'labels', dtype: 'int64', shape: ['batch'], class_count: 2 }],
+    outputs: [{ name: 'loss', role: 'loss', dtype: 'float32', shape: [] },
+      { name: 'scores', role: 'output', dtype: 'float16', shape: ['batch', 2] }],
+    evaluation_outputs: [],
+  };
+  const labels = { type: 'int64', data: BigInt64Array.of(1n, 0n), dims: [2] };
+  // As bits, -2 would be more than 1.
+  const data = Uint16Array.of(...[-2, 1, 3, -3].map(float16Bits));
+  const scores = { type: 'float16', data, dims: [2, 2] };
+  assert.deepEqual(countRight(manifest, { labels }, { scores }), { right: 2, counted: 2 });
+});
+
+test('nothing is carried over from or to a state that is at work', async () => {
+  const [one, other] = [state({ p: [1] }), state({ p: [2] })];
+  await one.alone(async () => {
+    assert.throws(() => carryOver(one, other), code('busy'));
+    assert.throws(() => carryOver(other, one), code('busy'));
+  });
+  assert.deepEqual([...other.parameters.get('p').data], [2]);
+});
+
+test('a state of another package has no adapter of this one', async () => {
+  const manifest = { adapter: {}, parameters: [
+    { name: 'p', role: 'trainable', dtype: 'float32', shape: [2] },
+    { name: 'table', role: 'frozen', dtype: 'float32', shape: [4] },
+  ] };
+  const opened = { manifest, source: '' };
+  assert.deepEqual([...(await trainedOf(opened, state({ p: [1, 2] }))).keys()], ['p']);
+  for (const values of [{ q: [1, 2] }, { p: [1] }, { p: [1, 2], q: [1] }]) {
+    await assert.rejects(trainedOf(opened, state(values)), code('adapter-mismatch'));
+  }
+});
+
+test('a worker ends once, whatever it answers, and later calls are closed', async (context) => {
+  let [terminated, failing] = [0, ''];
+  globalThis.location = new URL('http://localhost/');
+  globalThis.Worker = class {
+    postMessage({ id, method }) {
+      if (method === 'fit') return; // it never answers
+      const error = method === failing ? ['run-failed', 'It failed.', '', ''] : undefined;
+      queueMicrotask(() => this.onmessage({ data: { id, value: method, error } }));
+    }
+    terminate() { terminated += 1; }
+  };
+  context.after(() => { delete globalThis.Worker; delete globalThis.location; });
+  const session = await trainInWorker({ package: 'package' });
+  assert.equal(await session.stepCount(), 'stepCount');
+  const left = assert.rejects(session.fit(), code('closed'));
+  await Promise.all([session.release(), session.release(), left]);
+  await session.release();
+  await assert.rejects(session.trainBatch({}), code('closed'));
+  assert.equal(terminated, 1);
+  failing = 'release';
+  const other = await trainInWorker({ package: 'package' });
+  await assert.rejects(other.release(), code('run-failed'));
+  await assert.rejects(other.stepCount(), code('closed'));
+  assert.equal(terminated, 2);
+  failing = 'create';
+  await assert.rejects(trainInWorker({ package: 'package' }), code('run-failed'));
+  assert.equal(terminated, 3);
+  const part = new Float32Array(100).subarray(3, 5);
+  const { x } = pack({ x: { type: 'float32', data: part, dims: [2] } });
+  assert.deepEqual([x.data.buffer.byteLength, [...x.data]], [8, [0, 0]]);
 });

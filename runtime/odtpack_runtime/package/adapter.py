@@ -59,8 +59,7 @@ def save_adapter(
         if state.is_nominal:
             raise nominal_error("there are no values to save")
         if path.suffix == SUFFIX:
-            adapter_of(package)
-            write_onnx_adapter(path, state.arrays(trainable=True))
+            write_onnx_adapter(path, trained_of(package, state))
             return
         adapter = to_peft(package, state)
     with update_folder(path, last=CONFIG) as stage:
@@ -81,7 +80,7 @@ def load_adapter(package: Package, state: CheckpointState, source: str | os.Path
     """
     values = read_adapter(package, Path(source))
     with state.lock:
-        for name, array in state.arrays(trainable=True).items():
+        for name, array in trained_of(package, state).items():
             np.copyto(array, values[name], casting="same_kind")
 
 
@@ -413,12 +412,33 @@ def adapter_of(package: Package) -> AdapterInfo:
     return info
 
 
+def trained_of(package: Package, state: CheckpointState) -> dict[str, np.ndarray[Any, Any]]:
+    """The live arrays of what a package trains with an adapter, of a state that is its own."""
+    adapter_of(package)
+    arrays = state.arrays(trainable=True)
+    own = {name: (str(array.dtype), tuple(array.shape)) for name, array in arrays.items()}
+    specs = [item for item in package.manifest.parameters if item.role == "trainable"]
+    wanted = {item.name: (item.dtype, tuple(item.shape)) for item in specs}
+    for name in sorted({*own, *wanted}):
+        if own.get(name) != wanted.get(name):
+            here, there = (
+                f"{found[0]}{list(found[1])}" if found else "not trained"
+                for found in (own.get(name), wanted.get(name))
+            )
+            raise OdtpackError(
+                "adapter-mismatch",
+                f"{name!r} is {here} in the state, and {there} in the package",
+                where=str(package.path),
+                hint="use a checkpoint that was trained with this package",
+            )
+    return arrays
+
+
 def to_peft(package: Package, state: CheckpointState) -> PeftAdapter:
     """The adapter of a checkpoint, as PEFT has it."""
     # Parameters that are trained besides become modules that PEFT saves as a whole.
     # package: The package that was built with it.
-    adapter_of(package)
-    values = state.arrays(trainable=True)
+    values = trained_of(package, state)
     return _as_peft(package.manifest, {name: np.array(value) for name, value in values.items()})
 
 

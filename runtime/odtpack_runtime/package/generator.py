@@ -14,7 +14,7 @@ from odtpack_runtime.apart.child import alive
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
-from odtpack_runtime.package.adapter import adapter_of, read_adapter
+from odtpack_runtime.package.adapter import adapter_of, read_adapter, trained_of
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.options import session_of
 from odtpack_runtime.session.options import session_options as make_options
@@ -98,7 +98,7 @@ class Generator:
 
             def read() -> Mapping[str, Array]:
                 with state.lock:
-                    arrays = state.arrays(trainable=True)
+                    arrays = trained_of(self._package, state)
                 return {each: arrays[each] for each in names}
         else:
             values = read_adapter(self._package, Path(source))

@@ -49,6 +49,7 @@ const code = (work) => work().then(() => 'none', (error) => error.code);
 const codes = [
   await code(() => all([1], { adapter: 'gone' })), await code(() => all([])),
   await code(() => all([1], { topP: 0 })), await code(() => all([1], { seed: 1.5 })),
+  await code(() => all([1], { topK: 1.5 })), await code(() => all([1], { stop: [2, 0.5] })),
   await code(() => all([10 ** 9])),
 ];
 const [logits, begun] = [generator.logits([1]), code(() => all([1]))];

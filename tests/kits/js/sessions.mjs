@@ -43,6 +43,10 @@ export async function stress({ kit, ort, source, roots, times }) {
     codes.push(await outcome(first.trainBatch({ ...bare, [input]: { ...bare[input], data } })));
   }
   note('plain objects', [loss === first.lossOf(evaluated), ...codes]);
+  // The rate of a warm-up is 0 at first, whatever it goes to.
+  const rates = await Promise.all([NaN, -1, Infinity, '1'].map((rate) =>
+    outcome((async () => first.registerLinearLRScheduler(2, 4, rate))())));
+  note('rates', [...rates, first.restoreSchedule()]);
   await first.release();
 
   // The last of three models does not load: the others are freed.

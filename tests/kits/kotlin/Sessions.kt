@@ -7,6 +7,7 @@ import org.odtpack.Json
 import org.odtpack.OdtpackException
 import org.odtpack.OnNotFinite
 import org.odtpack.OrtTrainingSession
+import org.odtpack.TrainingPackage
 
 /** Text of a call's result for JSON: a number, the code of an error, or null. */
 private fun outcome(call: () -> Any?): String = try {
@@ -34,6 +35,8 @@ internal fun actions(json: Json) {
     )
 }
 
+private fun closed(tensor: OnnxTensor) = tensor.apply { if (!isClosed) close() }
+
 private fun act(task: Task, json: Json): Any? {
     val session = task.session
     val batch = task.batches[json["batch"].whole(0).toInt()]
@@ -48,6 +51,26 @@ private fun act(task: Task, json: Json): Any? {
             (given as Map<String, OnnxTensor>).let {
                 if (name == "null") session.trainBatch(it) else session.evaluate(listOf(it).iterator())
             }
+        }
+        "evaluate all" -> session.evaluate(task.batches.iterator()).loss
+        "closed input" -> session.trainBatch(batch.mapValues { (_, each) -> closed(each) })
+        "closed value" -> batch.values.first().let {
+            session.checkpoint.updateParameter("weight", closed(it))
+        }
+        "pin gradient" -> {
+            val mine = mapOf("weight_grad.accumulation.out" to batch.values.first())
+            session.trainStep(batch, mine).close()
+        }
+        "pin closed" -> {
+            val mine = mapOf("loss" to closed(task.batches[1].values.first()))
+            session.trainStep(batch, mine).close()
+        }
+        "unpack" -> {
+            val (from, missing) = Pair(File(json["from"].text()), json["missing"].text(""))
+            TrainingPackage.unpack(json["path"].text(), {
+                if (it == missing) throw java.io.IOException("it is not there")
+                File(from, it).inputStream()
+            })
         }
         "evaluate" -> session.evaluate(listOf(batch).iterator()).loss
         "fit" -> session.fit(listOf(batch).iterator()) { true }

@@ -168,7 +168,7 @@ public final class ORTTrainingSession {
     let place = package.inputs.firstIndex { $0.name == "labels" && $0.classCount > 0 }
     for batch in batches {
       let results = try evalStep(withInputValues: batch)
-      let size = batch.first?.shape.first ?? 1
+      let size = batch.first { !$0.shape.isEmpty }?.shape.first ?? 1
       (loss, samples) = (loss + results[0].scalar * Double(size), samples + size)
       guard let place, batch[place].elementType == .int64 else { continue }
       let spec = package.inputs[place], shape = batch[place].shape + [spec.classCount]

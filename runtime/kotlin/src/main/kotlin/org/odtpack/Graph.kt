@@ -65,7 +65,7 @@ internal class Graph(
     env: OrtEnvironment,
     private val session: OrtSession,
     private val specs: List<Spec>,
-    outputs: List<Spec>,
+    private val outputs: List<Spec>,
     private val bound: Map<String, Pair<Tensor, OnnxTensor>>,
     private val hint: String = "nothing was changed by it",
 ) : Model {
@@ -102,6 +102,7 @@ internal class Graph(
         options: RunOptions?,
     ): Result {
         checkBatch(specs, feeds)
+        checkPinned(outputs, extra)
         inputs.putAll(feeds)
         val own = if (extra.isEmpty()) pinned else LinkedHashMap(pinned).apply { putAll(extra) }
         val all = wanted ?: requested
@@ -142,6 +143,16 @@ internal fun memoryOf(name: String, info: TensorInfo, found: Pair<Tensor, OnnxTe
     return value
 }
 
+/** Check the memory of the caller's for outputs: those of parameters have memory of their own. */
+internal fun checkPinned(outputs: List<Spec>, pinned: Map<String, OnnxValue>) {
+    for ((name, value) in pinned) {
+        if (outputs.none { it.name == name }) {
+            fail("unknown-output", "The model has no output '$name'.")
+        }
+        if (value.isClosed) fail("output-type", "The value for the output '$name' is closed.")
+    }
+}
+
 /** Check a batch against the inputs of the model, as Python does, with the same codes. */
 internal fun checkBatch(specs: List<Spec>, feeds: Map<String, OnnxTensorLike>) {
     val lacks = specs.find { feeds[it.name] == null }?.name // Java may have null
@@ -158,6 +169,7 @@ internal fun checkBatch(specs: List<Spec>, feeds: Map<String, OnnxTensorLike>) {
         val refuse = { code: String, problem: String ->
             fail(code, "Input '${spec.name}' must be ${spec.description}, and $problem.")
         }
+        if (feeds.getValue(spec.name).isClosed) refuse("input-type", "it is closed")
         val type = info.onnxType
         if (type != spec.type.onnx) refuse("input-type", "its elements are $type")
         if (!spec.fits(shape)) refuse("input-shape", "its shape is ${shape.contentToString()}")

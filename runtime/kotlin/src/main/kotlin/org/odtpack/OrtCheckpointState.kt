@@ -117,6 +117,7 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
     fun updateParameter(name: String, value: OnnxTensor) = own {
         state.requireValues()
         val target = state.value(name)
+        if (value.isClosed) fail("parameter-type", "The new value of '$name' is closed.")
         val same = value.info.onnxType == target.type.onnx
         if (!same || !value.info.shape.contentEquals(target.shape)) {
             fail(

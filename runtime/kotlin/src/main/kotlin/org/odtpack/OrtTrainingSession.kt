@@ -9,6 +9,7 @@ import ai.onnxruntime.OrtSession
 import ai.onnxruntime.OrtSession.Result
 import ai.onnxruntime.OrtSession.RunOptions
 import ai.onnxruntime.OrtSession.SessionOptions
+import ai.onnxruntime.TensorInfo
 import java.io.File
 import java.nio.ByteBuffer
 import java.nio.file.Path
@@ -327,8 +328,10 @@ class OrtTrainingSession private constructor(
         var (loss, samples) = Pair(0.0, 0L)
         val score = Score(pack)
         for (batch in batches) {
-            val first = batch.values.firstOrNull() as OnnxTensor?
-            val size = first?.info?.shape?.firstOrNull() ?: 1 // what is missing, evalStep says
+            // As Python counts: along the first input that has an axis. What is missing, evalStep says.
+            val size = pack.inputs.firstNotNullOfOrNull {
+                (batch[it.name]?.info as? TensorInfo)?.shape?.firstOrNull()
+            } ?: 1
             own {
                 evalStep(batch).use { result ->
                     loss += lossOf(result) * size

@@ -158,6 +158,7 @@ internal class SegmentedGraph(
         options: RunOptions?,
     ): Result {
         checkBatch(specs, feeds)
+        checkPinned(outputs, extra)
         given.clear()
         given.putAll(feeds)
         var result: Result? = null

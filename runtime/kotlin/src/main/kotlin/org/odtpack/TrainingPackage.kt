@@ -7,6 +7,7 @@ import java.io.File
 import java.io.IOException
 import java.io.InputStream
 import java.nio.ByteBuffer
+import java.nio.channels.Channels
 import java.security.KeyFactory
 import java.security.NoSuchAlgorithmException
 import java.security.Signature
@@ -299,15 +300,27 @@ class TrainingPackage private constructor(val folder: String, internal val manif
             return open(folder, signature)
         }
 
-        /** The manifest comes last: without it there is no package. */
+        /**
+         * The manifest comes last. A file takes the place of another of its name, which a session
+         * may have mapped: it is not written into.
+         */
         private fun copy(assets: Assets, folder: File, manifest: ByteArray, signed: Boolean) {
             val files = listedFiles(Json.read(manifest)).map { it["path"].text() }
+            val names = if (signed) files + SIGNATURE else files
+            for (name in names) { // before anything is changed
+                try {
+                    assets.open(name).close()
+                } catch (error: IOException) {
+                    fail("package-incomplete", "The assets have no $name: ${error.message}.")
+                }
+            }
             folder.mkdirs()
-            File(folder, MANIFEST).delete()
-            for (name in if (signed) files + SIGNATURE else files) {
+            for (name in names) {
                 val file = File(folder, name)
                 file.parentFile!!.mkdirs()
-                assets.open(name).use { from -> file.outputStream().use { from.copyTo(it) } }
+                writeAtomically(file) { to ->
+                    assets.open(name).use { it.copyTo(Channels.newOutputStream(to)) }
+                }
             }
             writeAtomically(File(folder, MANIFEST)) { it.writeAll(ByteBuffer.wrap(manifest)) }
         }
