@@ -65,9 +65,10 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: Onnx
       }
     }
   }
-  const labels = specs.find(({ name, dtype }) => name === 'labels' && dtype === 'int64');
-  if (labels?.class_count !== undefined) {
-    checkLabels(feeds['labels']!, labels.class_count, labels.ignore_index);
+  for (const { name, dtype, class_count: classes, ignore_index: ignored } of specs) {
+    if (dtype === 'int64' && classes !== undefined) {
+      checkLabels(name, feeds[name]!, classes, ignored);
+    }
   }
 }
 
@@ -75,7 +76,9 @@ function describe({ name, dtype, shape }: InputInfo): string {
   return `${name}: ${dtype}[${shape.map((size) => size ?? '?').join(', ')}]`;
 }
 
-function checkLabels(labels: Tensor, classes: number, ignored: number | undefined): void {
+function checkLabels(
+  name: string, labels: Tensor, classes: number, ignored: number | undefined,
+): void {
   const data = labels.data as BigInt64Array;
   // Halves of 32 bits, since a BigInt for every label would cost more than a small step.
   const halves = new Int32Array(data.buffer, data.byteOffset, data.length * 2);
@@ -84,7 +87,7 @@ function checkLabels(labels: Tensor, classes: number, ignored: number | undefine
     const fits = halves[2 * i + 1] === 0 && low >= 0 && low < classes;
     if (fits || (ignored !== undefined && data[i] === BigInt(ignored))) continue;
     fail('label-out-of-range',
-      `Input 'labels' holds the label ${data[i]} at element ${i}, and the model's ${classes} ` +
+      `Input '${name}' holds the label ${data[i]} at element ${i}, and the model's ${classes} ` +
         `classes are numbered 0 to ${classes - 1}.`);
   }
 }

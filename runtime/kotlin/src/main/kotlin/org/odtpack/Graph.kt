@@ -182,13 +182,13 @@ internal fun checkBatch(specs: List<Spec>, feeds: Map<String, OnnxTensorLike>) {
         }
     }
     for (spec in specs) {
-        if (spec.name != "labels" || spec.type != Type.INT64 || spec.classCount == 0L) continue
+        if (spec.type != Type.INT64 || spec.classCount == 0L) continue
         val labels = (feeds.getValue(spec.name) as OnnxTensor).longBuffer
         for (i in 0 until labels.remaining()) {
             val label = labels.get(i)
             if (label in 0 until spec.classCount || label == spec.ignored) continue
             fail(
-                "label-out-of-range", "Element $i of 'labels' is $label, and the classes are " +
+                "label-out-of-range", "Element $i of '${spec.name}' is $label, and the classes are " +
                     "numbered 0 to ${spec.classCount - 1}.",
             )
         }

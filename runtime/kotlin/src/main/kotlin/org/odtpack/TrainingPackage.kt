@@ -315,6 +315,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
                 }
             }
             folder.mkdirs()
+            File(folder, MANIFEST).delete() // a folder with files of two packages is none
             for (name in names) {
                 val file = File(folder, name)
                 file.parentFile!!.mkdirs()
