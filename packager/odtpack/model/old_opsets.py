@@ -26,7 +26,7 @@ def convert(proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray], where: str
     # proto: The model, checked, with detached initializers of shape [0]. arrays: Their values.
     # Returns the opset that it had; None if it stays as it is.
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
-    if opset not in CONVERTED:
+    if opset is None or opset not in CONVERTED:
         return None
     light = onnx.ModelProto()
     light.CopyFrom(proto)
@@ -67,7 +67,7 @@ def convert(proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray], where: str
     del light.graph.initializer[:]
     light.graph.initializer.extend(stored)
     proto.CopyFrom(light)
-    return opset
+    return int(opset)
 
 
 def _fails(opset: int, said: str, where: str) -> OdtpackError:
