@@ -8,9 +8,12 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx.parser
+import onnx_ir as ir
 import pytest
 import torch
+from onnxruntime import InferenceSession
 from torch import Tensor, nn
 
 from odtpack.build import build_package
@@ -214,6 +217,42 @@ def test_opset_7_keeps_its_names_and_is_said(tmp_path: Path) -> None:
     manifest = build_package(model, tmp_path / "package", loss="mse", remark=said.append)
     assert [parameter.name for parameter in manifest.parameters] == ["w", "b"]
     assert said[0] == "the model has opset 7, and is converted to 17"
+
+
+@pytest.mark.parametrize(
+    ("opset", "net"),
+    [
+        *((10, f'Resize<mode = "{mode}">(x, {scales})')
+          for mode in ("nearest", "linear") for scales in ("grow", "shrink")),
+        *((9, f'Upsample<mode = "{mode}">(x, grow)') for mode in ("nearest", "linear")),
+        (7, "Upsample<scales = [1.0, 1.0, 1.5, 2.5]>(x)"),
+        (10, "Hardmax(x)"),
+        (11, "Hardmax<axis = -2>(x)"),
+        (11, "Hardmax<axis = 3>(x)"),
+    ],
+)  # fmt: skip
+def test_an_old_model_computes_the_same(opset: int, net: str) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 5, opset_import: ["" : {opset}]>
+        net (float[2, 3, 10, 8] x) => (float[2, 3, H, W] y)
+        <float[4] grow = {{1, 1, 1.5, 2.5}}, float[4] shrink = {{1, 1, 0.6, 0.3}}>
+        {{ y = {net} }}""")
+    x = np.random.default_rng(0).standard_normal((2, 3, 10, 8)).astype(np.float32)
+    found = [
+        InferenceSession(proto.SerializeToString()).run(None, {"x": x})[0]
+        for proto in (model, ir.to_proto(load_model(model)))
+    ]
+    np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("scales", "why"), [("both", "shrinks one axis and enlarges"), ("s", "known only when")]
+)
+def test_what_an_old_resize_reads_is_not_guessed(scales: str, why: str) -> None:
+    model = onnx.parser.parse_model(f"""<ir_version: 5, opset_import: ["" : 10]>
+        net (float[1, 1, 4, 4] x, float[4] s) => (float[1, 1, H, W] y)
+        <float[4] both = {{1, 1, 0.5, 2}}> {{ y = Resize(x, {scales}) }}""")
+    with refused("opset-too-old", why):
+        load_model(model)
 
 
 def test_what_the_converter_refuses() -> None:

@@ -176,3 +176,11 @@ def test_a_domain_that_no_node_is_of_costs_no_self_check(tmp_path: Path) -> None
     info = checked(tmp_path / "package", model=model)
     assert info.reason is None
     assert len(info.losses) > 1
+
+
+def test_a_model_may_predict_one_number(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[2, 3, 6] x) => (float y) <float[6] p = {0.5, -1.2, 0.3, 0.8, -0.4, 1.1}>
+        { a = Mul(x, p) y = ReduceMax<keepdims = 0>(a) }""")
+    manifest = build_package(model, tmp_path / "package", loss="mse", optimizer=SGD())
+    assert [parameter.name for parameter in manifest.parameters] == ["p"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import onnx
 import onnx.helper
+import onnx.numpy_helper
 import onnx.shape_inference
 import onnx.version_converter
 
@@ -17,6 +18,7 @@ CONVERTED = range(7, MIN_OPSET)
 """Opsets that are converted."""
 NEWEST = 17
 """What such a model becomes: ONNX Runtime loads it since release 1.12."""
+_COORDINATES_SINCE = 11  # Resize says how it computes positions; the default is another one
 
 
 def convert(proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray], where: str) -> int | None:
@@ -24,7 +26,7 @@ def convert(proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray], where: str
     # proto: The model, checked, with detached initializers of shape [0]. arrays: Their values.
     # Returns the opset that it had; None if it stays as it is.
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
-    if opset not in CONVERTED:
+    if opset is None or opset not in CONVERTED:
         return None
     light = onnx.ModelProto()
     light.CopyFrom(proto)
@@ -49,13 +51,12 @@ def convert(proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray], where: str
         onnx.shape_inference.InferenceError,
     ) as error:
         said = str(error).partition("\n")[0].rpartition("failed: ")[2]
-        raise OdtpackError(
-            "opset-too-old",
-            f"the model uses opset {opset}, and converting it to {NEWEST} fails: {said}",
-            where=where,
-            hint=f"export it again with opset {MIN_OPSET} or newer",
-        ) from None
+        raise _fails(opset, said, where) from None
     _name_upsampled(proto.graph, light.graph)
+    if opset < _COORDINATES_SINCE:
+        _keep_positions(proto.graph, light.graph, arrays, opset, where)
+    for graph in _graphs(light.graph):
+        _flatten_hardmax(graph)
     given = [value for value in light.graph.input if value.name in inputs]
     del light.graph.input[:]
     light.graph.input.extend(given)
@@ -66,7 +67,16 @@ def convert(proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray], where: str
     del light.graph.initializer[:]
     light.graph.initializer.extend(stored)
     proto.CopyFrom(light)
-    return opset
+    return int(opset)
+
+
+def _fails(opset: int, said: str, where: str) -> OdtpackError:
+    return OdtpackError(
+        "opset-too-old",
+        f"the model uses opset {opset}, and converting it to {NEWEST} fails: {said}",
+        where=where,
+        hint=f"export it again with opset {MIN_OPSET} or newer",
+    )
 
 
 def _name_upsampled(old: onnx.GraphProto, new: onnx.GraphProto) -> None:
@@ -83,3 +93,71 @@ def _name_upsampled(old: onnx.GraphProto, new: onnx.GraphProto) -> None:
         node.output[:] = [names.get(name, name) for name in node.output]
     for value in (*new.output, *new.value_info):
         value.name = names.get(value.name, value.name)
+
+
+def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph, and those inside its nodes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else ())):
+                yield from _graphs(inner)
+
+
+def _keep_positions(
+    old: onnx.GraphProto,
+    new: onnx.GraphProto,
+    arrays: Mapping[str, np.ndarray],
+    opset: int,
+    where: str,
+) -> None:
+    """Say of each Resize where it read: the converter leaves it to the default, another one."""
+    nodes = [node for graph in _graphs(old) for node in graph.node]
+    grown = {node.output[0] for node in nodes if node.op_type == "Upsample"}
+    known = dict(arrays)
+    for graph in _graphs(new):
+        stored = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in known}
+        for node in graph.node:
+            if node.op_type == "Constant" and node.attribute[0].name == "value":
+                stored[node.output[0]] = node.attribute[0].t
+        known |= {name: onnx.numpy_helper.to_array(tensor) for name, tensor in stored.items()}
+    for node in (node for graph in _graphs(new) for node in graph.node):
+        if node.op_type != "Resize":
+            continue
+        said = {"coordinate_transformation_mode": "asymmetric"}
+        mode = next((a.s for a in node.attribute if a.name == "mode"), b"nearest")
+        if mode == b"nearest":
+            scales = known.get(node.input[2])
+            shrinks = scales is not None and bool((scales < 1).any())
+            if scales is None and node.output[0] not in grown:
+                what = "has scales that are known only when the model runs"
+            elif scales is not None and shrinks and (scales > 1).any():
+                what = "shrinks one axis and enlarges another"
+            else:
+                what = ""
+            if what:
+                raise _fails(opset, f"the Resize that makes {node.output[0]!r} {what}", where)
+            said["nearest_mode"] = "ceil" if shrinks else "floor"  # as ONNX Runtime reads there
+        node.attribute.extend(onnx.helper.make_attribute(*each) for each in said.items())
+
+
+def _flatten_hardmax(graph: onnx.GraphProto) -> None:
+    """Hardmax worked on rows of all axes from its own on: the converter keeps only the axis."""
+    nodes = []
+    for node in graph.node:
+        if node.op_type != "Hardmax" or node.domain:
+            nodes.append(node)
+            continue
+        axis = next((a.i for a in node.attribute if a.name == "axis"), 1)
+        (x,), (y,) = node.input, node.output
+        shape, rows, found = (f"{y}/hardmax_{part}" for part in ("shape", "rows", "found"))
+        nodes += [
+            onnx.helper.make_node("Shape", [x], [shape]),
+            onnx.helper.make_node("Flatten", [x], [rows], axis=axis),
+            onnx.helper.make_node("Hardmax", [rows], [found], node.name, axis=-1),
+            onnx.helper.make_node("Reshape", [found, shape], [y]),
+        ]
+    if len(nodes) > len(graph.node):
+        nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(nodes)

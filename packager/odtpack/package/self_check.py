@@ -343,7 +343,7 @@ class _Trial:
             return found
         # Samples that the model cannot tell apart say nothing about the order of their targets.
         try:
-            rows = self._predicted(batch)
+            rows = np.atleast_1d(self._predicted(batch))
         except OdtpackError:  # the loss reads an input
             return found
         return None if np.ptp(rows, axis=0).max() < 0.1 * np.abs(rows).max() else found

@@ -195,7 +195,7 @@ def _idle(module: Module, batch: Sequence[Array], inputs: Sequence[InputInfo]) -
         for change in changes:
             before = list(changed)
             for index in compared:
-                changed[index] = np.ascontiguousarray(change(changed[index]))
+                changed[index] = np.array(change(changed[index]), order="C")
         if changes and all(np.array_equal(*pair) for pair in zip(before, changed, strict=True)):
             return None
         return evaluate(module, [changed]).losses[0]
@@ -217,7 +217,7 @@ def _idle(module: Module, batch: Sequence[Array], inputs: Sequence[InputInfo]) -
 
 
 def _shuffled(array: Array) -> Array:
-    return np.roll(array, 1, axis=0)
+    return np.roll(array, 1, axis=0) if array.ndim else array
 
 
 def _other_values(array: Array) -> Array:

@@ -173,6 +173,25 @@ def layouts() -> list[Case]:
     ]  # fmt: skip
 
 
+def rounded() -> list[Case]:
+    """Positions between two elements, where the last bit of float32 decides."""
+    found = [
+        resize(18, shape=(1, 1, 1, old), sizes=(1, 1, 1, new), mode="nearest", nearest_mode=nearest,
+               coordinate_transformation_mode=place)
+        for old, new, place, nearest in (
+            (14, 19, "half_pixel", "round_prefer_floor"),
+            (14, 1, "half_pixel", "round_prefer_ceil"),
+            (8, 27, "align_corners", "round_prefer_floor"),
+            (29, 37, "asymmetric", "floor"),
+        )
+    ] + [
+        resize(13, shape=(1, 1, old, 5), scales=(1, 1, *scales), mode="nearest",
+               nearest_mode="floor", coordinate_transformation_mode="asymmetric")
+        for old, scales in ((1, (1, 1.1)), (2, (2, 1.1)), (14, (0.7, 0.6)), (28, (0.3, 1.6)))
+    ]  # fmt: skip
+    return [dataclasses.replace(case, differences="torch") for case in found]
+
+
 def by_torch() -> list[Case]:
     """PyTorch's own resizing in place of the map of the kernel."""
     scaled = resize(18, scales=(1, 1, 2, 2), mode="nearest", nearest_mode="floor",
@@ -191,4 +210,4 @@ def by_torch() -> list[Case]:
     ]
 
 
-CASES: list[Case] = [*fixed(), *at_run_time(), *policies(), *layouts(), *by_torch()]
+CASES: list[Case] = [*fixed(), *at_run_time(), *policies(), *layouts(), *rounded(), *by_torch()]

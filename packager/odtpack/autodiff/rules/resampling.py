@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 from onnx.reference import ReferenceEvaluator
 
 from odtpack.autodiff import sampling
@@ -27,6 +28,10 @@ def resize(ctx: Context) -> Cotangents:
     # it. Sizes, scales and the region of tf_crop_and_resize receive no gradient.
     op, x, rank, dx = ctx.op, ctx.x(), ctx.rank(ctx.x()), ctx.dy()
     kernel = Kernel.of(ctx)
+    sizes = ctx.dims(x)
+    same = all(isinstance(size, int) for size in sizes) and sizes == ctx.dims(ctx.y())
+    if same and kernel.mode == "nearest" and kernel.coordinates != "tf_crop_and_resize":
+        return [dx, None, None, None]  # the runtime copies, whatever the scales
     for position, axis in enumerate(_listed(ctx)):
         old, new = ctx.dims(x)[axis], ctx.dims(ctx.y())[axis]
         scale = _scale(ctx, position)
@@ -101,6 +106,7 @@ def _region(ctx: Context, position: int) -> tuple[float, float] | ir.Value | Non
 
 _LARGEST = 1 << 16  # elements of a matrix of weights; of a longer axis only those that are not 0
 _ROWS = 1024  # that are looked at at once
+_EXACT = 1 << 24  # up to here each whole number is one in float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,23 +129,54 @@ class _KnownAxis:
         graph = ir.Graph([], [], nodes=[], opset_imports={"": self.opset}, name="weights")
         op = Ops(graph)
         axis = Axis(op.ints(self.old), op.ints(self.new), self.scale, self.region, window)
-        graph.outputs.append(write(op, self.kernel, axis, ir.DataType.DOUBLE))
+        # The runtime computes positions in float32: of two elements it takes the one next to them.
+        nearest = self.kernel.mode == "nearest"
+        dtype = ir.DataType.FLOAT if nearest else ir.DataType.DOUBLE
+        graph.outputs.append(write(op, self.kernel, axis, dtype))
         model = ir.to_proto(ir.Model(graph, ir_version=8))
         results: Any = ReferenceEvaluator(model).run(None, {})  # its stubs say it may be a dict
         return np.asarray(results[0])
+
+    def read(self) -> np.ndarray | None:
+        """Which element each one of the result is, as the runtime rounds; None if not known."""
+        if self.kernel.mode != "nearest" or self.region is not None or self.old >= _EXACT:
+            return None
+        opset = 19 if self.kernel.coordinates == "half_pixel_symmetric" else 11
+        graph = ir.Graph([], [], nodes=[], opset_imports={"": opset}, name="read")
+        op, sized = Ops(graph), self.scale is None
+        # A second axis grows: where no axis changes its length, the runtime only copies.
+        result = op.Resize(
+            op.constant(np.arange(self.old, dtype=np.float32)[None]),
+            op.constant(np.zeros(0, np.float32)),
+            op.constant(np.array([] if sized else [2, self.scale], np.float32)),
+            *([op.ints(2, self.new)] if sized else []),
+            mode="nearest",
+            nearest_mode=self.kernel.nearest_mode,
+            coordinate_transformation_mode=self.kernel.coordinates,
+        )
+        graph.outputs.append(op.Cast(result, to=int(ir.DataType.INT64)))
+        graph.outputs[0].dtype = ir.DataType.INT64
+        model = ir.to_proto(ir.Model(graph, ir_version=8)).SerializeToString()
+        try:
+            session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+            found = np.asarray(session.run(None, {})[0])[0]
+        except Exception:  # ONNX Runtime's exceptions have no common base; it may be too old
+            return None
+        return found if len(found) == self.new else None
 
 
 def _multiply_known(
     op: Ops, value: ir.Value, rank: int, place: int, axis: _KnownAxis, dtype: ir.DataType
 ) -> ir.Value:
     """Multiply weights [new, old] that are known onto one axis."""
-    new, old = axis.new, axis.old
+    new, old, which = axis.new, axis.old, axis.read()
     if new * old <= _LARGEST:
-        return multiply_axis(op, value, rank, place, axis.run(weights).astype(dtype.numpy()))
+        matrix = axis.run(weights) if which is None else np.equal.outer(which, np.arange(old))
+        return multiply_axis(op, value, rank, place, matrix.astype(dtype.numpy()))
+    found = [] if which is None else [(np.arange(new), which, np.ones(new))]
     at = np.clip(axis.run(positions), 0, old - 1)
     reach = int(2 * max(1, old / new, 1 / (axis.scale or 1))) + 3
-    found = []
-    for start in range(0, new, _ROWS):
+    for start in range(0, new if which is None else 0, _ROWS):
         rows = range(start, min(start + _ROWS, new))
         near = at[start : rows.stop]
         columns = range(max(int(near.min()) - reach, 0), min(int(near.max()) + reach + 1, old))
