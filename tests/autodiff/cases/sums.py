@@ -129,6 +129,16 @@ def stft(parts: int, onesided: int):  # type: ignore[no-untyped-def]
     ]  # fmt: skip
 
 
+def flat_stft():  # type: ignore[no-untyped-def]
+    """Of a signal [batch, samples], as PyTorch's exporter writes it."""
+    inputs = {"x": normal(2, 11), "step": np.array(3), "window": normal(4, seed=2)}
+    function = framed(3, 4, 1)
+    return cases(
+        "STFT", inputs, lambda x, *rest: function(x[..., None], *rest), (17, 24),
+        label="flat", differences="torch",
+    )  # fmt: skip
+
+
 CASES: list[Case] = [
     # Sums of products
     *(
@@ -160,4 +170,5 @@ CASES: list[Case] = [
     *stft(1, 1),
     *stft(1, 0),
     *stft(2, 0),
+    *flat_stft(),
 ]  # fmt: skip

@@ -219,7 +219,8 @@ def stft(ctx: Context) -> Cotangents:
     op, signal, window, dy = ctx.op, ctx.x(), ctx.maybe_x(2), ctx.dy()
     step = _known(ctx, 1, "step")
     length = _known(ctx, 3, "frame") if ctx.maybe_x(3) is not None else ctx.size(ctx.x(2), 0)
-    samples, parts = ctx.size(signal, 1), ctx.size(signal, 2)
+    flat = ctx.rank(signal) == 2  # which ONNX Runtime takes for a real signal, [B, samples, 1]
+    samples, parts = ctx.size(signal, 1), 1 if flat else ctx.size(signal, 2)
     frames = (samples - length) // step + 1
     onesided = bool(ctx.int("onesided", 1))
     pieces = _adjoint(op, dy, 4, 2, length, inverse=False, onesided=onesided)
@@ -230,8 +231,11 @@ def stft(ctx: Context) -> Cotangents:
         shaped = pieces if window is None else op.Mul(pieces, op.unsqueeze(window, 1))
         rows = op.reshape(shaped, -1, frames * length, parts)
         column = op.Expand(op.reshape(places, 1, -1, 1), op.Shape(rows))
+        if flat:
+            rows, column = op.squeeze(rows, 2), op.squeeze(column, 2)
         dsignal = add_at(op, op.shape_of(signal), column, rows, axis=1)
     if ctx.needs(2):
         heard = op.Gather(signal, places, axis=1)  # [B, frames, length, parts]
+        heard = op.unsqueeze(heard, 3) if flat else heard
         dwindow = op.reduce_sum(op.Mul(pieces, heard), [0, 1, 3], keepdims=False)
     return [dsignal, None, dwindow, None]
