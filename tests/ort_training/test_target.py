@@ -254,3 +254,14 @@ def test_commands(run: Run, tmp_path: Path) -> None:
             "--target", TARGET, "--optimizer", "lion"),
         "target-cannot", "lion",
     )  # fmt: skip
+
+
+def test_what_was_built_is_imported(run: Run, tmp_path: Path) -> None:
+    """Its evaluation model returns the prediction besides the loss."""
+    onnx.save(zoo.mlp((6, 5, 3)), tmp_path / "model.onnx")
+    build = "build", tmp_path / "model.onnx", "--out", tmp_path / "built", "--target", TARGET
+    run(*build, "--loss", "cross_entropy", code=0)
+    run("import", tmp_path / "built", "--out", tmp_path / "package", code=0)
+    _, module, _ = open_training(tmp_path / "package")
+    loss, scores = module(np.zeros((2, 6), np.float32), np.array([0, 2]))
+    assert (np.isfinite(loss), scores.shape) == (True, (2, 3))

@@ -200,7 +200,9 @@ def _check_models(artifacts: Artifacts, folder: Path) -> None:
         ]
         outputs = [v.name for v in graph.output if not v.name.endswith(OUTPUT_SUFFIX)]
         interfaces.append((inputs, outputs))
-    if interfaces[0] != interfaces[1] or not interfaces[0][1]:
+    # The evaluation model may return more, such as the prediction.
+    (inputs, outputs), (others, more) = interfaces
+    if inputs != others or not outputs or more[: len(outputs)] != outputs:
         raise OdtpackError(
             "artifacts-mixed",
             "training and evaluation model do not take the same inputs and return the same outputs",
