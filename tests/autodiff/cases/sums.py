@@ -135,7 +135,7 @@ def flat_stft():  # type: ignore[no-untyped-def]
     function = framed(3, 4, 1)
     return cases(
         "STFT", inputs, lambda x, *rest: function(x[..., None], *rest), (17, 24),
-        label="flat", differences="torch",
+        label="flat", onesided=1, differences="torch",
     )  # fmt: skip
 
 
