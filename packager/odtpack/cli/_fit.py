@@ -47,8 +47,9 @@ def choose_scheduler(
     if spec is None:
         if PROPERTY in properties:
             del properties[PROPERTY]
-        if lr is not None or began is not None:
-            optimizer.set_learning_rate(began or 0.0 if lr is None else lr)
+        rate = began if lr is None else lr
+        if rate is not None:
+            optimizer.set_learning_rate(rate)
         return None
     rate = next((each for each in (lr, spec.learning_rate, began) if each is not None), None)
     try:
