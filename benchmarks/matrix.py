@@ -27,7 +27,7 @@ from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.replay.executor import default_jobs, make_executor
 from odtpack_simulator.reports import render_report, report_formats
 from odtpack_simulator.simulation import simulate
-from odtpack_simulator.values.quantities import Quantity
+from odtpack_simulator.values.units import Quantity
 from tests import zoo
 
 DEVICES = 50

@@ -22,10 +22,10 @@ import onnx
 
 from odtpack.artifacts import OptimType
 from odtpack_runtime.package.package import Package
+from odtpack_simulator.device.app import memory_fit
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import run_training_child
-from odtpack_simulator.values.memory_fit import memory_fit
 from tests import zoo
 from tests.packaging_tools import batch, generate
 

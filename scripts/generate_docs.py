@@ -18,7 +18,7 @@ from odtpack.package.coverage import coverage
 from odtpack.recipe.draft import schema_text
 from odtpack.update.diff import PackageDiff
 from odtpack_runtime.error_codes import error_codes
-from odtpack_simulator.device.app_footprint import (
+from odtpack_simulator.device.app import (
     APP_FOOTPRINTS,
     PROCESSES,
     RUNTIME_LIBRARY_BYTES,
@@ -29,10 +29,9 @@ from odtpack_simulator.figures.compare import Comparison
 from odtpack_simulator.figures.limits import budget_schema
 from odtpack_simulator.figures.simulated import METRICS
 from odtpack_simulator.fleet.result import FleetResult
-from odtpack_simulator.measure.measurements import DeviceMeasurements
+from odtpack_simulator.measure.measured_profile import DeviceMeasurements
 from odtpack_simulator.result import SimulationResult
-from odtpack_simulator.values.quantities import Quantity, Unknown
-from odtpack_simulator.values.units import Interval, format_bytes
+from odtpack_simulator.values.units import Interval, Quantity, Unknown, format_bytes
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a file too

@@ -14,7 +14,7 @@ import typer
 from odtpack import artifacts, optimizers
 from odtpack.build import build_package
 from odtpack.cli._app import app
-from odtpack.cli._spec_options import overlay
+from odtpack.cli._options import overlay
 from odtpack.errors import OdtpackError
 from odtpack.recipe import read_recipe
 from odtpack.recipe.schema import json_schema

@@ -22,12 +22,12 @@ from odtpack.build import build_package
 from odtpack.choices import OrtFormat
 from odtpack.cli import main
 from odtpack.errors import OdtpackError
-from odtpack.gc_pause import _Collector, paused_collector
+from odtpack.graph.graphs import _Collector, paused_collector
 from odtpack.ort import kernel_needs
 from odtpack.ort.files import add_ort_files
 from odtpack.ort.kernel_needs import oldest_runtime, require
 from odtpack_runtime import CheckpointState, Package
-from odtpack_runtime.package.inference_template import write_inference_model
+from odtpack_runtime.package.verify import write_inference_model
 from scripts.kernel_table import listed
 from tests import zoo
 from tests.exported.export import export

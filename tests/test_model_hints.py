@@ -16,7 +16,7 @@ from odtpack.cli import main
 from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
 from odtpack.onnxblock import TrainingBlock, base, blocks
-from odtpack.onnxblock.block import Block
+from odtpack.onnxblock.blocks import Block
 from odtpack.onnxblock.loss import CrossEntropyLoss
 from odtpack.package.parameters import candidates
 from odtpack_runtime.package.manifest import Manifest

@@ -13,13 +13,10 @@ SOURCES = sorted((ROOT / "runtime/odtpack_runtime").rglob("*.py"))
 # What the runtime may import beside the standard library, and what one module of it may besides.
 ITS_THREE = {"numpy", "onnxruntime", "flatbuffers", "odtpack_runtime"}
 WHERE_INSTALLED = {
-    "manifest_signature.py": {"cryptography"},
-    "native.py": {"onnx"},  # a type only
-    "native_conv.py": {"onnx"},  # bodies are run by verify
-    "native_product.py": {"onnx"},
-    "native_trial.py": {"onnx"},
+    "trust.py": {"cryptography"},
+    "native.py": {"onnx"},  # bodies are run by verify
     "onnx_files.py": {"onnx"},
-    "verify_models.py": {"onnx"},
+    "verify.py": {"onnx"},
 }
 
 

@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.fidelity import latency, latency_comparison, memory
 from benchmarks.fidelity.models import CASES, Case
 from odtpack_runtime.files.atomic import atomic_write
-from odtpack_simulator.values.memory_fit import MARGIN
+from odtpack_simulator.device.app import MARGIN
 
 Targets = list[tuple[str, float, str, bool]]
 """What is to be reached: its name, the value, the target as text, whether it is met."""

@@ -18,11 +18,10 @@ import numpy as np
 
 from benchmarks.fidelity.app import App
 from benchmarks.fidelity.models import Built, Case, build
-from odtpack_simulator.device.kits import Loop
+from odtpack_simulator.device.app import Loop, MemoryFit, memory_fit
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.replay import run_training_child, with_sessions
-from odtpack_simulator.values.memory_fit import MemoryFit, memory_fit
 
 LIMITS = (0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 1.01, 1.02, 1.03, 1.05, 1.1, 1.15, 1.2)
 """Limits, as shares of the measured need."""

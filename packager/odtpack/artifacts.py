@@ -20,14 +20,17 @@ import onnx_ir as ir
 from odtpack import choices, losses, optimizers
 from odtpack.choices import OrtFormat
 from odtpack.errors import OdtpackError, UnknownNameError, WrongTypeError, check_type
-from odtpack.gc_pause import paused_collector
-from odtpack.graph.graphs import TRAINABLE_TYPES, is_lifted_constant, running_statistics
-from odtpack.model.cause import named_cause
+from odtpack.graph.graphs import (
+    TRAINABLE_TYPES,
+    is_lifted_constant,
+    paused_collector,
+    running_statistics,
+)
 from odtpack.model.exporters import matching, module_names
-from odtpack.model.loading import load_model
+from odtpack.model.loading import load_model, named_cause
 from odtpack.model.shared_tensors import copies_of
 from odtpack.model.source import ModelLike
-from odtpack.onnxblock.block import Block
+from odtpack.onnxblock.blocks import Block
 from odtpack.onnxblock.models import attach_block
 from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.optimizers import Clip

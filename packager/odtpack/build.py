@@ -24,26 +24,37 @@ from odtpack.adapters.inference import decoder_with_adapter
 from odtpack.adapters.layers import layer_name
 from odtpack.choices import STOCK
 from odtpack.errors import OdtpackError, check_choice, check_type, some
-from odtpack.gc_pause import paused_collector
+from odtpack.graph.graphs import paused_collector
 from odtpack.losses import Loss, make_loss
 from odtpack.memory.spec import read_memory
 from odtpack.model import old_opsets
-from odtpack.model.cause import named_cause
 from odtpack.model.exporters import absent
 from odtpack.model.head import add_head
 from odtpack.model.inputs import settle
-from odtpack.model.loading import CACHE, CONVERTED_FROM, SQUEEZED, UNREACHED, load_model
+from odtpack.model.loading import (
+    CACHE,
+    CONVERTED_FROM,
+    SQUEEZED,
+    UNREACHED,
+    load_model,
+    named_cause,
+)
 from odtpack.model.shared_tensors import shared_tensors
 from odtpack.model.source import ModelLike
 from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from odtpack.option import options_of
 from odtpack.ort_training.backend import backend_for
-from odtpack.package.parameters import Chosen, choose, constants_like_weights, unreached
-from odtpack.package.rows import frozen_rows, zero_rows
+from odtpack.package.parameters import (
+    Chosen,
+    choose,
+    constants_like_weights,
+    frozen_rows,
+    unreached,
+    zero_rows,
+)
 from odtpack.package.self_check import MEASURE
-from odtpack.package.several_losses import attach_losses
 from odtpack.package.task import Remark, Task, silent
-from odtpack.package.training import read_by, select
+from odtpack.package.training import attach_losses, read_by, select
 from odtpack.package.write import check_folder, write_artifacts
 from odtpack.quantized import quantize_base
 from odtpack.spec import AdapterSpec, BuildSpec

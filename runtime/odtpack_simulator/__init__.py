@@ -24,9 +24,13 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
     from odtpack_simulator.figures.judge import judge
-    from odtpack_simulator.figures.limits import Budgets, parse_budgets, read_budgets
+    from odtpack_simulator.figures.limits import (
+        Budgets,
+        parse_budgets,
+        read_budgets,
+        suggest_budget,
+    )
     from odtpack_simulator.figures.simulated import all_figures
-    from odtpack_simulator.figures.suggest import suggest_budget
     from odtpack_simulator.reports import write_report
     from odtpack_simulator.result import Policy, SimulationResult, load_result
     from odtpack_simulator.simulation import simulate
@@ -51,10 +55,9 @@ __all__ = [
 ]
 
 _HOMES = {
-    "figures.limits": ("Budgets", "parse_budgets", "read_budgets"),
+    "figures.limits": ("Budgets", "parse_budgets", "read_budgets", "suggest_budget"),
     "figures.judge": ("judge",),
     "figures.simulated": ("all_figures",),
-    "figures.suggest": ("suggest_budget",),
     "device.profile": ("DeviceProfile", "list_profiles", "load_profile"),
     "reports": ("write_report",),
     "result": ("Policy", "SimulationResult", "load_result"),

@@ -32,8 +32,7 @@ from odtpack_simulator.result import (
     Policy,
 )
 from odtpack_simulator.values.part import first_problem
-from odtpack_simulator.values.quantities import Unknown
-from odtpack_simulator.values.units import Interval, format_duration
+from odtpack_simulator.values.units import Interval, Unknown, format_duration
 
 # The virtual clock: sessions of a training on a device, exact to the nanosecond.
 #

@@ -13,7 +13,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -27,13 +27,15 @@ from odtpack_runtime.package.native import has_native_nodes
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SessionInfo
 from odtpack_simulator.campaign import run_campaign
-from odtpack_simulator.device.app_footprint import (
+from odtpack_simulator.device.app import (
     AppFootprint,
     FootprintOf,
+    Kit,
     default_footprint,
+    kit_of,
+    memory_fit,
     runtime_bytes,
 )
-from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.judge import judge as judge_without_budgets
 from odtpack_simulator.latency import HostTiming, carry, measure_sessions
@@ -41,13 +43,11 @@ from odtpack_simulator.measure.host import processor_name
 from odtpack_simulator.memory.arena import SessionUse, session_use
 from odtpack_simulator.memory.execution_order import trained_layers
 from odtpack_simulator.memory.gpu_memory import plan_gpu_memory
-from odtpack_simulator.memory.memory_phases import MemoryPlan
-from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.memory.planned_changes import MEMORY_CHECKS, plan_changes
-from odtpack_simulator.memory.planning import held_weights, whole_graph
+from odtpack_simulator.memory.memory_plan import MEMORY_CHECKS, plan_changes, plan_memory
+from odtpack_simulator.memory.planning import MemoryPlan, held_weights, whole_graph
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
-from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS
-from odtpack_simulator.replay.job import HELD_OUT_SHARE, Job, make_sample_plan
+from odtpack_simulator.replay.interruption import MAX_INTERRUPTIONS, interrupt
+from odtpack_simulator.replay.job import HELD_OUT_SHARE, Job, Message, make_sample_plan
 from odtpack_simulator.replay.paired_loss import held_out_fall
 from odtpack_simulator.replay.replay import (
     HELD_STEPS,
@@ -55,12 +55,14 @@ from odtpack_simulator.replay.replay import (
     OnProgress,
     ProgressReporter,
     ReplayResult,
+    check_limits,
     choose_rate,
     evenly_spaced,
     final_loss,
     highest,
     load_samples,
     make_job,
+    resumed_phases,
     run_training_child,
     with_sessions,
     write_data,
@@ -71,6 +73,7 @@ from odtpack_simulator.result import (
     DeviceResult,
     DeviceTraining,
     HostInfo,
+    InterruptionInfo,
     MemoryInfo,
     PackageInfo,
     PeakTensor,
@@ -80,12 +83,66 @@ from odtpack_simulator.result import (
     find_origin,
     tool_version,
 )
-from odtpack_simulator.tasks import InterruptTask, SettleTask, Task, run_task
-from odtpack_simulator.values.memory_fit import memory_fit
-from odtpack_simulator.values.quantities import Quantity
 from odtpack_simulator.values.statistics import wilson_interval
 from odtpack_simulator.values.text import shown_path
-from odtpack_simulator.values.units import format_bytes
+from odtpack_simulator.values.units import Quantity, format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SettleTask:
+    """Hold the training to the memory limits that the plan fits; see :func:`check_limits`."""
+
+    job: Job
+    limits: tuple[int, ...]
+    planned: int  # Planned peak in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptTask:
+    """Interrupt a training and compare it with an undisturbed one; see :func:`interrupt`."""
+
+    job: Job
+    seed: int
+    count: int
+    save_every: int
+
+
+Task = SettleTask | InterruptTask
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """What a task found; the fields of the other kind are empty."""
+
+    settled: Mapping[int, LimitOutcome] = field(default_factory=dict)
+    interruption: InterruptionInfo | None = None
+    # Peaks by phase of a process that went on from a checkpoint.
+    resumed: Mapping[str, int] = field(default_factory=dict)
+
+
+def run_task(task: Task) -> TaskResult:
+    """Run one task: the work of an executor."""
+    if isinstance(task, SettleTask):
+        return TaskResult(check_limits(task.job, task.limits, task.planned))
+    begun: list[int] = []
+    resumed: dict[str, int] = {}
+
+    def take(message: Message) -> None:
+        """Listen for a process that begins with a checkpoint, and is not warned of low memory."""
+        match message["event"]:
+            case "started":
+                begun.clear()
+            case "begun":
+                begun.append(message["step"])
+            case "trained" if len(begun) == 1 and begun[0] > 0:
+                resumed.clear()
+                resumed.update(resumed_phases(message["phase_peaks"]))
+
+    info = interrupt(
+        task.job, seed=task.seed, count=task.count, save_every=task.save_every, on_message=take
+    )
+    return TaskResult(interruption=info, resumed=resumed)
+
 
 MOST_STEPS: Final = 10_000
 """Steps that are really made: of a longer training a part is trained, and the rest follows."""

@@ -27,12 +27,11 @@ from odtpack.recipe import BuildSpec, Recipe, read_recipe
 from odtpack.spec import TextSpec
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import ScheduleSpec
-from odtpack_simulator.device.app_footprint import runtime_bytes
+from odtpack_simulator.device.app import MARGIN, runtime_bytes, with_margin
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
-from odtpack_simulator.values.memory_fit import MARGIN, with_margin
 from tests import zoo
 from tests.fit.conftest import Files
 from tests.fit.test_finalists import parsed

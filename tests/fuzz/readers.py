@@ -24,7 +24,7 @@ from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.optimizers import AdamW
 from odtpack.ort.format import convert_model
-from odtpack.recipe.file import read_recipe
+from odtpack.recipe.schema import read_recipe
 from odtpack_runtime.apart import worker
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 from odtpack_runtime.checkpoint.state import CheckpointState
@@ -34,10 +34,9 @@ from odtpack_runtime.files.folder_update import check_finished, finish_update
 from odtpack_runtime.package.adapter import CONFIG, TENSORS, load_adapter, save_adapter
 from odtpack_runtime.package.checks import ort_operators
 from odtpack_runtime.package.manifest import Manifest
-from odtpack_runtime.package.manifest_signature import check_signature
 from odtpack_runtime.package.onnx_files import load_model, operators_of, opsets_of
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.package.trust import Limits
+from odtpack_runtime.package.trust import Limits, check_signature
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.training.loop import load_dataset
 from odtpack_simulator.device.profile import load_profile
@@ -46,8 +45,7 @@ from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import read_fleet
 from odtpack_simulator.fleet.population import read_trace
 from odtpack_simulator.fleet.result import load_fleet_result
-from odtpack_simulator.measure.measured_profile import imported_profile
-from odtpack_simulator.measure.measurements import load_measurements
+from odtpack_simulator.measure.measured_profile import imported_profile, load_measurements
 from odtpack_simulator.result import load_result
 from tests import zoo
 from tests.fleet.test_fleet_file import MESSAGES

@@ -20,7 +20,7 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.optimizers import GroupRule, make_optimizer
-from odtpack.passes import mixed
+from odtpack.passes import precision
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 from odtpack_runtime.checkpoint.state import carry_over
@@ -50,7 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mixed": {"precision": "mixed"},
     "mixed step": {"precision": "mixed", "step_model": "always"},
 }
-OVERFLOWS = mock.patch.dict(mixed.STATES, {LOSS_SCALE_NAMES[0]: np.inf})
+OVERFLOWS = mock.patch.dict(precision.STATES, {LOSS_SCALE_NAMES[0]: np.inf})
 """The first step of what is built in mixed precision is skipped."""
 # The emulator takes long: those that say most about arithmetic.
 ARM64_CASES = ["cnn", "transformer", "recommender", "gru", "adafactor", "groups", "clip_norm",

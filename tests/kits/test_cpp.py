@@ -15,8 +15,7 @@ import onnxruntime
 import pytest
 
 from odtpack_runtime.checkpoint.format import read_checkpoint
-from odtpack_simulator.measure.measured_profile import imported_profile
-from odtpack_simulator.measure.measurements import load_measurements
+from odtpack_simulator.measure.measured_profile import imported_profile, load_measurements
 from tests.kits import cpp_kit, fuzz_cpp, harness
 from tests.kits.cpp_kit import KIT, ROOT, make, measure, run
 from tests.kits.harness import (

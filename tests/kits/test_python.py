@@ -17,9 +17,9 @@ from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, 
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.self_check import self_check
+from odtpack_runtime.package.verify import write_inference_model
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import loss_of
 from odtpack_runtime.training.schedules import make_schedule

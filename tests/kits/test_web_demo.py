@@ -12,8 +12,7 @@ import pytest
 
 from examples.web_demo.build import CLASSES, build
 from examples.web_demo.serve import serve
-from odtpack_simulator.measure.measured_profile import imported_profile
-from odtpack_simulator.measure.measurements import load_measurements
+from odtpack_simulator.measure.measured_profile import imported_profile, load_measurements
 from tests.kits import javascript
 from tests.kits.harness import needs
 from tests.packaging_tools import open_training

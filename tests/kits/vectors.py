@@ -21,8 +21,8 @@ import onnxruntime
 from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, LRScheduler, Module, Optimizer, default_session_options
 from odtpack_runtime.checkpoint.parameters import Array
-from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.verify import write_inference_model
 from odtpack_runtime.training.loop import loss_of
 from odtpack_runtime.training.schedules import make_schedule
 from tests.kept_processes import kept

@@ -69,6 +69,24 @@ def test_the_runtime_checks_labels_but_the_ignored_one(tmp_path: Path) -> None:
         load_dataset(tmp_path / "data.npz", manifest.input_specs(), class_count=3)
 
 
+def test_labels_of_several_losses_are_checked_each(tmp_path: Path) -> None:
+    """ONNX counts -1 from the end: the last class would be trained without a word."""
+    parts = [
+        ("word", "cross_entropy", 1.0, ("y0",), {"ignore_index": 255}),
+        ("place", "cross_entropy", 1.0, ("y1",), {}),
+    ]
+    manifest = build_package(shifted([(4, 3), (4, 5)]), tmp_path / "package", losses=parts)
+    facts = [(item.class_count, item.ignore_index) for item in manifest.inputs[2:]]
+    assert facts == [(3, 255), (5, None)]
+    _, module, _ = open_training(tmp_path / "package")
+    x0, x1, words, places = normal(4, 3), normal(4, 5), np.array([0, 255, 2, 1]), np.arange(4) + 1
+    assert np.isfinite(module(x0, x1, words, places)[0])
+    for wrong in ((np.array([0, -1, 2, 1]), places), (words, places + 1), (words, places - 2)):
+        with refused("label-out-of-range", "labels."):
+            module(x0, x1, *wrong)
+    verify_package(tmp_path / "package")
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_has_its_inputs_in_the_manifest(name: str, tmp_path: Path) -> None:
     case = next(case for case in CASES.values() if case.name == name)

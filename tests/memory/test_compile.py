@@ -25,8 +25,8 @@ from odtpack.errors import OdtpackError
 from odtpack.memory import compile as memory_compile
 from odtpack.memory.compile import input_shapes
 from odtpack.memory.recompute import Choice
+from odtpack.memory.schedule import Step
 from odtpack.memory.spec import MemorySpec
-from odtpack.memory.timeline import Step
 from odtpack.model.loading import load_model
 from odtpack.package.task import Graphs, Task
 from odtpack.package.training import build_graphs
@@ -233,7 +233,7 @@ def test_small_models_are_left_alone() -> None:
 
 def test_planned_peak_is_that_of_the_written_model(tmp_path: Path) -> None:
     """What is promised holds for the file: it is read again as ONNX Runtime executes it."""
-    from odtpack.memory.timeline import Step
+    from odtpack.memory.schedule import Step
 
     model = MODELS["transformer"]()
     compiled = halved("transformer")

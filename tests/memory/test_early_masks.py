@@ -15,8 +15,8 @@ import pytest
 
 from odtpack import losses
 from odtpack.memory import early_masks
+from odtpack.memory.schedule import Step
 from odtpack.memory.spec import MemorySpec
-from odtpack.memory.timeline import Step
 from odtpack.model.loading import load_model
 from odtpack.package.task import Graphs, Task
 from odtpack.package.training import build_graphs

@@ -22,9 +22,8 @@ from odtpack.graph.ops import Ops
 from odtpack.memory import compile as memory_compile
 from odtpack.memory.compile import gradients_at_once, weights_late
 from odtpack.memory.recompute import Choice
-from odtpack.memory.schedule import ControlEdge, SizeNames, arrange, places_of
+from odtpack.memory.schedule import ControlEdge, SizeNames, Step, Timeline, arrange, places_of
 from odtpack.memory.spec import MemorySpec
-from odtpack.memory.timeline import Step, Timeline
 from odtpack.model.loading import load_model
 from odtpack.package.task import Graphs, Task
 from odtpack.package.training import build_graphs

@@ -17,9 +17,8 @@ from odtpack.cli import main
 from odtpack.cli._fit import open_module
 from odtpack.optimizers import SGD
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
-from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.package.verify import verify_package
+from odtpack_runtime.package.verify import verify_package, write_inference_model
 from odtpack_runtime.training.loop import train_step
 from tests.packaging_tools import open_training
 from tests.refused import refused

@@ -14,8 +14,7 @@ from odtpack import optimizers
 from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.graph.graphs import dims_of
-from odtpack.model.cause import named_cause
-from odtpack.model.loading import load_model
+from odtpack.model.loading import load_model, named_cause
 from odtpack.recipe.draft import draft
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
 

@@ -12,8 +12,7 @@ import pytest
 from odtpack.build import build_package
 from odtpack.choices import OrtFormat
 from odtpack.optimizers import SGD, AdamW
-from odtpack.update.diff import PackageDiff, diff_packages
-from odtpack.update.diff_text import escape, markdown
+from odtpack.update.diff import PackageDiff, diff_packages, escape, markdown
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint

@@ -17,8 +17,7 @@ from odtpack_runtime import OdtpackError
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package, check_nothing_else
-from odtpack_runtime.package.verify import verify_package
-from odtpack_runtime.package.verify_models import check_checkpoints, check_models
+from odtpack_runtime.package.verify import check_checkpoints, check_models, verify_package
 from tests.packages import mutations
 from tests.programs import ran
 from tests.refused import refused

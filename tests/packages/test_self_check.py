@@ -13,11 +13,10 @@ import pytest
 from odtpack.build import build_package
 from odtpack.optimizers import SGD
 from odtpack_runtime import CheckpointState, OdtpackError, UnknownNameError
-from odtpack_runtime.package.inference_template import write_inference_model
 from odtpack_runtime.package.manifest import SelfCheckInfo
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.self_check import made_up_batch, self_check
-from odtpack_runtime.package.verify import verify_package
+from odtpack_runtime.package.verify import verify_package, write_inference_model
 from tests import zoo
 from tests.packages.samples import build, small_model
 from tests.refused import refused

@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 
 from odtpack.build import build_package
-from odtpack.passes import mixed
+from odtpack.passes import precision
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer, Package
 from odtpack_runtime.session.device import Device
 from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
@@ -191,8 +191,8 @@ def test_an_overflow_skips_one_step_there(
     device: str, step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With everything in float32, as the adapter in software has nothing else."""
-    monkeypatch.setattr(mixed, "narrow", lambda _: False)
-    monkeypatch.setitem(mixed.STATES, LOSS_SCALE_NAMES[0], np.inf)
+    monkeypatch.setattr(precision, "narrow", lambda _: False)
+    monkeypatch.setitem(precision.STATES, LOSS_SCALE_NAMES[0], np.inf)
     build_package(
         zoo.mlp((6, 5, 3)), tmp_path / "p", loss="cross_entropy", runtime="webgpu",
         step_model="always", precision="mixed",

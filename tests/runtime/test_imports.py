@@ -50,7 +50,7 @@ def test_a_package_opens_and_trains_without_them(tmp_path: Path) -> None:
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({FORBIDDEN!r}))\n"
         "from odtpack_runtime import CheckpointState, Module, Optimizer\n"
-        "from odtpack_runtime.package.inference_template import write_inference_model\n"
+        "from odtpack_runtime.package.verify import write_inference_model\n"
         "from odtpack_runtime.package.package import Package\n"
         "from odtpack_runtime.package.self_check import self_check\n"
         "package = Package.open(sys.argv[1])\n"
@@ -75,7 +75,7 @@ def test_forbidden_modules_are_not_imported_at_all() -> None:
     code = (
         "import sys, odtpack_runtime, odtpack_runtime.training.loop\n"
         "import odtpack_runtime.export.inference_model\n"
-        "import odtpack_runtime.package.self_check, odtpack_runtime.package.inference_template\n"
+        "import odtpack_runtime.package.self_check, odtpack_runtime.package.verify\n"
         f"print([name for name in {FORBIDDEN!r} if name in sys.modules])"
     )
     assert ran(sys.executable, "-W", "error", "-c", code).stdout == "[]\n"

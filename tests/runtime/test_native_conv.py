@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from odtpack.build import build_package
 from odtpack.passes import native as wrapping
-from odtpack_runtime.package import native_conv
+from odtpack_runtime.package import native
 from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.session.native import DOMAIN, VARIABLE
@@ -56,8 +56,8 @@ class Case:
         axes = zip(
             self.size, self.kernel, self.steps, self.apart, self.before, self.out, strict=True
         )
-        weight = self.lies[2] if self.kind != native_conv.WEIGHT_GRADIENT else 0
-        bias = self.bias and self.kind == native_conv.FORWARD
+        weight = self.lies[2] if self.kind != native.WEIGHT_GRADIENT else 0
+        bias = self.bias and self.kind == native.FORWARD
         return [
             self.kind,
             *self.lies[:2],
@@ -93,7 +93,7 @@ def torch_result(case: Case, x: np.ndarray, w: np.ndarray, y: np.ndarray) -> np.
     result = torch.nn.functional.conv2d(
         padded, tensors[1], stride=case.steps, dilation=case.apart, groups=case.channels
     )
-    if case.kind == native_conv.FORWARD:
+    if case.kind == native.FORWARD:
         return result.detach().numpy()
     result.backward(torch.from_numpy(y))
     return tensors[case.kind - 1].grad.numpy()
@@ -130,17 +130,17 @@ def test_kernels_compute_what_pytorch_does(case: Case, seed: int, special: bool)
         wanted = torch_result(case, *wide)
         total = torch_result(case, *map(np.abs, wide))
     program = case.program()
-    if case.kind == native_conv.FORWARD and case.bias:
+    if case.kind == native.FORWARD and case.bias:
         wanted, total = wanted + b.reshape(-1, 1, 1), total + np.abs(b).reshape(-1, 1, 1)
 
     def laid(array: np.ndarray, first: int) -> np.ndarray:
         flat = array.reshape(*array.shape[:2], math.prod(array.shape[2:]))
         return flat.swapaxes(0, 1) if first else array
 
-    w = w.reshape(native_conv.weight_dims(case.channels, case.kernel)[program[3]])
+    w = w.reshape(native.weight_dims(case.channels, case.kernel)[program[3]])
     x, y = laid(x, case.lies[0]), laid(y, case.lies[1])
     inputs = [[w, x, b] if program[-1] else [w, x], [w, y], [x, y]][case.kind]
-    if case.kind != native_conv.WEIGHT_GRADIENT:
+    if case.kind != native.WEIGHT_GRADIENT:
         wanted, total = (laid(each, case.lies[1 - case.kind]) for each in (wanted, total))
     feeds = {f"i{place}": unaligned(each) for place, each in enumerate(inputs)}
     model = kernel_model(
@@ -151,7 +151,7 @@ def test_kernels_compute_what_pytorch_does(case: Case, seed: int, special: bool)
     (found,) = session(model, native=True).run(None, feeds)
     assert found.shape == wanted.shape
     terms = math.prod(case.kernel)
-    if case.kind == native_conv.WEIGHT_GRADIENT:
+    if case.kind == native.WEIGHT_GRADIENT:
         terms = case.samples * math.prod(case.out)
     with np.errstate(invalid="ignore"):
         near = np.abs(found - wanted) <= (terms + 1) * UNIT * total + 1e-37
@@ -279,11 +279,11 @@ def test_a_package_trains_alike_with_kernels_and_without(
     monkeypatch.setenv(VARIABLE, str(native_library.library()))
     data = np.random.default_rng(1).standard_normal((5, 4, SIZE, SIZE)).astype(np.float32)
     batch, results = (data, np.arange(5) % 4), []
-    for native in (True, False):
-        prefix = tmp_path / f"{native}-"
-        results.append(native_library.train(package, batch, prefix, native=native))
-        profile = "".join(p.read_text() for p in tmp_path.glob(f"{native}-*"))
-        assert ('"op_name" : "Kernel0"' in profile) is native
+    for with_kernels in (True, False):
+        prefix = tmp_path / f"{with_kernels}-"
+        results.append(native_library.train(package, batch, prefix, native=with_kernels))
+        profile = "".join(p.read_text() for p in tmp_path.glob(f"{with_kernels}-*"))
+        assert ('"op_name" : "Kernel0"' in profile) is with_kernels
     np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-5)
     for one, other in zip(results[0][1], results[1][1], strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)

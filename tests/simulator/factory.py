@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from odtpack_simulator.device.app_footprint import (
+from odtpack_simulator.device.app import (
+    KITS,
     RUNTIME_LIBRARY_BYTES,
     AppFootprint,
     default_footprint,
+    kit_of,
+    with_margin,
 )
-from odtpack_simulator.device.kits import KITS, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, Quantity, list_profiles, load_profile
 from odtpack_simulator.result import (
     ClassTime,
@@ -37,7 +39,6 @@ from odtpack_simulator.result import (
     TimelinePoint,
     TrainingInfo,
 )
-from odtpack_simulator.values.memory_fit import with_margin
 from odtpack_simulator.values.units import Interval
 from tests.simulator.factory_campaign import (
     CHECKPOINT_BYTES,

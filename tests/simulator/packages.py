@@ -13,7 +13,7 @@ import onnx.parser
 
 from odtpack.artifacts import OptimType
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS, RUNTIME_LIBRARY_BYTES
+from odtpack_simulator.device.app import APP_FOOTPRINTS, RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import DeviceProfile, parse_profile
 from odtpack_simulator.replay.job import Job, SamplePlan
 from tests import zoo

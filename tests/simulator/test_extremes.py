@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from odtpack.build import build_package
 from odtpack_simulator.figures.compare import Comparison, compare
 from odtpack_simulator.figures.judge import judge
-from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.figures.limits import parse_budgets, suggest_budget
 from odtpack_simulator.figures.simulated import METRICS
-from odtpack_simulator.figures.suggest import suggest_budget
 from odtpack_simulator.replay.paired_loss import Groups, held_out_fall, pooled, student_t
 from odtpack_simulator.reports.comparison import render_markdown, render_text
 from odtpack_simulator.result import (

@@ -20,8 +20,7 @@ from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.memory.arena import SessionUse, sharing_of
 from odtpack_simulator.memory.execution_order import trained_layers
-from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.memory.planned_changes import plan_changes
+from odtpack_simulator.memory.memory_plan import plan_changes, plan_memory
 from odtpack_simulator.result import PlannedChange, SimulationResult
 from odtpack_simulator.simulation import judge_again, simulate
 from odtpack_simulator.values.figure import Check

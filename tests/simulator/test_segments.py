@@ -18,8 +18,7 @@ from benchmarks.decoder.model import Shape, write_model
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack_runtime import Package
-from odtpack_simulator.device.app_footprint import APP_FOOTPRINTS
-from odtpack_simulator.device.kits import Kit, kit_of
+from odtpack_simulator.device.app import APP_FOOTPRINTS, MARGIN, Kit, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.latency import measure_host
@@ -34,7 +33,6 @@ from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.simulation import key_figures, mapped_words
 from odtpack_simulator.result import Policy, SimulationResult
 from odtpack_simulator.simulation import simulate
-from odtpack_simulator.values.memory_fit import MARGIN
 from tests.simulator.packages import make_profile
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")

@@ -40,7 +40,7 @@ from odtpack.step import chunks
 from odtpack.step import model as step_models
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.package.verify_models import check_models
+from odtpack_runtime.package.verify import check_models
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import train_step
 from odtpack_simulator import latency, simulation

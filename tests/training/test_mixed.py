@@ -17,7 +17,7 @@ from onnx.reference.op_run import OpRun
 from benchmarks.decoder.model import Shape, write_model
 from odtpack.build import build_package
 from odtpack.optimizers import AdamW
-from odtpack.passes.mixed import GROWS_AFTER
+from odtpack.passes.precision import GROWS_AFTER
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.package.package import Package
 from tests import zoo

@@ -17,7 +17,7 @@ from odtpack.model.exporters import module_names
 _VIEWS = ("Cast", "DequantizeLinear", "Identity", "Transpose")
 
 # And where its codes are looked up in a table, see :mod:`odtpack.quantized`, or have zero
-# points between them, see :mod:`odtpack.contrib.nbits`.
+# points between them, see :mod:`odtpack.contrib.quantized`.
 _LOOKED_UP = (*_VIEWS, "Div", "Gather", "Mul", "Reshape", "Sub")
 
 # Codes of few bits. Those with a sign are not looked up in a table.

@@ -15,7 +15,7 @@ from odtpack.adapters import low_rank
 from odtpack.adapters.layers import Layer, find_layers, packed_layers
 from odtpack.adapters.low_rank import FACTORS, MAGNITUDE, A, B
 from odtpack.adapters.modules import by_layer, merged, modules_of
-from odtpack.contrib.nbits import store_matrix, stored_matrix
+from odtpack.contrib.quantized import store_matrix, stored_matrix
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.inference import infer_shapes
 from odtpack.model.exporters import noted_architecture

@@ -1,16 +1,25 @@
-"""Arguments and options that mean the same in several commands.
+"""Arguments and options that mean the same in several commands, and those of a build.
+
+The options of ``odtpack build`` are declared by :class:`odtpack.spec.BuildSpec`.
 
 This module imports nothing large: names of losses and optimizers are those of their files.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
+from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.discovery import module_names
+from odtpack.option import REQUIRED, Option, options_of
+from odtpack.spec import BuildSpec, options
 
 if TYPE_CHECKING:  # which cannot follow names that are found when this is imported
     LossName = str
@@ -97,3 +106,193 @@ AS_JSON = flag("--json", "Print JSON on stdout.")
 RESULT_AS_JSON = flag("--json", "Print the result as JSON on stdout.")
 MANIFEST_AS_JSON = flag("--json", "Print the manifest as JSON on stdout.")
 DEMO_FOLDER = destination("DIR", "Folder for all files of the demo.")
+
+
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
+
+StyleChoice = Literal["fixed", "runtime", "both"]
+""":class:`odtpack.choices.Style`, or both."""
+
+ORT_STYLE = option("ORT format: how models are optimized.  [default: fixed]")
+ORT_PLATFORM = option(
+    "ORT format: processors to optimize for. May be repeated. Default: a model that runs on all."
+)
+
+OPTIMIZER_SETTINGS: Final = {
+    "weight_decay": "Weight decay; adam and sgd: an L2 penalty.  [default: 0]",
+    "momentum": "SGD: momentum.  [default: 0]",
+    "beta1": "Adam, AdamW, Lion: decay of the first moment.  [default: 0.9]",
+    "beta2": "Adam, AdamW: decay of the second moment.  [default: 0.999; Lion 0.99]",
+    "epsilon": "Adam, AdamW: added to the denominator.  [default: AdamW 1e-6, Adam 1e-8]",
+}
+"""Settings of optimizers that have an option of their own, and its help."""
+
+# Fields that several options make, or one whose choices come from a registry.
+_SEVERAL: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
+    "loss": {"loss": (LossName, LOSS)},
+    "loss_options": {"loss_option": (list[str], LOSS_OPTION)},
+    "optimizer": {"optimizer": (OptimizerName, option("Optimizer.  [default: adamw]"))},
+    "optimizer_options": {
+        **{name: (float, option(text, "X")) for name, text in OPTIMIZER_SETTINGS.items()},
+        "optimizer_option": (
+            list[str],
+            option(
+                "Further setting of the optimizer. May be repeated. adamw: formula "
+                "(reference, pytorch), bias_correction; sgd: dampening, nesterov; adafactor: "
+                "beta2_decay, epsilon2, clip_threshold.",
+                "KEY=VALUE",
+            ),
+        ),
+    },
+    "ort_format": {
+        "ort_format": (
+            bool,
+            flag("--ort-format", "Also write ORT format, and the operators for a reduced build."),
+        ),
+        "ort_style": (StyleChoice, ORT_STYLE),
+        "ort_platform": (list[Platform], ORT_PLATFORM),
+    },
+}
+
+
+def takes_spec(before: str, of: type = BuildSpec) -> Callable[[_Command], _Command]:
+    """Give a command the options of a build or another class, which it takes as keywords."""
+
+    def decorate(command: _Command) -> _Command:
+        signature = inspect.signature(command, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        place = [parameter.name for parameter in own].index(before)
+        own[place:place] = _parameters(options() if of is BuildSpec else options_of(of))
+        all_named = [p.replace(kind=p.KEYWORD_ONLY) for p in own]
+        command.__signature__ = signature.replace(parameters=all_named)  # type: ignore[attr-defined]
+        command.__annotations__ = {p.name: p.annotation for p in own} | {"return": None}
+        return command
+
+    return decorate
+
+
+def _parameters(declared: Iterable[Option]) -> Iterator[inspect.Parameter]:
+    """The parameters of a command that takes every option, in the order of the fields."""
+    for each in declared:
+        kinds = _SEVERAL.get(each.name, {})
+        if each.flag:
+            given = option(each.help, each.metavar, each.flag)
+            kinds = {each.name: (_kind(each), given)}
+        needed = each.default is REQUIRED
+        for name, (kind, given) in kinds.items():
+            yield inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if needed else None,
+                annotation=Annotated[kind if needed else kind | None, given],
+            )
+
+
+def _kind(option: Option) -> Any:
+    """What typer reads; a text is for the option to parse."""
+    if option.many:
+        return list[str]
+    if option.choices and option.type is not bool:
+        return Literal[tuple(option.choices)]
+    return option.type if option.is_number or option.type is bool else str
+
+
+def overlay(given: Mapping[str, Any], recipe: BuildSpec | None) -> BuildSpec:
+    """What to build: each option that was given takes the place of the recipe's key."""
+    given = {
+        key: value.value if isinstance(value, StrEnum) else value
+        for key, value in given.items()
+        if value not in (None, (), [])
+    }
+    if recipe is None:
+        for name, key in (("MODEL.onnx", "model"), ("--loss", "loss")):
+            if key not in given and not (key == "loss" and "losses" in given):
+                from odtpack.errors import OdtpackError
+
+                raise OdtpackError(
+                    "usage",
+                    f"{name} is missing, and there is no --recipe to name it",
+                    hint="odtpack build --help",
+                )
+        recipe = BuildSpec(model=Path())
+    values = {each.name: given[each.name] for each in options() if each.flag and each.name in given}
+    if values.keys() & {"clip_norm", "clip_value"}:
+        values = {"clip_norm": None, "clip_value": None, **values}
+    formats = read_formats(
+        bool(given.get("ort_format")), given.get("ort_style"), given.get("ort_platform")
+    )
+    if formats is not None:
+        values["ort_format"] = formats
+    loss = given.get("loss", recipe.loss)
+    loss_options = dict(recipe.loss_options) if loss == recipe.loss else {}
+    if "loss_option" in given:
+        from odtpack.losses import parse_options
+
+        loss_options |= parse_options(loss, list(given["loss_option"]))
+    if loss != recipe.loss:
+        values.setdefault("loss_inputs", ())
+    kind = given.get("optimizer", recipe.optimizer)
+    settings = dict(recipe.optimizer_options) if kind == recipe.optimizer else {}
+    own = {name: given.get(name) for name in OPTIMIZER_SETTINGS}
+    settings |= read_optimizer_options(kind, own, given.get("optimizer_option", ()))
+    return dataclasses.replace(
+        recipe,
+        model=given.get("model", recipe.model),
+        loss=loss,
+        loss_options=loss_options,
+        optimizer=kind,
+        optimizer_options=settings,
+        **values,
+    )
+
+
+def read_optimizer_options(
+    kind: str, settings: Mapping[str, float | None], options: Iterable[str]
+) -> dict[str, str | float]:
+    """Read the options about an optimizer."""
+    from odtpack.errors import OdtpackError
+
+    given: dict[str, str | float] = {}
+    for name, value in settings.items():
+        if value is None:
+            continue
+        from odtpack.optimizers import OPTIMIZERS
+
+        fields = [field.name for field in dataclasses.fields(OPTIMIZERS[kind])]
+        if name not in fields:
+            option = f"--{name.replace('_', '-')}"
+            raise OdtpackError(
+                "option-not-used",
+                f"{option} is not a setting of the optimizer {kind}",
+                hint=f"leave {option} out; {kind} has {', '.join(sorted(fields))}",
+            )
+        given[name] = value
+    for option in options:
+        name, equals, text = option.partition("=")
+        if not equals or name in given:
+            raise OdtpackError(
+                "bad-option",
+                f"--optimizer-option {option!r} "
+                + ("is a second value" if equals else "is not KEY=VALUE"),
+            )
+        given[name] = text
+    return given
+
+
+def read_formats(
+    wanted: bool, style: StyleChoice | None, platforms: Iterable[Platform] | None
+) -> OrtFormat | None:
+    """Return which files in ORT format to write, None for none."""
+    if not wanted:
+        if style is None and not platforms:
+            return None
+        from odtpack.errors import OdtpackError
+
+        raise OdtpackError(
+            "option-not-used",
+            "--ort-style and --ort-platform need --ort-format",
+            hint="pass --ort-format too, or leave them out",
+        )
+    styles = tuple(Style) if style == "both" else (Style(style or "fixed"),)
+    return OrtFormat(styles, tuple(dict.fromkeys(platforms or ())) or (None,))

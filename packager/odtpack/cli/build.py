@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from odtpack.choices import ORT_TRAINING
 from odtpack.cli import _console, _options
-from odtpack.cli._options import destination, flag, option
-from odtpack.cli._spec_options import takes_spec
+from odtpack.cli._options import destination, flag, option, takes_spec
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSpec
@@ -58,7 +57,7 @@ def build(
     format, whose initializers ONNX Runtime orders, and the measured losses of the self-check.
     """
     from odtpack.cli._files import find_recipe
-    from odtpack.cli._spec_options import overlay
+    from odtpack.cli._options import overlay
     from odtpack.recipe import BuildSpec, read_recipe
 
     if sample is not None and given["runtime"] == ORT_TRAINING:

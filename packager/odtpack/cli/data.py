@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from odtpack.cli import _console, _options
-from odtpack.cli._options import argument, destination, examples, group
-from odtpack.cli._spec_options import takes_spec
+from odtpack.cli._options import argument, destination, examples, group, takes_spec
 from odtpack.spec import TextSpec
 
 if TYPE_CHECKING:

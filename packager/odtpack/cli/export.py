@@ -10,8 +10,16 @@ import typer
 
 from odtpack.choices import Format, Mode, Platform, Types
 from odtpack.cli import _console, _options
-from odtpack.cli._options import argument, destination, flag, option
-from odtpack.cli._spec_options import ORT_PLATFORM, ORT_STYLE, StyleChoice, read_formats
+from odtpack.cli._options import (
+    ORT_PLATFORM,
+    ORT_STYLE,
+    StyleChoice,
+    argument,
+    destination,
+    flag,
+    option,
+    read_formats,
+)
 
 if TYPE_CHECKING:
     from odtpack.ort.files import Inference

@@ -79,9 +79,9 @@ def run(
     from odtpack.cli.device.demo import make_folder
     from odtpack_runtime import OdtpackError, Package
     from odtpack_simulator.fleet.federation import Federation
-    from odtpack_simulator.fleet.figures import join_seeds, judge_fleet
     from odtpack_simulator.fleet.fleet_file import read_fleet
     from odtpack_simulator.fleet.population import make_availability
+    from odtpack_simulator.fleet.result import join_seeds, judge_fleet
     from odtpack_simulator.replay.executor import RayExecutor, default_jobs
     from odtpack_simulator.reports.console import print_result
 
@@ -197,8 +197,7 @@ def compare(
     With three or more seeds on either side, a difference within the spread of the seeds is
     neither better nor worse.
     """
-    from odtpack_simulator.fleet.figures import compare_fleets
-    from odtpack_simulator.fleet.result import load_fleet_result
+    from odtpack_simulator.fleet.result import compare_fleets, load_fleet_result
 
     before, now = load_fleet_result(base), load_fleet_result(head)
     chosen = comparison_form(form, as_json=as_json)

@@ -31,8 +31,7 @@ def diff(
     its calls; and whether a reduced build of ONNX Runtime must be rebuilt.
     """
     from odtpack.cli._files import check_writable, write_text
-    from odtpack.update.diff import diff_packages
-    from odtpack.update.diff_text import headline, markdown, plain, sections
+    from odtpack.update.diff import diff_packages, headline, markdown, plain, sections
 
     if out is not None:
         check_writable(out, "--out", [old, new])

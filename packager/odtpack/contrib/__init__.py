@@ -10,7 +10,7 @@ gradient would have to pass it.
 """
 
 from odtpack.contrib.decompose import covered, decompose, rename_misplaced
-from odtpack.contrib.nbits import needs_blocks
+from odtpack.contrib.quantized import needs_blocks
 from odtpack.contrib.table import DOMAIN
 
 __all__ = ["DOMAIN", "covered", "decompose", "needs_blocks", "rename_misplaced"]

@@ -8,7 +8,7 @@ import onnx
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.contrib import attention, dynamic, elementary, nbits  # noqa: F401  (fills the table)
+from odtpack.contrib import attention, elementary, quantized  # noqa: F401 (fills the table)
 from odtpack.contrib.table import DOMAIN, TABLE
 from odtpack.graph.graphs import nodes_of, replace
 from odtpack.graph.inference import infer_shapes
@@ -46,8 +46,8 @@ def decompose(model: ir.Model) -> ir.Model:
         if not sum(_replace(op, node) for node in found):
             break
         model = infer_shapes(model)
-    products = [node for node in graph if node.op_type in dynamic.PRODUCTS]
-    if products and dynamic.pass_straight_through(Ops(graph, "straight/"), products):
+    products = [node for node in graph if node.op_type in quantized.PRODUCTS]
+    if products and quantized.pass_straight_through(Ops(graph, "straight/"), products):
         model = infer_shapes(model)
     if all(node.domain != DOMAIN for node in nodes_of(graph)):
         graph.opset_imports.pop(DOMAIN, None)

@@ -21,9 +21,14 @@ from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.fleet.federation import Federation
-from odtpack_simulator.fleet.figures import fleet_figures, join_seeds, judge_fleet, seed_runs
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile
-from odtpack_simulator.fleet.result import FleetResult
+from odtpack_simulator.fleet.result import (
+    FleetResult,
+    fleet_figures,
+    join_seeds,
+    judge_fleet,
+    seed_runs,
+)
 from odtpack_simulator.replay.executor import LocalExecutor
 from odtpack_simulator.result import Count, Loss, NonNegative, tool_version
 from odtpack_simulator.values.figure import Text

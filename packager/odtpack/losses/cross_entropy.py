@@ -68,8 +68,8 @@ class CrossEntropy(NegativeLogLikelihood):
         self.class_axis(predictions[0])  # looks at the rank
         return (target_like(predictions[0]),)
 
-    def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
-        return super().metadata(predictions) if self.labels == "numbers" else {}
+    def label_facts(self, predictions: Sequence[ir.Value]) -> dict[str, int]:
+        return super().label_facts(predictions) if self.labels == "numbers" else {}
 
     def _sum_and_count(self, op: Ops, *values: ir.Value) -> tuple[ir.Value, ir.Value | None]:
         if self.labels == "numbers":

@@ -13,7 +13,7 @@ from odtpack.losses.common.base import (
     Loss,
     Target,
     dims,
-    label_metadata,
+    facts_of_labels,
     reduce,
     require_rank,
     shape_text,
@@ -102,9 +102,9 @@ class CTC(Loss):
             f"if {first} come first, use --loss-option layout={other}"
         )
 
-    def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
+    def label_facts(self, predictions: Sequence[ir.Value]) -> dict[str, int]:
         """Number of classes, where it is known."""
-        return label_metadata(predictions[0], 2, None)
+        return facts_of_labels(predictions[0], 2, None)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
         prediction, labels, input_lengths, target_lengths = values

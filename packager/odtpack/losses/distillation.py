@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from odtpack.losses.common.base import (
     Classes,
     Target,
-    label_metadata,
+    facts_of_labels,
     label_target,
     like,
     target_like,
@@ -52,10 +52,10 @@ class Distillation(Classes):
         axis = self.class_axis(predictions[0])
         return (label_target(self.name, predictions[0], axis), target_like(predictions[0]))
 
-    def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
+    def label_facts(self, predictions: Sequence[ir.Value]) -> dict[str, int]:
         """Number of classes, where it is known, and the label that does not count."""
         axis = self.class_axis(predictions[0])
-        return label_metadata(predictions[0], axis, self.ignore_index)
+        return facts_of_labels(predictions[0], axis, self.ignore_index)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
         return dataclasses.replace(self, reduction="none").reduced(op, *values)

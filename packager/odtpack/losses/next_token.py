@@ -53,11 +53,11 @@ class NextToken(Loss):
         require_rank(self.name, predictions[0], "[B, T, V]", 3, 3)
         return (whole_numbers("labels", "labels", dims(predictions[0])[:2]),)
 
-    def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
+    def label_facts(self, predictions: Sequence[ir.Value]) -> dict[str, int]:
         """Number of tokens, where it is known, and the label that does not count."""
         size = dims(predictions[0])[2]
-        found = {"odtpack.class_count": str(size)} if isinstance(size, int) else {}
-        return {**found, "odtpack.ignore_index": str(self.ignore_index)}
+        found = {"class_count": size} if isinstance(size, int) else {}
+        return {**found, "ignore_index": self.ignore_index}
 
     def fixed(self, predictions: Sequence[ir.Value]) -> tuple[str, ...]:
         """The matrix of the last product, where that is taken apart."""

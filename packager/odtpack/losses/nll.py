@@ -13,7 +13,7 @@ from odtpack.losses.common.base import (
     Numbers,
     Target,
     dims,
-    label_metadata,
+    facts_of_labels,
     label_target,
     rank,
     shape_text,
@@ -67,10 +67,10 @@ class NegativeLogLikelihood(Classes):
             + (f"; {others}" if axis == 1 else "")
         )
 
-    def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
+    def label_facts(self, predictions: Sequence[ir.Value]) -> dict[str, int]:
         """Number of classes, where it is known, and the label that does not count."""
         axis = self.class_axis(predictions[0])
-        return label_metadata(predictions[0], axis, self.ignore_index)
+        return facts_of_labels(predictions[0], axis, self.ignore_index)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
         return self._sum_and_count(op, *values)[0]

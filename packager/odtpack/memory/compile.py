@@ -23,11 +23,18 @@ from odtpack.graph.fold import fold
 from odtpack.graph.graphs import Dims, ancestors, dims_of
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.memory import clone_writer, early_masks, schedule
+from odtpack.memory import early_masks, recompute, schedule
 from odtpack.memory.recompute import Choice, choose
-from odtpack.memory.schedule import SizeNames, arrange, places_of
+from odtpack.memory.schedule import (
+    SizeNames,
+    Step,
+    arrange,
+    nameable,
+    named_values,
+    places_of,
+    take_ranks,
+)
 from odtpack.memory.spec import Decision, MemoryReport, MemorySpec
-from odtpack.memory.timeline import Step, nameable, named_values, take_ranks
 from odtpack.passes.compact import inferred_left_out
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph, load_runtime_graph
@@ -78,7 +85,7 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     choice = choose(
         step, limit=spec.limit, seconds=total * spec.slowdown, nameable=nameable(trial.graph)
     )
-    renamed = clone_writer.write(op, trial.graph, step, choice, sizes)
+    renamed = recompute.write(op, trial.graph, step, choice, sizes)
     common_passes.RemoveUnusedNodesPass()(trial)  # copies of what ONNX Runtime merges with others
     arrange(trial.graph, places_of(trial.graph, choice.timeline, renamed, early))
     after = choice.peak

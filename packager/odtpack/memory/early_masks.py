@@ -19,8 +19,8 @@ import onnx_ir as ir
 
 from odtpack.graph.graphs import ancestors, dims_of, typed
 from odtpack.graph.ops import Ops
+from odtpack.memory.schedule import Step
 from odtpack.memory.spec import WORTH
-from odtpack.memory.timeline import Step
 from odtpack_simulator.memory.kernel_memory import ALIASES
 
 _LARGE: Final = 1 << 14

@@ -35,7 +35,7 @@ class MemorySpec:
     # that are added counted; as few as ``slowdown`` allows if None.
     limit: int | None = None
     # Part of the training model's time that computing again may take, by the estimate of
-    # :mod:`odtpack.memory.timeline`.
+    # :mod:`odtpack.memory.schedule`.
     slowdown: float = FREE_SLOWDOWN
     worth: float = WORTH  # part of the activations below which a saving is left
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import graphlib
+import re
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import numpy as np
@@ -32,11 +34,12 @@ from odtpack.graph.graphs import (
     operand,
     redirect,
 )
-from odtpack.graph.inference import infer_shapes, is_known
+from odtpack.graph.inference import contradiction, infer_shapes, is_known
 from odtpack.graph.ops import Ops
-from odtpack.model import exporters, external_data, old_opsets, shared_tensors, source
+from odtpack.model import exporters, old_opsets, shared_tensors, source
+from odtpack.model.exporters import module_names
 from odtpack.model.inputs import fix_sizes
-from odtpack.model.source import ModelLike
+from odtpack.model.source import ModelLike, open_model
 from odtpack.passes import patterns
 
 CACHE = "odtpack.cache"
@@ -350,7 +353,7 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
             f"initializer {sparse.values.name!r} is sparse, which odtpack does not read",
             where=where,
         )
-    for tensor in external_data.tensors(proto):
+    for tensor in source.tensors(proto):
         source.check_bytes(tensor, where)
 
 
@@ -588,3 +591,67 @@ def _make_empty(op: Ops, graph: ir.Graph, past: ir.Value, first: ir.Value) -> No
             empty = op.Expand(empty, op.Concat(batch, op.ints(*shape[1:]), axis=0))
     empty.type = past.type
     redirect(readers, empty)
+
+
+_DOUBTFUL: Final = {
+    "unknown-rank", "unknown-shape", "unknown-type", "ambiguous-shape", "models-do-not-run",
+    "ort-conversion-failed",
+}  # fmt: skip
+"""Codes of errors that a model may cause which contradicts itself."""
+_SAID: Final = re.compile(
+    r"\(op_type:([^,]*), node name: (.*?)\): (?:\[\w+\] )?([^\n]*)", re.DOTALL
+)
+_QUOTED: Final = re.compile(r"'([^']+)'")
+_SOFT_LABELS: Final = (
+    "labels are class numbers, as ArgMax gives them; for probabilities leave the loss out of the "
+    "model: --loss cross_entropy --loss-option labels=probabilities is PyTorch's"
+)
+
+
+@contextmanager
+def named_cause(model: ModelLike) -> Iterator[None]:
+    """Let errors name what is in the user's model, and what contradicts itself there."""
+    # Only then: what the onnx library refuses may still run.
+    try:
+        yield
+    except OdtpackError as error:
+        given = None
+        with suppress(OdtpackError, ir.serde.SerdeError):  # it cannot be read: that is the error
+            source = open_model(model)
+            given = ir.from_proto(source.proto)
+            source.restore(given.graph)
+            name_nodes(given.graph)
+        if given is None:
+            raise
+        found = _SAID.search(contradiction(given) or "") if error.code in _DOUBTFUL else None
+        if found is None:
+            _speak_of(given.graph, error)
+            raise
+        operator, name, said = found.groups()
+        raise OdtpackError(
+            "invalid-model",
+            f"the node {name!r} ({operator}) cannot be computed: {said}",
+            where=error.where,
+            hint=_SOFT_LABELS
+            if operator in ("SoftmaxCrossEntropyLoss", "NegativeLogLikelihoodLoss")
+            else "correct the types and shapes of what it reads, and export the model again",
+        ) from error
+
+
+def _speak_of(graph: ir.Graph, error: OdtpackError) -> None:
+    """Put the node of a graph in the place of one that was made of it, and names of modules."""
+    nodes = {node.name for node in nodes_of(graph)}
+    known = nodes | set(graph.initializers) | {v.name for n in nodes_of(graph) for v in n.outputs}
+
+    def own(found: re.Match[str]) -> str:
+        name = found[1]
+        parts = [] if name in known else name.split("/")
+        starts = ("/".join(parts[:count]) for count in range(len(parts) - 1, 0, -1))
+        return f"'{next((start for start in starts if start in nodes), name)}'"
+
+    error.what = _QUOTED.sub(own, error.what)
+    error.where = error.where and _QUOTED.sub(own, error.where)
+    modules = module_names(graph) if error.hint else {}
+    error.hint = error.hint and _QUOTED.sub(
+        lambda found: f"'{modules.get(found[1], found[1])}'", error.hint
+    )

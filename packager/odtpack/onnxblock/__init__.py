@@ -6,9 +6,13 @@ depend on nothing but the model. docs/onnxblock.md is a guide.
 
 from odtpack.onnxblock import blocks, loss, optim
 from odtpack.onnxblock.accessor import ModelAccessor
-from odtpack.onnxblock.block import Block, base, custom_op_library, empty_base
-from odtpack.onnxblock.checkpoint import load_checkpoint_to_model, save_checkpoint
-from odtpack.onnxblock.models import ForwardBlock, TrainingBlock
+from odtpack.onnxblock.blocks import Block, base, custom_op_library, empty_base
+from odtpack.onnxblock.models import (
+    ForwardBlock,
+    TrainingBlock,
+    load_checkpoint_to_model,
+    save_checkpoint,
+)
 
 __all__ = [
     "Block",

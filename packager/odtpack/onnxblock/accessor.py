@@ -45,7 +45,7 @@ class ModelAccessor:
 
     Attributes:
         targets: Role of each graph input that a loss block added.
-        label_metadata: What the runtime must know of labels, for each input with labels.
+        labels: What the runtime must know of labels, for each input with labels.
         created: Names of initializers that blocks created to be trained.
         finish: Called with the model when a forward block has written it; None for nothing.
     """
@@ -55,7 +55,7 @@ class ModelAccessor:
         self._path = path
         self.targets: dict[str, TargetRole] = {}
         self.created: list[str] = []
-        self.label_metadata: dict[str, dict[str, str]] = {}
+        self.labels: dict[str, dict[str, int]] = {}
         self.finish: Callable[[ir.Model], None] | None = None
         self._names = Names()
         self._declared: dict[str, onnx.ValueInfoProto] = {}

@@ -7,7 +7,7 @@ from typing import Any
 
 from odtpack import losses
 from odtpack.errors import OdtpackError
-from odtpack.onnxblock.block import Block, current
+from odtpack.onnxblock.blocks import Block, current
 
 __all__ = ["BCEWithLogitsLoss", "CrossEntropyLoss", "L1Loss", "Loss", "MSELoss"]
 
@@ -66,7 +66,7 @@ class Loss(Block):
             if any(info.name == name for info in accessor.model.graph.input):
                 accessor.targets[name] = target.role
                 if target.role == "labels":
-                    accessor.label_metadata[name] = loss.metadata(predictions)
+                    accessor.labels[name] = loss.label_facts(predictions)
         read = [*names[:count], *given]
         return accessor.write(who, read, lambda op, values: [loss.write(op, *values)])[0]
 

@@ -1,12 +1,15 @@
-"""Blocks that make whole models: forward models, and training models with their gradients."""
+"""Blocks that make forward and training models, and checkpoints without a package."""
 
 from __future__ import annotations
 
 import abc
+import os
 from collections.abc import Sequence
 from typing import Any, Self
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
 import onnx_ir as ir
 
 from odtpack import targets
@@ -15,11 +18,13 @@ from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
 from odtpack.model.shared_tensors import copies_of
 from odtpack.onnxblock.accessor import ModelAccessor
-from odtpack.onnxblock.block import Block, base, current
+from odtpack.onnxblock.blocks import Block, base, current
 from odtpack.onnxblock.loss import Loss
 from odtpack.package.task import Graphs, LossInfo, Task
 from odtpack.package.training import build_graphs
 from odtpack.spec import BuildSpec
+from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.writer import write_checkpoint
 
 Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
 
@@ -183,15 +188,10 @@ def attach_block(
 
 def loss_info(accessor: ModelAccessor, block: Block) -> LossInfo:
     """What a package says of a loss that blocks wrote."""
-    labels = accessor.label_metadata
-    metadata = {}
-    if len(labels) == 1:  # of several there is no check
-        ((label, known),) = labels.items()
-        metadata = known if label == "labels" else {**known, "odtpack.labels": label}
     name, options = "custom", {}
     if isinstance(block, Loss):
         name, options = block.loss.name, block.loss.settings()
-    return LossInfo(name, options, dict(accessor.targets), metadata)
+    return LossInfo(name, options, dict(accessor.targets), accessor.labels)
 
 
 def result_names(output: Any, who: str) -> tuple[str, ...]:
@@ -219,3 +219,81 @@ def set_outputs(accessor: ModelAccessor, names: Sequence[str], who: str) -> None
 
 def _not_built(what: str) -> OdtpackError:
     return OdtpackError("not-built", f"the {what} has not been built yet")
+
+
+def save_checkpoint(
+    parameters: tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]] | None,
+    path_to_checkpoint: str | os.PathLike[str],
+    nominal_checkpoint: bool = False,
+) -> None:
+    """Write a checkpoint.
+
+    Args:
+        parameters: Trainable and other parameters, as :meth:`TrainingBlock.parameters
+            <odtpack.onnxblock.TrainingBlock.parameters>` returns them.
+        path_to_checkpoint: The file.
+        nominal_checkpoint: Write names and types only.
+
+    Raises:
+        OdtpackError: There are no parameters, two have one name, or the file cannot be
+            written.
+    """
+    if parameters is None:
+        raise OdtpackError("no-parameters", "there are no parameters to save")
+    trainable, frozen = (
+        {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in tensors}
+        for tensors in parameters
+    )
+    if len(trainable | frozen) < sum(len(tensors) for tensors in parameters):
+        raise OdtpackError("named-twice", "two of the parameters have one name")
+    if nominal_checkpoint:
+        trainable, frozen = (
+            {name: np.empty(0, array.dtype) for name, array in arrays.items()}
+            for arrays in (trainable, frozen)
+        )
+    write_checkpoint(
+        path_to_checkpoint, CheckpointData(trainable, frozen, nominal=nominal_checkpoint)
+    )
+
+
+def load_checkpoint_to_model(
+    path_to_checkpoint: str | os.PathLike[str], model: onnx.ModelProto
+) -> None:
+    """Replace the initializers of a model by the parameters of a checkpoint.
+
+    Args:
+        path_to_checkpoint: The checkpoint; names in it that the model does not have are
+            passed over.
+        model: Model, changed in place.
+
+    Raises:
+        OdtpackError: The checkpoint cannot be read, is nominal, or holds a parameter of
+            another type or shape; the model is not changed then.
+    """
+    where = str(path_to_checkpoint)
+    data = read_checkpoint(path_to_checkpoint)
+    if data.nominal:
+        raise OdtpackError(
+            "checkpoint-nominal",
+            "the checkpoint is nominal: it holds no values",
+            where=where,
+            hint="pass the complete checkpoint",
+        )
+    arrays = {**data.trainable, **data.frozen}
+    fresh = []
+    for tensor in model.graph.initializer:
+        array = arrays.get(tensor.name)
+        if array is None:
+            continue
+        new = onnx.numpy_helper.from_array(array, tensor.name)
+        if new.data_type != tensor.data_type or list(new.dims) != list(tensor.dims):
+            kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+            raise OdtpackError(
+                "parameter-mismatch",
+                f"{tensor.name!r} is {array.dtype}{list(array.shape)} in the checkpoint, and "
+                f"{kind}{list(tensor.dims)} in the model",
+                where=where,
+            )
+        fresh.append((tensor, new))
+    for tensor, new in fresh:
+        tensor.CopyFrom(new)

@@ -17,9 +17,8 @@ import onnx_ir as ir
 
 from odtpack import losses
 from odtpack.errors import OdtpackError
-from odtpack.gc_pause import paused_collector
 from odtpack.graph import graphs
-from odtpack.graph.graphs import dims_of
+from odtpack.graph.graphs import dims_of, paused_collector
 from odtpack.model.loading import load_source
 from odtpack.model.source import Source, check_bytes
 from odtpack.optimizers import Clip, Optimizer

@@ -23,9 +23,9 @@ from odtpack.graph.inference import contradiction
 from odtpack.package.task import Remark, silent
 from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.apart.child import alive, forget_log
-from odtpack_runtime.apart.refused import out_of_memory
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.errors import out_of_memory
 from odtpack_runtime.export.inference_model import export_inference_model
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import InputInfo, Manifest, SelfCheckInfo

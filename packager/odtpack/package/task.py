@@ -29,8 +29,8 @@ class LossInfo:
     options: Mapping[str, object] = dataclasses.field(default_factory=dict)  # its options in force
     # role of each graph input that is one of its targets
     roles: Mapping[str, losses.TargetRole] = dataclasses.field(default_factory=dict)
-    # what a runtime must know to check the targets
-    metadata: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # what a runtime must know to check labels, by input: `class_count`, `ignore_index`
+    labels: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     fixed: tuple[str, ...] = ()  # parameters through which it lets no gradient
 
 

@@ -17,6 +17,8 @@ from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.graphs import ancestors, carried, dims_of, nodes_of, reads, static_dims
 from odtpack.graph.inference import infer_shapes, is_known
 from odtpack.graph.ops import Ops
+from odtpack.losses import make_loss
+from odtpack.losses.common.base import Classes, dims, rank, shaped
 from odtpack.package.parameters import (
     SCALE_SUFFIX,
     Parameter,
@@ -26,8 +28,9 @@ from odtpack.package.parameters import (
     store_frozen,
 )
 from odtpack.package.task import Graphs, InferenceTemplate, LossInfo, Task
-from odtpack.passes import aliases, batch_norm, gradient_buffers, mixed, pipeline
+from odtpack.passes import aliases, batch_norm, gradient_buffers, pipeline, precision
 from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
+from odtpack.spec import LossPart
 from odtpack_runtime.session.graph_signature import (
     COTANGENT_SUFFIX,
     OWN_TYPE_SUFFIX,
@@ -148,11 +151,9 @@ def write_loss(
         for target, value in zip(targets, values[count:], strict=True)
         if value in graph.inputs
     }
-    metadata = dict(loss.metadata(values[:count]))
-    for name, role in roles.items():
-        if role == "labels" != name:
-            metadata["odtpack.labels"] = name
-    return result, LossInfo(loss.name, loss.settings(), roles, metadata, fixed), values
+    facts = loss.label_facts(values[:count])
+    labels = {name: facts for name, role in roles.items() if role == "labels"}
+    return result, LossInfo(loss.name, loss.settings(), roles, labels, fixed), values
 
 
 def _name_sizes(graph: ir.Graph, prediction: ir.Value) -> None:
@@ -284,7 +285,7 @@ def prepare(task: Task) -> Prepared:
     if spec.precision == "mixed":
         parameters += tuple(
             Parameter(name, "state", ir.tensor([value], ir.DataType.FLOAT), ir.DataType.FLOAT)
-            for name, value in mixed.STATES.items()
+            for name, value in precision.STATES.items()
         )
     lift_parameters(forward.graph, parameters)
     return Prepared(forward, evaluation, plain, parameters, info, returned)
@@ -381,7 +382,13 @@ def build_graphs(task: Task) -> Graphs:
 
 def properties_of(info: LossInfo) -> dict[str, str]:
     """What the metadata of models say of their loss."""
-    return {"odtpack.format": "1", "odtpack.loss": info.name, **info.metadata}
+    metadata = {"odtpack.format": "1", "odtpack.loss": info.name}
+    for name, facts in info.labels.items():
+        if len(info.labels) == 1 and name != "labels":
+            metadata["odtpack.labels"] = name
+        of = "" if len(info.labels) == 1 else f".{name}"
+        metadata |= {f"odtpack.{fact}{of}": str(value) for fact, value in facts.items()}
+    return metadata
 
 
 def of_training(task: Task, level: str) -> dict[str, str]:
@@ -408,7 +415,7 @@ def _served(ready: Prepared, task: Task) -> tuple[str, ...]:
 def _check_names(graph: ir.Graph) -> None:
     """Names that odtpack gives to its own inputs and outputs must be free."""
     for name in sorted(value_names(graph)):
-        if name in (RESET, *mixed.STATES) or name.endswith(_RESERVED):
+        if name in (RESET, *precision.STATES) or name.endswith(_RESERVED):
             raise OdtpackError(
                 "reserved-name",
                 f"the model already has a value {name!r}, a name that the training graph needs",
@@ -424,7 +431,7 @@ def _differentiate(model: ir.Model, task: Task) -> None:
     names = {*task.train, *task.input_gradients}
     trained = [value for value in graph.inputs if value.name in names]
     gradients: dict[ir.Value, ir.Value] = {}
-    scale = mixed.LossScale(op, graph) if task.spec.precision == "mixed" else None
+    scale = precision.LossScale(op, graph) if task.spec.precision == "mixed" else None
     if trained:
         share = 1 / task.spec.accumulation_steps
         dtype = (loss.dtype or ir.DataType.FLOAT).numpy()
@@ -520,3 +527,61 @@ def _has_constant_weight(node: ir.Node) -> bool:
         return False
     weight = node.inputs[1]
     return weight is not None and weight.is_initializer()
+
+
+def attach_losses(graph: ir.Graph, parts: Sequence[LossPart]) -> tuple[LossInfo, list[str]]:
+    """Write losses, and let their weighted sum be the first output."""
+    # Targets that the model does not have are inputs: ``labels.NAME``, ``target.NAME``.
+    # Returns what is known of the loss, and names of the scalars that say it in parts: each loss,
+    # ``loss.NAME``, and ``accuracy.NAME`` where it compares classes with labels.
+    names = [name for name, *_ in parts]
+    if again := [name for name in names if names.count(name) > 1]:
+        raise OdtpackError("named-twice", f"two losses have the name {again[0]!r}")
+    outputs, said, total = list(graph.outputs), list[str](), None
+    info = LossInfo("several")
+    for name, kind, weight, inputs, options in parts:
+        loss = make_loss(kind, options)
+        read = [find_value(graph, each, f"the loss {name!r}") for each in inputs]
+        value, found, read = write_loss(graph, loss, read or outputs[: len(loss.reads)], f".{name}")
+        op = Ops(graph, "loss/")
+        values = {f"loss.{name}": value}
+        if isinstance(loss, Classes) and "labels" in found.roles.values():
+            loss = loss.settled(read)
+            assert isinstance(loss, Classes)  # noqa: S101 - as it was
+            values[f"accuracy.{name}"] = _accuracy(op, loss, read[0], read[len(loss.reads)])
+        for stem, each in values.items():
+            if stem in value_names(graph):
+                raise OdtpackError(
+                    "reserved-name",
+                    f"the model already has {stem!r}, the name of one of its losses",
+                )
+            each.name = stem
+            said.append(stem)
+        part = op.Mul(value, weight)
+        total = part if total is None else op.Add(total, part)
+        total.shape = ir.Shape(())
+        info = LossInfo(
+            info.name,
+            {**info.options, name: {"kind": kind, "weight": weight, **found.options}},
+            {**info.roles, **found.roles},
+            {**info.labels, **found.labels},
+            (*info.fixed, *found.fixed),
+        )
+    assert total is not None  # noqa: S101 - there is a part
+    total.name = op.fresh_name("loss")
+    graph.outputs[:] = [total, *outputs]
+    return info, said
+
+
+def _accuracy(op: Ops, loss: Classes, scores: ir.Value, labels: ir.Value) -> ir.Value:
+    """Share of the labels that count which the highest score names."""
+    axes = range(rank(labels))
+    named = op.ArgMax(scores, axis=loss.class_axis(scores), keepdims=0)
+    right = op.cast(op.Equal(shaped(named, dims(labels)), labels), ir.DataType.FLOAT)
+    ignored = getattr(loss, "ignore_index", None)
+    if ignored is None:
+        return shaped(op.reduce_mean(right, axes, keepdims=False), ())
+    counted = op.cast(op.Not(op.Equal(labels, op.constant(ignored))), ir.DataType.FLOAT)
+    total = op.Max(op.reduce_sum(counted, axes, keepdims=False), 1.0)
+    hits = op.reduce_sum(op.Mul(right, counted), axes, keepdims=False)
+    return shaped(op.Div(hits, total), ())

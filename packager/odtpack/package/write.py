@@ -53,7 +53,7 @@ from odtpack_runtime.session.options import usual_session
 from odtpack_runtime.training.optimizer_contract import read_contract
 
 if TYPE_CHECKING:
-    from odtpack_simulator.memory.memory_phases import MemoryPlan
+    from odtpack_simulator.memory.planning import MemoryPlan
 
 
 def model_digest(model: ir.Model) -> str:
@@ -414,11 +414,7 @@ def _inputs(graphs: Graphs) -> list[dict[str, object]]:
     for value in graphs.user_inputs:
         role = graphs.loss.roles.get(value.name or "", "data")
         entry = _value(value, role)
-        for key in ("class_count", "ignore_index"):
-            known = graphs.loss.metadata.get(f"odtpack.{key}")
-            if role == "labels" and known is not None:
-                entry[key] = int(known)
-        inputs.append(entry)
+        inputs.append({**entry, **graphs.loss.labels.get(value.name or "", {})})
     return inputs
 
 
@@ -476,8 +472,8 @@ def build_within(
 ) -> Graphs:
     """Build graphs whose training is planned within the budget."""
     from odtpack.memory.compile import input_shapes
+    from odtpack_simulator.device.app import MARGIN, memory_fit, with_margin
     from odtpack_simulator.memory.memory_plan import plan_memory
-    from odtpack_simulator.values.memory_fit import MARGIN, memory_fit, with_margin
     from odtpack_simulator.values.units import format_bytes, format_percent
 
     scratch = dataclasses.replace(

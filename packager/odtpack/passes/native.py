@@ -11,7 +11,7 @@ kernel's program is read from (:mod:`odtpack_runtime.package.native`).
 3. What may be written over is proven again for the nodes that functions are.
 4. All results have one known shape, float32 in and out. Scalars and rows are read repeatedly.
 
-What else is wrapped, :mod:`row_groups` finds.
+What else is wrapped, :mod:`.native_groups` finds.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ import onnx_ir.passes.common as common_passes
 from odtpack.graph.graphs import Dims, dims_of, reads, subgraphs
 from odtpack.graph.inference import NodeInference, type_initializers
 from odtpack.graph.ops import Ops
-from odtpack.passes import aliases, native_conv, native_product
+from odtpack.passes import aliases, native_groups
 from odtpack.passes.compact import all_graphs, drop_types
-from odtpack.passes.row_groups import axes_of, row_groups, trial_sizes
-from odtpack_runtime.package import native_product as kernels
+from odtpack.passes.native_groups import axes_of, row_groups, trial_sizes
+from odtpack_runtime.package import native as kernels
 from odtpack_runtime.package.native import (
+    DEPTHWISE,
     ELEMENTWISE,
     ELEMENTWISE_OPERATORS,
     MOST_INPUTS,
     MOST_NODES,
     SLOTS,
     NotAProgramError,
+    depthwise_computes,
     program_of,
 )
-from odtpack_runtime.package.native_conv import DEPTHWISE, computes
 from odtpack_runtime.session.graph_signature import UPDATE_SUFFIX
 from odtpack_runtime.session.native import DOMAIN
 
@@ -64,9 +65,9 @@ def wrap(model: ir.Model) -> ir.Model:
     sizes = trial_sizes(model)
     wrapper = _Wrapper(model)
     for graph in graphs:
-        for ways in native_conv.groups(Ops(model.graph), graph):
+        for ways in native_groups.convolution_groups(Ops(model.graph), graph):
             wrapper.wrap_convolution(graph, ways)
-        for product in native_product.groups(graph):
+        for product in native_groups.product_groups(graph):
             wrapper.wrap_product(graph, product)
     while common_passes.RemoveUnusedNodesPass()(model).modified:
         pass  # what only a branch's nodes read goes after them
@@ -219,16 +220,20 @@ class _Wrapper:
             old.replace_all_uses_with(new, replace_graph_outputs=True)
         return True
 
-    def wrap_convolution(self, graph: ir.Graph, ways: Sequence[native_conv.Group]) -> None:
+    def wrap_convolution(
+        self, graph: ir.Graph, ways: Sequence[native_groups.ConvolutionGroup]
+    ) -> None:
         """Replace the nodes of a convolution, or of its gradient, by one that computes the same."""
         for way in ways:
             read, end = (*way.read, *way.fixed), way.nodes[-1]
             body = _body(way.nodes, read, end.outputs, self._opset, way.places)
-            if computes(ir.to_proto(body), way.program, list(map(native_conv.value_of, way.fixed))):
+            if depthwise_computes(
+                ir.to_proto(body), way.program, list(map(native_groups.value_of, way.fixed))
+            ):
                 self._replace(graph, end, body, (DEPTHWISE, way.program, read), end.outputs)
                 return
 
-    def wrap_product(self, graph: ir.Graph, group: native_product.Group) -> None:
+    def wrap_product(self, graph: ir.Graph, group: native_groups.ProductGroup) -> None:
         """Replace a product, and what unpacks its matrix, by a node that computes the same."""
         end = group.nodes[-1]
         body = _body(group.nodes, group.read, end.outputs, self._opset, group.fixed)
@@ -236,7 +241,7 @@ class _Wrapper:
         key = proto.SerializeToString(deterministic=True), str(group.programs)
         if key not in self._products:
             self._products[key] = next(
-                (p for p in group.programs if kernels.computes(proto, p)), None
+                (p for p in group.programs if kernels.product_computes(proto, p)), None
             )
         program = self._products[key]
         if program is not None:
@@ -255,7 +260,7 @@ def _body(
     values = {value: ir.val(f"i{place}") for place, value in enumerate(read)}
     nodes = []
     for place, value in enumerate(constants):
-        nodes.append(ir.node("Constant", [], {"value": ir.tensor(native_conv.value_of(value))}))
+        nodes.append(ir.node("Constant", [], {"value": ir.tensor(native_groups.value_of(value))}))
         nodes[-1].outputs[0].name = f"c{place}"
         values[value] = nodes[-1].outputs[0]
     for place, each in enumerate(group):

@@ -17,15 +17,7 @@ from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.graph import graphs
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.passes import (
-    attention,
-    batch_norm,
-    feed_forward,
-    layout,
-    mixed,
-    patterns,
-    precision,
-)
+from odtpack.passes import attention, batch_norm, feed_forward, layout, patterns, precision
 from odtpack.passes.compact import compact
 
 ALL = "*"  # every internal operator
@@ -87,7 +79,7 @@ def before_gradient(model: ir.Model, *, mixed_precision: bool = False) -> None:
     apply(model, batch_norm.mark)
     if mixed_precision:
         infer_shapes(model, new_only=True)
-        apply(model, mixed.narrow)
+        apply(model, precision.narrow)
         apply(model, precision.widen)
         drop_unused(model)
 

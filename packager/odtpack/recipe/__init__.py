@@ -1,11 +1,11 @@
 """Recipes: everything that decides a build, in one file.
 
-:mod:`~odtpack.recipe.schema` says what may stand in a recipe, :mod:`~odtpack.recipe.file`
+:mod:`~odtpack.recipe.schema` says what may stand in a recipe, :mod:`~odtpack.recipe.schema`
 reads one, and :class:`~odtpack.spec.BuildSpec` is what recipes and options become. None of them
 imports onnx, so that a cache key is there at once.
 """
 
-from odtpack.recipe.file import Recipe, read_recipe
+from odtpack.recipe.schema import Recipe, read_recipe
 from odtpack.spec import BuildSpec
 
 __all__ = ["BuildSpec", "Recipe", "read_recipe"]

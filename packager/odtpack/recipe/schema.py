@@ -1,4 +1,4 @@
-"""What may stand in a recipe: the tables and keys of ``recipe.toml``.
+"""``recipe.toml``: the tables and keys that may stand in it, and how it is read.
 
 Tables are made of what :class:`~odtpack.spec.BuildSpec`, losses and optimizers declare.
 """
@@ -6,10 +6,13 @@ Tables are made of what :class:`~odtpack.spec.BuildSpec`, losses and optimizers 
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, TypeVar, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -20,6 +23,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     StrictBool,
     Tag,
+    ValidationError,
     create_model,
     model_validator,
 )
@@ -31,8 +35,15 @@ from odtpack.optimizers import OPTIMIZERS
 from odtpack.option import BOUNDS, REQUIRED, Bounds, Option, options_of
 from odtpack.spec import BuildSpec, Head, TextSpec, keys_of
 from odtpack_simulator.device.profile import OsClass
-from odtpack_simulator.figures.limits import Section, name_limits
-from odtpack_simulator.values.part import TAG_PREFIX, Part
+from odtpack_simulator.figures.limits import (
+    Budgets,
+    Section,
+    make_budgets,
+    name_limits,
+    read_budgets,
+)
+from odtpack_simulator.values.part import TAG_PREFIX, Part, wrong_file
+from odtpack_simulator.values.text import key_lines, parse_toml, read_bounded
 
 
 class Table(Part):
@@ -475,3 +486,91 @@ def json_schema() -> dict[str, Any]:
         "title": "odtpack recipe",
         **name_limits(RecipeFile.model_json_schema()),
     }
+
+
+MAX_RECIPE_BYTES: Final = 256 * 1024
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe that was read.
+
+    Attributes:
+        path: The file.
+        table: What stands in it.
+        content: The same, as TOML has it.
+        lines: Line of each key, by path.
+    """
+
+    path: Path
+    table: RecipeFile
+    content: Mapping[str, Any]
+    lines: Mapping[tuple[str, ...], int]
+
+    @property
+    def model(self) -> Path:
+        """Path of the forward model."""
+        return self.path.parent / self.table.model
+
+    @property
+    def package(self) -> Path | None:
+        """Folder of the package, if the recipe names it."""
+        return None if self.table.package is None else self.path.parent / self.table.package
+
+    def texts(self) -> TextSpec | None:
+        """How texts become samples, if the recipe says so."""
+        if self.table.data is None:
+            return None
+        given = self.table.data.model_dump()
+        given["tokenizer"] = str(self.path.parent / given["tokenizer"])
+        if Path(given["template"]).suffix:  # a name has none
+            given["template"] = str(self.path.parent / given["template"])
+        return TextSpec(**given)
+
+    def budgets(self) -> Budgets | None:
+        """The limits, from the recipe or the file that it names."""
+        given = self.content.get("budgets")
+        if given is None:
+            return None
+        if isinstance(given, str):
+            return read_budgets(self.path.parent / given)
+        limits = {key: value for key, value in given.items() if key not in ("class", "device")}
+        tables = {"budgets": limits, **{key: given[key] for key in given if key not in limits}}
+        lines = {}
+        for path, line in self.lines.items():
+            if path[0] == "budgets":
+                lines[path[1:] if path[1:2] in (("class",), ("device",)) else path] = line
+        return make_budgets(tables, str(self.path), lines)
+
+    def devices(self) -> list[str]:
+        """Names of the devices to replay on: those named, and those of the platforms."""
+        from odtpack_simulator.device.profile import list_profiles, load_profile
+
+        target = self.table.target
+        named = [
+            str(self.path.parent / name) if name.endswith(".toml") else name
+            for name in target.devices
+        ]
+        if target.platforms:
+            shipped = (load_profile(name) for name in list_profiles())
+            named += [each.name for each in shipped if each.os in target.platforms]
+        return list(dict.fromkeys(named))
+
+
+def read_recipe(path: str | os.PathLike[str]) -> Recipe:
+    """Read and check a recipe.
+
+    Raises:
+        OdtpackError: ``recipe-missing``, ``recipe-malformed``, or ``recipe-invalid`` for an
+            unknown key or a value that is not allowed, with its line.
+    """
+    file = Path(path)
+    data = read_bounded(file, limit=MAX_RECIPE_BYTES, code="recipe", what="recipe")
+    content = parse_toml(data, code="recipe", what="recipe", where=str(file))
+    lines = key_lines(data.decode("utf-8"))
+    try:
+        table = RecipeFile.model_validate(content)
+    except ValidationError as error:
+        says = "the recipe is invalid"
+        raise wrong_file(error, RecipeFile, "recipe-invalid", says, str(file), lines) from error
+    return Recipe(file, table, content, lines)

@@ -34,12 +34,11 @@ from odtpack.graph.ops import Ops
 from odtpack.memory.schedule import arrange
 from odtpack.optimizers.common.base import Group, Optimizer
 from odtpack.optimizers.common.model import Clip, clipped
-from odtpack.passes import aliases, mixed
+from odtpack.passes import aliases, precision
 from odtpack.passes.compact import compact
 from odtpack.passes.gradient_buffers import product_of
 from odtpack.step import chunks
-from odtpack.step.chunks import Readers, after, fresh_gradients
-from odtpack.step.keep import Keeper
+from odtpack.step.chunks import Keeper, Readers, after, fresh_gradients
 from odtpack_runtime.session.graph_signature import (
     KEPT_NAME,
     ORDER_PREFIX,
@@ -146,7 +145,7 @@ class _Writer:
         self._orders: list[ir.Value] = []
         self._group = {name: i for i, g in enumerate(self._groups) for name in g.parameters}
         self._rates: dict[tuple[int, ir.DataType], ir.Value] = {}
-        finite = mixed.all_finite(op, op.graph)
+        finite = precision.all_finite(op, op.graph)
         self._keeper = Keeper(op, op.graph.outputs[0], branches, finite)
 
     def take_place_of(self, reset: ir.Value) -> None:

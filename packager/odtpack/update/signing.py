@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from odtpack.errors import OdtpackError
 from odtpack_runtime.files.atomic import write_whole
 from odtpack_runtime.files.folder_update import finish_update, update_folder
-from odtpack_runtime.package.manifest_signature import (
+from odtpack_runtime.package.package import Package, read_manifest, signature_path
+from odtpack_runtime.package.trust import (
     cryptography_missing,
     key_error,
     read_key_file,
 )
-from odtpack_runtime.package.package import Package, read_manifest, signature_path
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final, TextIO
 
-from odtpack_runtime.apart.refused import out_of_memory, too_large
-from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.errors import OdtpackError, out_of_memory, too_large
 
 try:
     import resource

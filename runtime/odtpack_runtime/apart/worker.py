@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from odtpack_runtime.apart.ort_log import log_lines
-from odtpack_runtime.apart.refused import says_refused, too_large
-from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.errors import OdtpackError, says_refused, too_large
 
 # Whether processes that are waited for do not go on: silent for too long, or stopped.
 

@@ -184,7 +184,7 @@ def _optimizer_state(trained: CheckpointState, fresh: CheckpointState) -> Optimi
     if old is None:
         return None
     if not old.moments:
-        return OptimizerState(old.step, old.learning_rate, {})
+        return OptimizerState(old.step, old.learning_rate, {}, kind=old.kind)
     wanted = fresh.arrays(trainable=True)
     before = trained.arrays(trainable=True)
     for name, array in wanted.items():
@@ -195,7 +195,7 @@ def _optimizer_state(trained: CheckpointState, fresh: CheckpointState) -> Optimi
                 "the new package trains.",
             )
     moments = {name: [moment.copy() for moment in old.moments[name]] for name in wanted}
-    return OptimizerState(old.step, old.learning_rate, moments)
+    return OptimizerState(old.step, old.learning_rate, moments, kind=old.kind)
 
 
 def _refuse(problem: str) -> None:

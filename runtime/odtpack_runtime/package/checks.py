@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from odtpack_runtime.checkpoint.flatbuffer import Source, Table
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.package.contradictions import contradiction, same
+from odtpack_runtime.package.manifest import contradiction, same
 from odtpack_runtime.package.onnx_files import Tensor, load_model, operators_of, values_of
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX, GRADIENT_SUFFIX

@@ -1,14 +1,31 @@
-"""What a node of the domain ``odtpack.native`` computes: its body, read as a kernel's program."""
+"""What nodes of the domain ``odtpack.native`` compute: bodies, read as programs of kernels.
+
+Bodies of ``depthwise`` and ``product`` are not compared with a list of bodies but run, by ONNX
+Runtime without the library, on small whole numbers that are drawn anew each time, for two numbers
+of samples. A body of a kernel's operators, whose floating-point constants are 0 and 1, computes
+sums of products of its inputs, without differences, and on such numbers without rounding: one that
+is wrong anywhere is found.
+
+The body of ``depthwise`` is a gradient rule's nodes: slices, products, sums, in one of several
+forms. ``product`` is a product with a frozen matrix of few bits: y = x W^T, or its gradient dx = dy
+W. The body unpacks W and multiplies; the kernel unpacks a panel of W at a time.
+"""
 
 from __future__ import annotations
 
 import collections
+import functools
+import itertools
+import math
+import secrets
 import struct
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+import onnxruntime
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.package import native_conv, native_product, native_trial
 from odtpack_runtime.package.onnx_files import graphs_of
 from odtpack_runtime.session.native import DOMAIN
 
@@ -16,6 +33,350 @@ if TYPE_CHECKING:
     import onnx
 
     from odtpack_runtime.package.manifest import Manifest
+
+SUMS: Final = {
+    "Add", "Concat", "Constant", "Conv", "ConvTranspose", "Gather", "Gemm", "Identity", "MatMul",
+    "Mul", "Pad", "ReduceSum", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze",
+}  # fmt: skip
+"""Operators of sums and products, and of moving elements."""
+ONES: Final = (-3, -2, -1, 1, 2, 3)
+"""Numbers that inputs are drawn from."""
+MOST_ELEMENTS: Final = 1 << 26
+
+_MOVES = {"Gather", "Pad", "ReduceSum", "Reshape", "Slice", "Squeeze", "Unsqueeze"}
+_BY_PLACE = {"Concat", "Gather", "Pad", "Slice"}
+_SAMPLES = (2, 3)
+_MOST_NODES = 512
+
+
+class Trial(Protocol):
+    """Inputs of a kernel, of small whole numbers, and its result."""
+
+    inputs: list[np.ndarray]  # tensors of the kernel, without the constants of its body
+    result: np.ndarray  # what it computes of them
+
+
+class RefusedError(Exception):
+    """Something that no body of odtpack has."""
+
+
+def trial_agrees(
+    function: onnx.FunctionProto,
+    trial: Callable[[int], Trial],
+    operators: Set[str],
+    constants: Sequence[np.ndarray] = (),
+) -> bool:
+    """Whether a body of some operators, whose first inputs are a kernel's, computes the same."""
+    # `trial`: makes inputs of the kernel for a number of samples.
+    # `constants`: values of the function's other inputs.
+    import onnx
+
+    try:
+        wanted = [trial(samples) for samples in _SAMPLES]
+        found = [_run(function, each, operators, constants) for each in wanted]
+        if not all(_alike(node, *found) for node in function.node if node.op_type in _BY_PLACE):
+            return False
+    except (RefusedError, onnx.shape_inference.InferenceError):
+        return False
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        if type(error).__module__.startswith("onnxruntime"):
+            return False
+        raise
+    results = [values[function.output[0]] for values in found]
+    return all(np.array_equal(a, b.result) for a, b in zip(results, wanted, strict=True))
+
+
+def unpacked(
+    name: str, tensors: Mapping[str, onnx.TensorProto], writers: Mapping[str, onnx.NodeProto]
+) -> np.ndarray:
+    """The value of a constant, of which nodes may have unpacked it."""
+    from onnx import helper, numpy_helper
+
+    if name in tensors:
+        return numpy_helper.to_array(tensors[name])
+    node = writers.get(name)
+    if node is None or node.domain or not node.input:
+        raise RefusedError
+    first, *others = (unpacked(each, tensors, writers) for each in node.input)
+    settings = {each.name: each.i for each in node.attribute}
+    if node.op_type == "Cast" and settings.keys() == {"to"}:
+        return first.astype(helper.tensor_dtype_to_np_dtype(settings["to"]))
+    shapes = [each.shape for each in (first, *others)]
+    if node.op_type == "Equal" and math.prod(np.broadcast_shapes(*shapes)) <= MOST_ELEMENTS:
+        return np.asarray(first == others[0])
+    if node.op_type == "Identity":
+        return first
+    raise RefusedError
+
+
+def _run(
+    function: onnx.FunctionProto,
+    wanted: Trial,
+    operators: Set[str],
+    constants: Sequence[np.ndarray],
+) -> dict[str, Any]:
+    """All values of a body for the inputs of a kernel."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    feeds = dict(zip(function.input, wanted.inputs, strict=False))
+    others = function.input[len(feeds) :]
+    if len(feeds) < len(wanted.inputs) or len(function.node) > _MOST_NODES:
+        raise RefusedError
+    whole = {each.output[0] for each in function.node if each.op_type == "Constant"}
+    for each in function.node:
+        _check(each, whole, operators)
+    # IR 10 has the types of opset 21.
+    ir_version = 8 if all(each.version < 21 for each in function.opset_import) else 10
+    model = onnx.ModelProto(ir_version=ir_version, opset_import=function.opset_import)
+    model.graph.name = "body"
+    model.graph.node.extend(function.node)
+    for name, array in zip(others, constants, strict=True):
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    for name, array in feeds.items():
+        dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+        value = helper.make_tensor_value_info(name, dtype, array.shape)
+        model.graph.input.append(value)
+    # Sizes first: a body that would fill the memory is not run.
+    inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
+    shapes = {each.name: each.type.tensor_type.shape.dim for each in inferred.graph.value_info}
+    names = [name for each in function.node for name in each.output]
+    for name in names:
+        dims = [dim.dim_value for dim in shapes.get(name, ()) if dim.HasField("dim_value")]
+        if name not in shapes or len(dims) < len(shapes[name]) or math.prod(dims) > MOST_ELEMENTS:
+            raise RefusedError
+    model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    values = dict(zip(names, session.run(names, feeds), strict=True)) | feeds
+    values |= dict(zip(others, constants, strict=True))
+    for name in (*others, *whole):
+        if values[name].dtype.kind == "f" and not np.isin(values[name], (0, 1)).all():
+            raise RefusedError
+    return values
+
+
+def _check(node: onnx.NodeProto, whole: Set[str], operators: Set[str]) -> None:
+    """Check one node of a body. ``whole``: Names of what its Constant nodes write."""
+    names = {each.name for each in node.attribute}
+    if node.domain or node.op_type not in operators or len(names) != len(node.attribute):
+        raise RefusedError
+    if names & {"mode", "alpha", "beta"} or (node.op_type == "Constant" and names != {"value"}):
+        raise RefusedError
+    if any(each.ref_attr_name for each in node.attribute):
+        raise RefusedError
+    if node.op_type in _MOVES:  # where elements move is written in the body
+        last = 2 if node.op_type == "Pad" else len(node.input)
+        if len(node.input) != last or not {*node.input[1:]} <= whole:
+            raise RefusedError
+
+
+def _alike(node: onnx.NodeProto, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether a node cuts, joins or pads only axes whose length samples have no part in."""
+    rank = first[node.input[0]].ndim
+    attributes = {each.name: each.i for each in node.attribute}
+    if node.op_type == "Slice":
+        axes = first[node.input[3]].tolist() if len(node.input) > 3 else range(rank)
+    elif node.op_type == "Pad":
+        pads = first[node.input[1]].tolist()
+        axes = [a for a in range(rank) if pads[a] or pads[a + rank]]
+    else:
+        axes = [attributes.get("axis", 0)]
+    return all(
+        first[name].shape[axis] == second[name].shape[axis]
+        for name in (node.input[0], *(node.input if node.op_type == "Concat" else ()))
+        for axis in axes
+    )
+
+
+DEPTHWISE: Final = "depthwise"
+FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
+DEPTHWISE_LENGTH: Final = 18
+"""Numbers of a program: what is computed; whether the input's planes and the output's lie
+[C, N, P] or [N, C, H, W]; how the weight lies, see :func:`weight_dims`; C; for both axes size,
+kernel, step of windows, distance of taps, zeros before, windows; and whether there is a bias."""
+
+_LONGEST = 64
+"""Taps of an axis, and steps between windows and taps, that the library has a kernel for."""
+
+
+def depthwise_computes(
+    function: onnx.FunctionProto, program: Sequence[int], constants: Sequence[np.ndarray]
+) -> bool:
+    """Whether a body computes what a program of the kernel says."""
+    # `constants`: values of the function's inputs after the kernel's.
+    trial = functools.partial(Depthwise, program)
+    return trial_agrees(function, trial, SUMS, constants)
+
+
+def weight_dims(channels: int, kernel: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The shapes that a weight may have."""
+    height, width = kernel
+    return (channels, 1, height, width), (channels, height * width), (channels * height, width)
+
+
+def inputs_of(program: Sequence[int]) -> int:
+    """Number of tensors that the kernel reads; what its body reads besides is constant."""
+    return 3 if len(program) == DEPTHWISE_LENGTH and program[0] == FORWARD and program[-1] else 2
+
+
+class Depthwise:
+    """Inputs of the kernel, and its result, as of a :class:`~Trial`."""
+
+    def __init__(self, program: Sequence[int], samples: int) -> None:
+        if len(program) != DEPTHWISE_LENGTH or min(program) < 0 or max(program) > 1 << 16:
+            raise RefusedError
+        kind, x_first, y_first, lies, channels, *axes, bias = program
+        sizes, kernel, steps, apart, before, out = zip(axes[:6], axes[6:], strict=True)
+        planes = samples * channels * (math.prod(sizes) + math.prod(out))
+        if kind > WEIGHT_GRADIENT or 0 in (channels, *sizes, *kernel, *steps, *out) or lies > 2:
+            raise RefusedError
+        if max(*kernel, *steps, *apart) > _LONGEST:
+            raise RefusedError
+        padded = [
+            max((o - 1) * step + (k - 1) * d + 1, zeros + size)
+            for size, k, step, d, zeros, o in (axes[:6], axes[6:])
+        ]
+        if max(planes, samples * channels * math.prod(padded)) > MOST_ELEMENTS:
+            raise RefusedError
+        random = np.random.default_rng(secrets.randbits(64))
+
+        def draw(*shape: int) -> np.ndarray:
+            return random.choice(ONES, shape).astype(np.float32)
+
+        x, y = draw(samples, channels, *sizes), draw(samples, channels, *out)
+        w, b = draw(channels, 1, *kernel), draw(channels)
+        plane = np.zeros((samples, channels, *padded), np.float32)
+        inner = plane[:, :, before[0] : before[0] + sizes[0], before[1] : before[1] + sizes[1]]
+        if kind != INPUT_GRADIENT:
+            inner[...] = x
+        total, dw = np.zeros_like(y), np.zeros_like(w)
+        for i, j in itertools.product(*map(range, kernel)):
+            starts = i * apart[0], j * apart[1]
+            rows, columns = (
+                slice(start, start + (o - 1) * step + 1, step)
+                for start, o, step in zip(starts, out, steps, strict=True)
+            )
+            read, weight = plane[:, :, rows, columns], w[:, :, i, j, None]
+            if kind == FORWARD:
+                total += weight * read
+            elif kind == INPUT_GRADIENT:
+                read += weight * y
+            else:
+                dw[:, 0, i, j] = (read * y).sum((0, 2, 3))
+        total += b.reshape(-1, 1, 1) if bias else 0
+        x, y, inner, total = (
+            each.swapaxes(0, 1).reshape(channels, samples, -1) if first else each
+            for each, first in ((x, x_first), (y, y_first), (inner, x_first), (total, y_first))
+        )
+        w = w.reshape(weight_dims(channels, kernel)[lies])
+        self.inputs: list[np.ndarray] = [
+            [w, x, b] if bias else [w, x], [w, y], [x, y],
+        ][kind]  # fmt: skip
+        self.result: np.ndarray = (total, inner, dw)[kind]
+
+
+PRODUCT: Final = "product"
+PRODUCT_LENGTH: Final = 8
+"""Numbers of a program: whether x meets the transpose of W [N, K]; N; K; the rows and the columns
+that share a scale, one of them 1; bits of a code; whether codes have a sign; the code of 0, counted
+from the lowest."""
+END: Final = {"Gemm", "MatMul"}
+"""Operators that multiply: a body ends with one."""
+UNPACKING: Final = {
+    "BitShift", "BitwiseAnd", "Cast", "Concat", "DequantizeLinear", "Expand", "Min", "Mul",
+    "Reshape", "Shape", "Size", "Transpose", "Unsqueeze",
+}  # fmt: skip
+"""Operators that unpack W."""
+_MOST_ELEMENTS = 1 << 24
+"""Of a W whose body is run: as many as 8,192 columns of 2,048 rows have."""
+
+
+def product_computes(function: onnx.FunctionProto, program: Sequence[int]) -> bool:
+    """Whether a body computes what a program of the kernel says; its inputs are the kernel's."""
+    nodes = function.node
+    if not nodes or nodes[-1].op_type not in END or len(function.input) not in (3, 4):
+        return False
+    *before, end = nodes
+    x, sized = function.input[2], {*function.input[2:]}
+    constants = {each.output[0]: each for each in before if each.op_type == "Constant"}
+    sizes, ones = set[str](), set[str]()  # and what follows from 1 and constants
+    for node in before:
+        kind, read = node.op_type, [*node.input]
+        used = {*read}
+        if kind in END or (sized & used and kind != "Size") or (sizes & used and kind != "Min"):
+            return False
+        if kind == "Size":
+            sizes.update(node.output)
+        elif kind == "Min":  # of a size no more is read than that it is not 0
+            if len(read) != 2 or read[0] not in sizes or not _is_one(constants.get(read[1])):
+                return False
+            ones.update(node.output)
+        elif kind == "Cast" and not used <= ones:  # which would round
+            return False
+        elif kind in ("Cast", "Mul") and used <= ones | constants.keys():
+            ones.update(node.output)
+    if len(end.input) != 2 or end.input[0] != x:
+        return False
+    operators = UNPACKING | END | {"Constant"}
+    matrix = functools.partial(Product, program, inputs=len(function.input))
+    vector = functools.partial(matrix, vector=True)
+    return any(trial_agrees(function, each, operators) for each in (matrix, vector))
+
+
+def _is_one(node: onnx.NodeProto | None) -> bool:
+    from onnx import numpy_helper
+
+    if node is None or len(node.attribute) != 1 or not node.attribute[0].HasField("t"):
+        return False
+    value = numpy_helper.to_array(node.attribute[0].t)
+    return value.size == 1 and bool((value == 1).all())
+
+
+class Product:
+    """Inputs of the kernel, of small whole numbers, and its result.
+
+    Attributes:
+        inputs: Codes, [N K / 2] as uint8 or [N, K], scales by rows and columns of blocks or as a
+            vector, x [samples, K], or [samples, N]; what the body reads the size of, if it does.
+        result: [samples, N], or [samples, K].
+    """
+
+    def __init__(
+        self, program: Sequence[int], samples: int, inputs: int = 3, *, vector: bool = False
+    ) -> None:
+        if len(program) != PRODUCT_LENGTH or min(program) < 0 or max(program) > 1 << 24:
+            raise RefusedError
+        transposed, rows, columns, high, wide, bits, signed, zero = program
+        if transposed > 1 or 0 in (rows, columns, high, wide) or 1 not in (high, wide):
+            raise RefusedError
+        if bits not in (4, 8) or signed > (bits == 8) or zero >= 1 << bits:
+            raise RefusedError
+        if rows * columns > _MOST_ELEMENTS or columns * bits % 8:
+            raise RefusedError
+        random = np.random.default_rng(secrets.randbits(64))
+        codes = random.integers(0, 1 << bits, (rows, columns), np.uint8)
+        blocks = math.ceil(rows / high), math.ceil(columns / wide)
+        scales = random.choice((0.5, 1, 2), blocks).astype(np.float32)
+        x = random.choice(ONES, (samples, columns if transposed else rows)).astype(np.float32)
+        wider = scales.repeat(high, 0)[:rows].repeat(wide, 1)[:, :columns]
+        w = (codes.astype(np.float32) - zero) * wider
+        packed = codes.reshape(-1)
+        if bits == 4:
+            packed = packed[::2] | packed[1::2] << 4
+        elif signed:
+            packed = (codes ^ 0x80).view(np.int8)
+        else:
+            packed = codes
+        if vector:
+            scales = scales.reshape(-1)
+        self.inputs: list[np.ndarray] = [packed, scales, x, x][:inputs]
+        self.result: np.ndarray = x @ (w.T if transposed else w)
+
 
 SLOTS: Final = {"Kernel": 64, "Codes": 20, "SignedCodes": 4}
 """Operators ``Kernel0``, ``Kernel1``, ... of the library; a model has one for each body. The first
@@ -224,25 +585,21 @@ def _says(node: onnx.NodeProto, body: onnx.FunctionProto, values: _Constants) ->
     try:
         if kernel == ELEMENTWISE:
             return program == program_of(body.node, body.input, body.output)
-        if len(body.output) != 1 or kernel not in (native_conv.DEPTHWISE, native_product.PRODUCT):
+        if len(body.output) != 1 or kernel not in (DEPTHWISE, PRODUCT):
             return False
-        others = (
-            node.input[native_conv.inputs_of(program) :] if kernel == native_conv.DEPTHWISE else []
-        )
+        others = node.input[inputs_of(program) :] if kernel == DEPTHWISE else []
         key = (kernel, node.op_type, *program, *others)
         if key in values.known:
             return True
-        if kernel == native_product.PRODUCT:
-            computes = native_product.computes(body, program)
+        if kernel == PRODUCT:
+            computes = product_computes(body, program)
         else:
-            tensors = [
-                native_trial.unpacked(each, values.tensors, values.writers) for each in others
-            ]
-            computes = native_conv.computes(body, program, tensors)
+            tensors = [unpacked(each, values.tensors, values.writers) for each in others]
+            computes = depthwise_computes(body, program, tensors)
         if computes:
             values.known.add(key)
         return computes
-    except (NotAProgramError, native_trial.RefusedError):
+    except (NotAProgramError, RefusedError):
         return False
 
 

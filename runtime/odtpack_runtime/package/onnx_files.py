@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from odtpack_runtime.errors import OdtpackError, onnx_missing
-from odtpack_runtime.package.contradictions import contradiction
+from odtpack_runtime.package.manifest import contradiction
 from odtpack_runtime.session.model_file import check_model_file, outside_tensor
 
 if TYPE_CHECKING:

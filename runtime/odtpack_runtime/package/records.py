@@ -129,7 +129,7 @@ class PackageFiles(Part):
 
     A nominal checkpoint is there if it was asked for, and the checkpoint has a second file
     if its tensors exceed what one file may hold. ``inference_template`` is the forward model
-    without its parameters, which :mod:`odtpack_runtime.package.inference_template` appends to it.
+    without its parameters, which :mod:`odtpack_runtime.package.verify` appends to it.
     ``step_model`` is the training model that also updates the parameters, in packages that have
     one; a runtime may train with the training and the optimizer model all the same.
     """

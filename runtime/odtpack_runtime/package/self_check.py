@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from odtpack_runtime.apart.child import alive
-from odtpack_runtime.apart.refused import out_of_memory
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
-from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.errors import OdtpackError, out_of_memory
 from odtpack_runtime.package.manifest import InputInfo
 from odtpack_runtime.package.native import has_native_nodes
 from odtpack_runtime.package.package import Package

@@ -1,30 +1,53 @@
-"""Verifies a package, step by step."""
+"""Verifies a package, step by step.
+
+A trained model is written from the inference template as the kits in all languages do: protobuf
+merges messages that stand one after the other: the template's bytes, followed by a fragment for
+each parameter that holds nothing but its tensor, are one ONNX model.
+
+Whatever is checked here was read from the files themselves, by code that shares nothing
+with the code that wrote the manifest.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import onnxruntime
 
 from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.apart.child import alive, forget_log
+from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.checkpoint.parameters import Array, Layout
 from odtpack_runtime.checkpoint.state import CheckpointState
-from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.errors import OdtpackError, UnknownNameError
+from odtpack_runtime.export import onnx_wire as wire
+from odtpack_runtime.export.inference_model import cast_parameter, check_size
+from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.protobuf_wire import BYTES, MalformedError, Piece, bytes_field, fields
 from odtpack_runtime.files.scratch import scratch_folder
-from odtpack_runtime.package.contradictions import contradiction
+from odtpack_runtime.package.checks import SegmentModels
 from odtpack_runtime.package.generator import decoder_runs
-from odtpack_runtime.package.inference_template import write_inference_model
-from odtpack_runtime.package.manifest import Manifest
-from odtpack_runtime.package.manifest_signature import KeyFiles
-from odtpack_runtime.package.onnx_files import likely_sizes
+from odtpack_runtime.package.manifest import Manifest, ParameterInfo, contradiction, same
+from odtpack_runtime.package.onnx_files import (
+    Tensor,
+    graphs_of,
+    likely_sizes,
+    load_model,
+    operators_of,
+    opsets_of,
+    said,
+    values_of,
+)
 from odtpack_runtime.package.package import (
     Package,
     check_nothing_else,
@@ -35,12 +58,356 @@ from odtpack_runtime.package.package import (
 )
 from odtpack_runtime.package.records import SelfCheckInput
 from odtpack_runtime.package.self_check import made_up_batch, search_batch, self_check
-from odtpack_runtime.package.trust import Limits, check_operators, check_release, check_signed
-from odtpack_runtime.package.verify_models import check_checkpoints, check_models
+from odtpack_runtime.package.trust import (
+    KeyFiles,
+    Limits,
+    check_operators,
+    check_release,
+    check_signed,
+)
+from odtpack_runtime.session.graph_signature import (
+    BUFFER_SUFFIX,
+    GRADIENT_SUFFIX,
+    KEPT_NAME,
+    ORDER_PREFIX,
+    RATE_NAME,
+    RESET_NAME,
+    STEP_NAME,
+    UPDATE_SUFFIX,
+)
 from odtpack_runtime.session.session import open_session
 from odtpack_runtime.training.loop import loss_of, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
+from odtpack_runtime.training.optimizer_contract import read_contract
+from odtpack_runtime.training.private import Privacy
+
+if TYPE_CHECKING:
+    import onnx
+
+
+def write_inference_model(
+    package: Package,
+    parameters: Mapping[str, Array],
+    destination: str | os.PathLike[str],
+    output_names: Sequence[str] | None = None,
+) -> None:
+    """Write the forward model of a package with these parameters inside."""
+    # `output_names`: which of the forward model's outputs it has, in the template's order; all of
+    # them if None.
+    file, info = package.manifest.files.inference_template, package.manifest.inference
+    wanted = [] if info is None else list(info.outputs if output_names is None else output_names)
+    if file is None or info is None or not wanted or len(set(wanted)) != len(wanted):
+        raise OdtpackError(
+            "no-outputs",
+            "The package has no inference template: its model has no output but its loss."
+            if info is None
+            else "An exported model needs at least one output, and each only once.",
+            where=str(package.path),
+        )
+    for name in wanted:
+        if name not in info.outputs:
+            raise UnknownNameError(
+                "unknown-output",
+                f"The inference template computes no value '{name}'.",
+                where=file.path,
+                hint=f"its outputs are {', '.join(info.outputs)}",
+            )
+    path = package.path / file.path
+    pieces: list[Piece] = [path.read_bytes()]
+    if set(wanted) != set(info.outputs):
+        try:
+            pieces = with_outputs(memoryview(pieces[0]), wanted)
+        except MalformedError as error:  # its hash was right: it was not written by odtpack
+            raise OdtpackError(
+                "model-not-loadable",
+                f"{path} is not a readable ONNX model: {error}.",
+                where=str(path),
+                hint="build the package again",
+            ) from error
+    known = {item.name: item for item in package.manifest.parameters}
+    for name in info.parameters:
+        pieces += fragment(name, _in_model_type(known[name], known, parameters))
+    check_size(pieces)
+    with atomic_write(destination) as stream:
+        stream.writelines(pieces)
+
+
+def fragment(name: str, array: Array) -> list[Piece]:
+    """Return a ``ModelProto`` whose graph holds one initializer and nothing else."""
+    tensor = bytes_field(wire.INITIALIZERS, wire.tensor_proto(name, array))
+    return bytes_field(wire.MODEL_GRAPH, tensor)
+
+
+def with_outputs(model: memoryview, names: Collection[str]) -> list[Piece]:
+    """Return the pieces of a model without the outputs of its graph that are not named."""
+    pieces: list[Piece] = []
+    for found in fields(model):
+        if found.number != wire.MODEL_GRAPH or found.kind != BYTES:
+            pieces.append(model[found.start : found.end])
+            continue
+        graph = model[found.body : found.end]
+        kept: list[Piece] = [
+            graph[part.start : part.end]
+            for part in fields(graph)
+            if part.number != wire.OUTPUTS or wire.value_name(graph[part.body : part.end]) in names
+        ]
+        pieces += bytes_field(wire.MODEL_GRAPH, kept)
+    return pieces
+
+
+def _in_model_type(
+    item: ParameterInfo, known: Mapping[str, ParameterInfo], parameters: Mapping[str, Array]
+) -> Array:
+    array = _checked_template(item, parameters)
+    if item.scale is not None:
+        return array.astype(np.float32) * _checked_template(known[item.scale], parameters)
+    if item.model_dtype is not None:
+        return cast_parameter(item.name, array, np.dtype(item.model_dtype))
+    return array
+
+
+def _checked_template(item: ParameterInfo, parameters: Mapping[str, Array]) -> Array:
+    array = parameters.get(item.name)
+    if array is None or (array.dtype.name, array.shape) != (item.dtype, item.shape):
+        raise OdtpackError(
+            "model-mismatch",
+            f"The package has a parameter '{item.name}' that is {item.dtype}{list(item.shape)}, "
+            + ("and there is none." if array is None else f"not {array.dtype}{list(array.shape)}."),
+            hint="pass the parameters of a checkpoint that was trained from this package",
+        )
+    return array
+
+
+def check_models(package: Package) -> None:
+    """Check the models against the manifest."""
+    manifest = package.manifest
+    training = load_model(package.training_model)
+    evaluation = load_model(package.eval_model)
+    optimizer = load_model(package.optimizer_model)
+    segments = SegmentModels(package)
+    models = {"training_model": training, "eval_model": evaluation, "optimizer_model": optimizer}
+    if package.step_model is not None:
+        models["step_model"] = load_model(package.step_model)
+    known = _known_opsets(manifest)
+    for path, model in segments.models.items():
+        _check_versions(manifest, model, path, known)
+    for kind, model in models.items():
+        where = getattr(package, kind)
+        opsets = _check_versions(manifest, model, where, known)
+        if kind == "training_model" and opsets != known:
+            raise contradiction(where, "opsets", opsets, known)
+        found = operators_of(model, opsets)
+        if kind in ("training_model", "eval_model"):
+            found = segments.operators(found, training=kind == "training_model")
+        same(where, "operators", found, getattr(manifest.operators, kind))
+    whole = segments.whole(training, package.training_model, training=True)
+    _check_training(manifest, *whole, _metadata(training), package.training_model)
+    whole = segments.whole(evaluation, package.eval_model, training=False)
+    _check_evaluation(manifest, *whole, package.eval_model)
+    kind = _metadata(optimizer).get("odtpack.optimizer", "custom")
+    what = "odtpack.optimizer in its metadata"
+    same(package.optimizer_model, what, kind, manifest.optimizer.kind)
+    if package.step_model is not None:
+        _check_step(manifest, models["step_model"], training, package.step_model)
+    _check_device_parts(package, training, optimizer)
+    if manifest.files.inference_template is not None and manifest.inference is not None:
+        path = package.path / manifest.files.inference_template.path
+        _check_template(manifest, load_model(path), path)
+
+
+def check_checkpoints(package: Package) -> None:
+    """Check the checkpoint, and the nominal one, against the manifest."""
+    data = read_checkpoint(package.checkpoint)
+    if data.nominal:
+        raise contradiction(package.checkpoint, "state", "nominal", "one with values")
+    _check_parameters(package, data, package.checkpoint)
+    if package.nominal_checkpoint is not None:
+        nominal = read_checkpoint(package.nominal_checkpoint)
+        if not nominal.nominal:
+            raise contradiction(
+                package.nominal_checkpoint, "state", "one with values", "a nominal one"
+            )
+        _check_parameters(package, nominal, package.nominal_checkpoint)
+
+
+def _check_parameters(package: Package, data: CheckpointData, where: Path) -> None:
+    parameters = package.manifest.parameters
+    for kind, found, roles in (
+        ("trainable parameters", data.trainable, ("trainable",)),
+        ("frozen parameters", data.frozen, ("frozen", "state")),
+    ):
+        stated = {
+            item.name: (item.dtype, () if data.nominal else item.shape)
+            for item in parameters
+            if item.role in roles
+        }
+        held = {
+            name: (array.dtype.name, () if data.nominal else array.shape)
+            for name, array in found.items()
+        }
+        same(where, kind, held, stated)
+
+
+def _metadata(model: onnx.ModelProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def _known_opsets(manifest: Manifest) -> dict[str, int]:
+    return {domain or "ai.onnx": version for domain, version in manifest.opsets.items()}
+
+
+def _check_versions(
+    manifest: Manifest, model: onnx.ModelProto, where: Path, known: Mapping[str, int]
+) -> dict[str, int]:
+    """Check that a model needs no opset and no format that the manifest does not name."""
+    opsets = opsets_of(model, where)
+    if opsets.items() - known.items():
+        raise contradiction(where, "opsets", opsets, known)
+    if model.ir_version > manifest.ir_version:
+        raise contradiction(where, "IR version", model.ir_version, manifest.ir_version)
+    return opsets
+
+
+def _check_training(
+    manifest: Manifest,
+    inputs: list[Tensor],
+    outputs: list[Tensor],
+    metadata: Mapping[str, str],
+    where: Path,
+) -> None:
+    fed, parameters = said(manifest.inputs), said(manifest.parameters)
+    same(where, "inputs", inputs[: len(fed)], fed)
+    rest = inputs[len(fed) :]
+    same(where, "parameters", rest[: len(parameters)], parameters)
+    given = said(manifest.outputs)
+    same(where, "outputs", outputs[: len(given)], given)
+    trained = {item.name for item in manifest.parameters if item.role == "trainable"}
+    for what, values, suffix in (
+        ("gradient buffers", rest[len(parameters) :], BUFFER_SUFFIX),
+        ("gradients", outputs[len(given) :], GRADIENT_SUFFIX),
+    ):
+        owners = {name.removesuffix(suffix) for name, _, _ in values if name.endswith(suffix)}
+        # The gradients of inputs may be accumulated as well.
+        same(where, what, owners - {item.name for item in manifest.inputs}, trained)
+    state = {item.name for item in manifest.parameters if item.role == "state"}
+    for name, _, _ in (*rest[len(parameters) :], *outputs[len(given) :]):
+        owner = name.removesuffix(UPDATE_SUFFIX)
+        known = name == RESET_NAME or name.endswith((BUFFER_SUFFIX, GRADIENT_SUFFIX))
+        if not known and (owner == name or owner not in state):
+            raise contradiction(where, "inputs and outputs", f"{name!r} besides", "none such")
+    labels = [item for item in manifest.inputs if item.role == "labels"]
+    named = labels[0].name if len(labels) == 1 else "labels"
+    wanted = {
+        "odtpack.loss": manifest.loss,
+        "odtpack.labels": named,
+        "odtpack.accumulation_steps": str(manifest.accumulation_steps),
+    }
+    for item in labels:
+        for fact in ("class_count", "ignore_index"):
+            if (value := getattr(item, fact)) is not None:
+                wanted[f"odtpack.{fact}" + (f".{item.name}" if len(labels) > 1 else "")] = str(
+                    value
+                )
+    usual = {"odtpack.labels": "labels", "odtpack.accumulation_steps": "1"}
+    facts = ("odtpack.class_count", "odtpack.ignore_index")
+    for key in sorted({*wanted, *(key for key in metadata if key.startswith(facts))}):
+        found = metadata.get(key, usual.get(key))
+        same(where, f"{key} in its metadata", found, wanted.get(key))
+
+
+def _check_evaluation(
+    manifest: Manifest, inputs: list[Tensor], outputs: list[Tensor], where: Path
+) -> None:
+    expected = [*said(manifest.inputs), *said(manifest.parameters)]
+    same(where, "inputs and parameters", inputs, expected)
+    same(where, "outputs", outputs, said(manifest.all_outputs))
+
+
+def _check_step(
+    manifest: Manifest, model: onnx.ModelProto, training: onnx.ModelProto, where: Path
+) -> None:
+    """Check that a step model takes and gives what the training and the optimizer model do."""
+    inputs, outputs = values_of(model.graph.input), values_of(model.graph.output)
+    shared = [*said(manifest.inputs), *said(manifest.parameters)]
+    same(where, "inputs and parameters", inputs[: len(shared)], shared)
+    given = said(manifest.outputs)
+    same(where, "outputs", outputs[: len(given)], given)
+    vectors = () if manifest.layout is None else manifest.layout.state
+    trained = {item.name for item in manifest.parameters if item.role == "trainable"}
+    state = {f"{name}.{vector.name}" for name in trained for vector in vectors}
+    names = [name for name, _, _ in inputs[len(shared) :]]
+    same(where, "inputs", set(names), {*state, RATE_NAME, STEP_NAME})
+    rest = (name for name, _, _ in outputs[len(given) :])
+    updated = [name for name in rest if not name.startswith(ORDER_PREFIX)]
+    given_by_training = values_of(training.graph.output)
+    moved = {name for name, _, _ in given_by_training if name.endswith(UPDATE_SUFFIX)}
+    expected = {f"{name}{UPDATE_SUFFIX}" for name in (*trained, *state)} | moved | {KEPT_NAME}
+    same(where, "outputs", set(updated), expected)
+    same(where, "metadata", _metadata(model), _metadata(training))
+
+
+def _check_device_parts(
+    package: Package, training: onnx.ModelProto, optimizer: onnx.ModelProto
+) -> None:
+    """Check session options and layout against what the models say of themselves."""
+    manifest, where = package.manifest, package.training_model
+    metadata = _metadata(training)
+    if manifest.session is not None:
+        level = metadata.get("odtpack.optimization_level")
+        same(where, "optimization level", level, manifest.session.optimization_level)
+    if manifest.layout is None:
+        return
+    inputs = [value.name for value in optimizer.graph.input]
+    contract = read_contract(_metadata(optimizer), inputs, str(package.optimizer_model))
+    privacy = manifest.privacy and Privacy(**manifest.privacy.as_dict())
+    same(package.optimizer_model, "privacy", contract.privacy, privacy)
+    # A reader takes the groups from one of the two, with their order, scales and decays.
+    groups = [dataclasses.astuple(group) for group in contract.groups]
+    stated = [
+        (group.learning_rate_scale, group.weight_decay, group.parameters)
+        for group in manifest.groups
+    ]
+    same(package.optimizer_model, "groups", groups, stated)
+    trained = {item.name: item for item in manifest.parameters if item.role == "trainable"}
+    try:
+        order = json.loads(metadata.get("odtpack.parameter_order", "[]")) or list(trained)
+        dtype = np.dtype(manifest.layout.dtype)
+        layout = Layout.pack((name, trained[name].shape, dtype) for name in order)
+    except (ValueError, KeyError, TypeError) as error:
+        raise contradiction(where, "parameter order", "another", "one of its own") from error
+    offsets = {slot.name: slot.offset // dtype.itemsize for slot in layout.slots}
+    said = {name: item.offset for name, item in trained.items()}
+    same(where, "offsets of the parameters", offsets, said)
+    kept, stated_state = (
+        tuple((vector.name, vector.axes) for vector in state)
+        for state in (contract.state, manifest.layout.state)
+    )
+    elements, info = layout.nbytes // dtype.itemsize, manifest.layout
+    found = (elements, contract.run, tuple(inputs), kept)
+    stated_layout = (info.elements, info.run, info.inputs, stated_state)
+    same(package.optimizer_model, "the layout", found, stated_layout)
+
+
+def _check_template(manifest: Manifest, model: onnx.ModelProto, where: Path) -> None:
+    """Check that what an inference template takes and lacks is what the manifest says."""
+    info, graph = manifest.inference, model.graph
+    assert info is not None  # noqa: S101 - the caller has looked
+    same(where, "inputs", tuple(value.name for value in graph.input), info.inputs)
+    same(where, "outputs", tuple(value.name for value in graph.output), info.outputs)
+    known = _known_opsets(manifest)
+    if wrong := opsets_of(model, where).items() - known.items():
+        raise contradiction(where, "opsets", dict(wrong), known)
+    held: set[str] = set()
+    read: set[str] = set()
+    for inner, nodes in graphs_of(model):
+        held |= {tensor.name for tensor in getattr(inner, "initializer", ())}
+        held |= {getattr(value, "name", value) for value in inner.input}
+        for node in nodes:
+            held.update(node.output)
+            read.update(name for name in node.input if name)
+    same(where, "parameters", read - held, set(info.parameters))
+
 
 # Run every model of a package once on made-up data, in a process of its own.
 

@@ -21,10 +21,8 @@ from odtpack_runtime.errors import OdtpackError
 class ModelMetadata:
     """Notes of a training model."""
 
-    labels: str  # input with labels, if it has them
-    # number of classes that labels may name; None if the model leaves it open
-    class_count: int | None
-    ignored_label: int | None  # label of samples that do not count; None if there is none
+    # number of classes that labels may name, by input, and the label that does not count, if any
+    labels: Mapping[str, tuple[int, int | None]]
     accumulation_steps: int  # batches whose gradients make one optimizer step
     # trainable parameters in the order that the model asks for in memory; none if it asks for no
     # order
@@ -36,16 +34,17 @@ class ModelMetadata:
     ) -> ModelMetadata:
         """Read and check the notes."""
         metadata = session.get_modelmeta().custom_metadata_map
-        class_count, ignored_label, steps = (
-            _whole_number(metadata, key, where)
-            for key in ("odtpack.class_count", "odtpack.ignore_index", "odtpack.accumulation_steps")
-        )
+        labels = {}
+        for key in metadata:
+            of = key.removeprefix("odtpack.class_count")
+            if of != key and (count := _whole_number(metadata, key, where)) is not None:
+                ignored = _whole_number(metadata, f"odtpack.ignore_index{of}", where)
+                labels[of[1:] or metadata.get("odtpack.labels", "labels")] = count, ignored
+        steps = _whole_number(metadata, "odtpack.accumulation_steps", where)
         if steps is not None and steps < 1:
             raise _bad_metadata(f"say odtpack.accumulation_steps = {steps}", where)
         return cls(
-            metadata.get("odtpack.labels", "labels"),
-            class_count,
-            ignored_label,
+            labels,
             1 if steps is None else steps,
             _memory_order(metadata, trainable, where),
         )

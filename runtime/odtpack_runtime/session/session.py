@@ -116,14 +116,12 @@ class UserInputs:
         metadata: ModelMetadata | None,
     ) -> None:
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
-        self._class_count = None if metadata is None else metadata.class_count
-        self._ignored_label = None if metadata is None else metadata.ignored_label
-        names = [spec.name for spec in inputs if spec.dtype == np.int64]
-        self._labels = (
-            [spec.name for spec in inputs].index(metadata.labels)
-            if metadata is not None and self._class_count is not None and metadata.labels in names
-            else None
-        )
+        known = {} if metadata is None else metadata.labels
+        self._labels = [
+            (index, *known[spec.name])
+            for index, spec in enumerate(inputs)
+            if spec.name in known and spec.dtype == np.int64
+        ]
         self._tokens = [
             index
             for index, spec in enumerate(inputs)
@@ -158,9 +156,8 @@ class UserInputs:
         if shapes != self._shapes:  # shapes that passed once need no second look
             check_tensors(self.inputs, [(array.dtype, array.shape) for array in arrays])
             self._shapes = shapes
-        if self._labels is not None and self._class_count is not None:
-            name = self.inputs[self._labels].name
-            check_labels(arrays[self._labels], self._class_count, self._ignored_label, name=name)
+        for index, class_count, ignored in self._labels:
+            check_labels(arrays[index], class_count, ignored, name=self.inputs[index].name)
         for index in self._tokens:
             _check_tokens(self.inputs[index].name, arrays[index])
         return arrays

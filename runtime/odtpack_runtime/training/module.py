@@ -15,7 +15,6 @@ from odtpack_runtime.checkpoint.parameters import Array, nominal_error, view
 from odtpack_runtime.checkpoint.state import CheckpointState, FlatState
 from odtpack_runtime.errors import OdtpackError, WrongTypeError
 from odtpack_runtime.session.device import Device
-from odtpack_runtime.session.device_segments import DeviceSegmentedGraph
 from odtpack_runtime.session.graph_signature import (
     BUFFER_SUFFIX,
     GRADIENT_SUFFIX,
@@ -30,8 +29,14 @@ from odtpack_runtime.session.graph_signature import (
 )
 from odtpack_runtime.session.options import manifest_beside, session_of
 from odtpack_runtime.session.options import session_options as make_options
-from odtpack_runtime.session.segments import SegmentedGraph, Segments, segments_of
+from odtpack_runtime.session.segments import (
+    DeviceSegmentedGraph,
+    SegmentedGraph,
+    Segments,
+    segments_of,
+)
 from odtpack_runtime.session.session import BoundGraph, open_session, owned_ortvalue
+from odtpack_runtime.training.optimizer_contract import StepGraph, nominal_shapes, roles
 from odtpack_runtime.training.parameter_vector import (
     NotFinite,
     NotFinitePolicy,
@@ -39,7 +44,6 @@ from odtpack_runtime.training.parameter_vector import (
     gather,
     scatter,
 )
-from odtpack_runtime.training.step_graph import StepGraph, nominal_shapes, roles
 
 Graph = BoundGraph | SegmentedGraph | DeviceSegmentedGraph
 

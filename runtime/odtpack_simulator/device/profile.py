@@ -22,7 +22,14 @@ from pydantic import Field, ValidationError, model_validator
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 from odtpack_simulator.values.part import Part, all_problems, meant
-from odtpack_simulator.values.quantities import (
+from odtpack_simulator.values.text import (
+    key_lines,
+    nearest_line,
+    parse_toml,
+    read_bounded,
+    toml_value,
+)
+from odtpack_simulator.values.units import (
     Bandwidth,
     Bytes,
     Compute,
@@ -31,6 +38,7 @@ from odtpack_simulator.values.quantities import (
     Energy,
     Fraction,
     Frequency,
+    Interval,
     Power,
     Quantity,
     Rate,
@@ -39,10 +47,8 @@ from odtpack_simulator.values.quantities import (
     ThreadedQuantity,
     Unknown,
     bounds,
+    format_bytes,
 )
-from odtpack_simulator.values.text import toml_value
-from odtpack_simulator.values.textfile import key_lines, nearest_line, parse_toml, read_bounded
-from odtpack_simulator.values.units import Interval, format_bytes
 
 
 class ProfileFigure(Part):

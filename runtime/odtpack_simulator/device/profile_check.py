@@ -12,8 +12,7 @@ from typing import Final
 
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.values.part import Part
-from odtpack_simulator.values.quantities import Quantity, Unknown, bounds
-from odtpack_simulator.values.units import Interval
+from odtpack_simulator.values.units import Interval, Quantity, Unknown, bounds
 
 MOST_GEMM_EFFICIENCY: Final = 0.9
 """Hand-tuned libraries reach about this share of the register-only peak; a figure above it

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Final, Literal
 
-from odtpack_simulator.device.app_footprint import runtime_words
+from odtpack_simulator.device.app import memory_fit, runtime_words
 from odtpack_simulator.result import (
     DeviceResult,
     InterruptionInfo,
@@ -16,7 +16,6 @@ from odtpack_simulator.result import (
     Subject,
 )
 from odtpack_simulator.values.figure import Unit, shortened
-from odtpack_simulator.values.memory_fit import memory_fit
 from odtpack_simulator.values.units import (
     Interval,
     format_bytes,

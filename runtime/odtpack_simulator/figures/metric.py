@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+from odtpack_simulator.device.app import MemoryFit
 from odtpack_simulator.values.figure import Figure, Unit
-from odtpack_simulator.values.memory_fit import MemoryFit
 
 Source = TypeVar("Source")
 """What figures of one kind are read from: a result, and one of its devices."""

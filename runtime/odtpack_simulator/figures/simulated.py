@@ -13,6 +13,7 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import Final, Literal
 
+from odtpack_simulator.device.app import memory_fit, with_margin
 from odtpack_simulator.figures import advice
 from odtpack_simulator.figures.metric import (
     CheckKind,
@@ -24,7 +25,6 @@ from odtpack_simulator.figures.metric import (
 )
 from odtpack_simulator.result import DeviceResult, HostLatency, SimulationResult, Subject
 from odtpack_simulator.values.figure import Basis, Figure, FigureKind, Unit, listed, shortened
-from odtpack_simulator.values.memory_fit import memory_fit, with_margin
 from odtpack_simulator.values.units import Interval, format_bytes
 
 Sample = Literal["median", "p90", "single"]

@@ -19,8 +19,7 @@ from odtpack_simulator.campaign import (
     play_session,
     watts_above_idle,
 )
-from odtpack_simulator.device.app_footprint import default_footprint, runtime_bytes
-from odtpack_simulator.device.kits import kit_of
+from odtpack_simulator.device.app import default_footprint, kit_of, memory_fit, runtime_bytes
 from odtpack_simulator.device.profile import DeviceProfile, load_profile
 from odtpack_simulator.fleet.fleet_file import FleetFile, PopulationTable
 from odtpack_simulator.fleet.population import FleetData
@@ -38,7 +37,6 @@ from odtpack_simulator.result import (
     SimulationResult,
 )
 from odtpack_simulator.values.figure import Text
-from odtpack_simulator.values.memory_fit import memory_fit
 from odtpack_simulator.values.part import Part
 
 _SCENARIOS: Final = ("fast", "typical", "slow")

@@ -21,6 +21,8 @@ from odtpack_simulator.fleet.devices import IDEAL, FleetDevice, unmeasured
 from odtpack_simulator.fleet.fleet_file import FleetFile
 from odtpack_simulator.fleet.local_training import (
     Arrays,
+    ClientPool,
+    Group,
     LocalSettings,
     LocalTrainer,
     ModelEvaluation,
@@ -59,7 +61,6 @@ from odtpack_simulator.fleet.updates import (
     refusals,
     weighted_mean,
 )
-from odtpack_simulator.fleet.workers import ClientPool, Group
 from odtpack_simulator.replay.executor import RayExecutor
 from odtpack_simulator.result import find_origin, tool_version
 from odtpack_simulator.values.text import shown_path

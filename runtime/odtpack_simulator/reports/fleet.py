@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from odtpack_simulator.fleet.figures import CHECKS, band, first_change
-from odtpack_simulator.fleet.result import DeviceOutcome, FleetResult
+from odtpack_simulator.fleet.result import CHECKS, DeviceOutcome, FleetResult, band, first_change
 from odtpack_simulator.fleet.round_clock import ANSWERED, NEVER_STARTED, NO_LOSS
 from odtpack_simulator.reports.charts import Bar, curve_chart, share_bar
 from odtpack_simulator.reports.report import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
-from odtpack_simulator.device.app_footprint import runtime_words
+from odtpack_simulator.device.app import judged_peak, runtime_words
 from odtpack_simulator.figures.metric import Topic
 from odtpack_simulator.figures.simulated import CHECKS
 from odtpack_simulator.reports.report import (
@@ -34,7 +34,6 @@ from odtpack_simulator.result import (
     SimulationResult,
 )
 from odtpack_simulator.values.figure import Check, Verdict, listed
-from odtpack_simulator.values.memory_fit import judged_peak
 from odtpack_simulator.values.units import (
     Interval,
     format_bytes,

@@ -10,7 +10,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from odtpack_simulator.device.profile import ProfileFigure
-from odtpack_simulator.figures.suggest import suggest_budget
+from odtpack_simulator.figures.limits import suggest_budget
 from odtpack_simulator.reports import charts, simulation
 from odtpack_simulator.reports.charts import Bar
 from odtpack_simulator.reports.report import NOT_VALIDATED, FigureRow, name_list

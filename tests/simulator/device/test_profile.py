@@ -12,7 +12,7 @@ from odtpack_simulator.device.profile import (
     load_profile,
     parse_profile,
 )
-from odtpack_simulator.values.quantities import bounds
+from odtpack_simulator.values.units import bounds
 from tests.refused import refused
 
 ROOT = Path(__file__).parents[3]

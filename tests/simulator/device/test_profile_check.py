@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from odtpack_simulator.device.kits import KITS, Kit, kit_of
+from odtpack_simulator.device.app import KITS, Kit, kit_of
 from odtpack_simulator.device.profile import (
     DeviceProfile,
     OsClass,
@@ -23,8 +23,7 @@ from odtpack_simulator.device.profile import (
 from odtpack_simulator.device.profile import parse_profile as parse_bytes
 from odtpack_simulator.device.profile_check import check_profile
 from odtpack_simulator.latency import device_rates
-from odtpack_simulator.values.quantities import Quantity
-from odtpack_simulator.values.units import Interval
+from odtpack_simulator.values.units import Interval, Quantity
 
 DOCUMENT = Path(__file__).parents[3] / "docs/formats/device-profile.md"
 EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)[0]

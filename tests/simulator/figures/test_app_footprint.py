@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from odtpack_simulator.device.app_footprint import (
+from odtpack_simulator.device.app import (
     APP_FOOTPRINTS,
     RUNTIME_LIBRARY_BYTES,
     default_footprint,

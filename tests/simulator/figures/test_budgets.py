@@ -16,9 +16,9 @@ from odtpack_simulator.figures.limits import (
     make_budgets,
     parse_budgets,
     read_budgets,
+    suggest_budget,
 )
 from odtpack_simulator.figures.simulated import METRICS
-from odtpack_simulator.figures.suggest import suggest_budget
 from odtpack_simulator.result import Policy, SimulationResult, Subject
 from odtpack_simulator.values.units import Interval
 from tests.simulator.changed import changed, on_devices

@@ -14,8 +14,7 @@ from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.result import DeviceCampaign, NotJudged, Policy, SimulationResult
 from odtpack_simulator.values.figure import Check
-from odtpack_simulator.values.quantities import Quantity
-from odtpack_simulator.values.units import Interval
+from odtpack_simulator.values.units import Interval, Quantity
 from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
 from tests.simulator.factory_campaign import same

@@ -12,7 +12,7 @@ import pytest
 from odtpack_simulator.device.profile import DeviceProfile, parse_profile, profile_toml
 from odtpack_simulator.device.profile_check import check_profile
 from odtpack_simulator.latency import device_rates, gpu_rates
-from odtpack_simulator.measure import calibration, gpu
+from odtpack_simulator.measure import calibration
 from odtpack_simulator.measure import measured_profile as measuring
 from odtpack_simulator.measure.host import CoreGroup, Machine, measure_storage, this_machine
 from odtpack_simulator.measure.measured_profile import (
@@ -22,7 +22,7 @@ from odtpack_simulator.measure.measured_profile import (
     measure_device,
     measured_profile,
 )
-from odtpack_simulator.values.quantities import Quantity, ThreadedQuantity, Unknown
+from odtpack_simulator.values.units import Quantity, ThreadedQuantity, Unknown
 from tests.refused import refused
 from tests.software_gpu import reason_without
 
@@ -222,9 +222,9 @@ webgpu = pytest.param("webgpu", marks=pytest.mark.skipif(bool(WITHOUT), reason=W
 def test_a_gpu_is_measured_into_a_profile_that_simulations_read(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu, "_SIZES", (128,))
-    monkeypatch.setattr(gpu, "_ELEMENTS", 2**18)
-    figures = gpu.measure_gpu(name, 2)
+    monkeypatch.setattr(calibration, "_SIZES", (128,))
+    monkeypatch.setattr(calibration, "_ELEMENTS", 2**18)
+    figures = calibration.measure_gpu(name, 2)
     content = Measurements(1, gemm=[1e9], gemm_single=[1e9], convolution=[1e9], copy=[1e9])
     content.gpu = figures
     made = measured_profile(this_machine(), content, name="acme/edge-1", title="Edge 1")

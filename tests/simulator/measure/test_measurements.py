@@ -12,8 +12,7 @@ import pytest
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import load_profile, parse_profile, profile_toml
-from odtpack_simulator.measure.measured_profile import imported_profile
-from odtpack_simulator.measure.measurements import load_measurements
+from odtpack_simulator.measure.measured_profile import imported_profile, load_measurements
 from tests.refused import refused
 
 SCHEMA = Path(__file__).parents[3] / "docs/schemas/measurements.schema.json"

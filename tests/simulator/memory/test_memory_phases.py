@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from odtpack_runtime import CheckpointState
+from odtpack_simulator.device.app import MARGIN, memory_fit
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.kernel_memory import workspaces
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
 from odtpack_simulator.replay.replay import run_training_child
-from odtpack_simulator.values.memory_fit import MARGIN, memory_fit
 from tests.simulator.packages import Case
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")

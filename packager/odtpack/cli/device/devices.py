@@ -214,8 +214,7 @@ def import_device(
     Every kit has a benchmark that an app can run on its device; it writes JSON. The profile
     has validated = true, and intervals from the spread of the repetitions.
     """
-    from odtpack_simulator.measure.measured_profile import imported_profile
-    from odtpack_simulator.measure.measurements import load_measurements
+    from odtpack_simulator.measure.measured_profile import imported_profile, load_measurements
 
     out = out or Path(f"{measured.stem}.toml")
     _check_name(out, measured)

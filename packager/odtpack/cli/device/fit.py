@@ -115,7 +115,7 @@ def fit(
     input.
     """
     from odtpack.cli._files import check_share, find_recipe
-    from odtpack.cli._spec_options import overlay
+    from odtpack.cli._options import overlay
     from odtpack.cli.data import as_samples
     from odtpack.cli.device.simulate import load_devices
     from odtpack.errors import OdtpackError

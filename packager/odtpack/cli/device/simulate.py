@@ -11,7 +11,7 @@ import typer
 import odtpack_simulator as sim
 from odtpack.cli import _completion, _console, _options
 from odtpack.cli._options import flag, option
-from odtpack_simulator.device.kits import Kit, Loop
+from odtpack_simulator.device.app import Kit, Loop
 
 if TYPE_CHECKING:
     from odtpack_simulator.replay.replay import Progress
@@ -153,7 +153,7 @@ def simulate(
     from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.campaign import make_policy
-    from odtpack_simulator.device.app_footprint import default_footprint
+    from odtpack_simulator.device.app import default_footprint
     from odtpack_simulator.replay.executor import make_executor
     from odtpack_simulator.replay.replay import load_samples
     from odtpack_simulator.reports.console import print_result

@@ -219,7 +219,7 @@ def train(
 def _hinting_at(data: Path) -> Iterator[None]:
     """Let the hint of a run that failed be about the data, unless it lacked memory."""
     from odtpack_runtime import OdtpackError
-    from odtpack_runtime.apart.refused import out_of_memory
+    from odtpack_runtime.errors import out_of_memory
 
     try:
         yield

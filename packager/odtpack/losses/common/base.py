@@ -124,8 +124,8 @@ class Loss(abc.ABC):
         """Write the terms and their reduction."""
         return reduce(op, self.terms(op, *values), self.reduction)
 
-    def metadata(self, predictions: Sequence[ir.Value]) -> dict[str, str]:
-        """What a runtime must know to check targets, for the model's metadata."""
+    def label_facts(self, predictions: Sequence[ir.Value]) -> dict[str, int]:
+        """What a runtime must know to check labels: ``class_count`` and ``ignore_index``."""
         return {}
 
     def assumption(self, predictions: Sequence[ir.Value]) -> str | None:
@@ -404,14 +404,14 @@ def label_target(loss: str, prediction: ir.Value, axis: int) -> Target:
     return whole_numbers("labels", "labels", without_classes(shape, axis))
 
 
-def label_metadata(prediction: ir.Value, axis: int, ignore_index: int | None) -> dict[str, str]:
+def facts_of_labels(prediction: ir.Value, axis: int, ignore_index: int | None) -> dict[str, int]:
     """What a runtime needs to check labels."""
     classes = dims(prediction)[axis]
     found = {}
     if isinstance(classes, int):
-        found["odtpack.class_count"] = str(classes)
+        found["class_count"] = classes
     if ignore_index is not None:
-        found["odtpack.ignore_index"] = str(ignore_index)
+        found["ignore_index"] = ignore_index
     return found
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from odtpack_runtime.apart.child import die_with_parent
-from odtpack_runtime.apart.refused import out_of_memory
-from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.errors import OdtpackError, out_of_memory
 from odtpack_simulator.memory.process_memory import lift_limit
 from odtpack_simulator.replay.child.training_run import train
 from odtpack_simulator.replay.job import Job

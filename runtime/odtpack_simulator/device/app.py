@@ -1,9 +1,14 @@
-"""What an app's process holds besides a training: the app itself, and ONNX Runtime's library.
+"""The app around a training: its kit, what its process holds, and whether a planned peak fits.
+
+This module imports nothing large, for the command line.
 
 iOS and Android count the whole process: iOS its dirty and compressed memory (Apple, "Reducing your
 app's memory use"), Android what is anonymous, resident or swapped (Android vitals, "Memory usage
 (anonymous RSS + swap)", which Android 17 also limits). Pages of files, among them the code of
 libraries, can be dropped and count in neither.
+
+Simulations, budgets, fleets, ``odtpack fit`` and ``odtpack build --memory-budget`` ask the same
+rule whether a planned peak fits a limit.
 """
 
 from __future__ import annotations
@@ -11,13 +16,55 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
-from odtpack_simulator.device.kits import Kit
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
-from odtpack_simulator.values.memory_fit import with_margin
-from odtpack_simulator.values.quantities import SourceKind
-from odtpack_simulator.values.units import format_bytes
+from odtpack_simulator.values.units import SourceKind, format_bytes
+
+Kit = Literal["kotlin", "swift", "cpp", "js", "python"]
+"""A kit of odtpack: the binding of ONNX Runtime that an app trains through."""
+
+Loop = Literal["step", "train"]
+"""How an app makes its steps: with the package's step model, or with the training model, and the
+optimizer model after it."""
+
+Sharing = Literal["shared", "own", "none"]
+"""Whether all sessions have one arena, each its own, or none: tensors are the system's then."""
+
+KITS: Final = MappingProxyType({
+    "kotlin": False,
+    "swift": True,
+    "cpp": True,
+    "js": False,
+    "python": True,
+})  # fmt: skip
+"""Kit -> whether its sessions can share one arena. ONNX Runtime's bindings for Java and for
+JavaScript have no call that registers an allocator."""
+
+STEP_MODEL_KITS: Final = frozenset({"kotlin", "swift", "cpp", "python"})
+"""Kits that train with a package's step model where it has one; JavaScript's reads the training and
+the optimizer model."""
+
+KERNEL_KITS: Final = frozenset({"swift", "cpp"})
+"""Kits with the native kernels inside: sessions of packages with nodes for them run them."""
+
+MAPPING_KITS: Final = frozenset({"kotlin", "swift", "cpp", "python"})
+"""Kits that map the frozen weights of segments. JavaScript's reads those of a segment when it runs,
+in a browser from all of them in memory."""
+
+_OF_SYSTEM: Final[dict[OsClass, Kit]] = {
+    "android": "kotlin",
+    "ios": "swift",
+    "linux": "python",
+    "macos": "swift",
+    "web": "js",
+    "windows": "cpp",
+}
+
+
+def kit_of(system: OsClass) -> Kit:
+    """The kit that an app of this system is taken to train with, unless the user names one."""
+    return _OF_SYSTEM[system]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,3 +156,34 @@ FootprintOf = Callable[[DeviceProfile], AppFootprint]  # Says what the app holds
 def default_footprint(profile: DeviceProfile) -> AppFootprint:
     """What is taken for an app of the device's system."""
     return APP_FOOTPRINTS[profile.os]
+
+
+_PERCENT: Final = 3
+MARGIN: Final = _PERCENT / 100
+"""Share of a planned peak by which it may be too low: see docs/memory.md for what was measured.
+
+A training that is said to fit and does not is killed on a phone; one that is said not to fit
+and does is only measured again.
+"""
+
+MemoryFit = Literal["fits", "close", "over"]
+"""``close``: the planned peak is within the limit, but not with the margin: too close to call."""
+
+
+def with_margin(peak_bytes: int) -> int:
+    """The most that a training with this planned peak may take, in bytes."""
+    return peak_bytes - (-peak_bytes * _PERCENT // 100)  # rounded up, exactly
+
+
+def memory_fit(peak_bytes: int, limit_bytes: int) -> MemoryFit:
+    """How a planned peak compares with what a limit leaves the training, both in bytes."""
+    if with_margin(peak_bytes) <= limit_bytes:
+        return "fits"
+    return "close" if peak_bytes <= limit_bytes else "over"
+
+
+def judged_peak(planned_bytes: int, measured_bytes: int | None) -> int:
+    """The peak that verdicts are about: the planned one, unless a replay took more than it may."""
+    if measured_bytes is not None and measured_bytes > with_margin(planned_bytes):
+        return measured_bytes
+    return planned_bytes
