@@ -20,6 +20,7 @@ from odtpack.onnxblock import blocks, loss, optim
 from odtpack_runtime.package.manifest import Manifest
 from tests.onnxblock.nets import Twin, batch, mlp, names, run
 from tests.packaging_tools import open_training
+from tests.refused import refused
 from tests.training.forward import contents
 
 MOMENTS = ("first_order_moments", "second_order_moments")
@@ -336,6 +337,11 @@ def test_optimizers_that_do_not_work(
     with pytest.raises(error, match=word):
         make(tmp_path, optimizer=optimizer)
     assert contents(tmp_path) == {}
+
+
+def test_betas_are_two() -> None:
+    with refused("bad-hyperparameter", "two numbers"):
+        optim.AdamW(betas=(0.9,))  # type: ignore[arg-type]
 
 
 def test_losses_that_do_not_work(tmp_path: Path) -> None:

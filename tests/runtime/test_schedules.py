@@ -262,6 +262,15 @@ def test_a_resumed_run_stays_on_the_line(regression: models.Files, tmp_path: Pat
     assert resumed.get_learning_rate() == optimizer.get_learning_rate()
 
 
+def test_numbers_of_numpy_and_lists_are_taken() -> None:
+    rate, counts = np.float32(0.5), np.array([3, 5])
+    spec = ScheduleSpec("multistep", {"milestones": counts, "gamma": np.float64(0.1)}, rate)
+    assert (spec.learning_rate, spec.schedule(9)) == (0.5, MultiStep(0, (3, 5), 0.1))
+    assert MultiStep(np.int64(0), [3, 5]).settings() == MultiStep(0, (3, 5)).settings()
+    with refused("bad-schedule", "a whole number"):
+        Linear(0, np.float32(9))
+
+
 @pytest.mark.parametrize(("warmup", "total"), [(5, 4), (-1, 4), (0, 0), (0, -1)])
 def test_schedules_that_make_no_sense(regression: models.Files, warmup: int, total: int) -> None:
     optimizer = open_scaled(regression)

@@ -97,6 +97,8 @@ class AdamWOptimizer(Block):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__()
+        if len(betas) != 2:
+            raise OdtpackError("bad-hyperparameter", f"betas is {betas!r}; it must be two numbers")
         self.formula = optimizers.AdamW(
             beta1=betas[0],
             beta2=betas[1],

@@ -43,10 +43,10 @@ from odtpack.passes.aliases import VIEWS
 from odtpack.passes.compact import all_graphs
 from odtpack_runtime.package.native import (
     ELEMENTWISE_OPERATORS,
-    END,
     FORWARD,
     INPUT_GRADIENT,
     MOST_NODES,
+    PRODUCT_NODES,
     REDUCTIONS,
     UNPACKING,
     WEIGHT_GRADIENT,
@@ -382,7 +382,7 @@ def product_groups(graph: ir.Graph) -> Iterator[ProductGroup]:
     """Each product of a graph with a matrix of few bits."""
     order = {node: place for place, node in enumerate(graph)}
     for node in order:
-        if node.op_type in END and not node.domain and len(node.inputs) == 2:
+        if node.op_type in PRODUCT_NODES and not node.domain and len(node.inputs) == 2:
             found = _product_group(node, order)
             if found:
                 yield found

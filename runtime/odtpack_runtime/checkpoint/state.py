@@ -17,6 +17,7 @@ import numpy.typing as npt
 from odtpack_runtime.checkpoint.flatbuffer import Source
 from odtpack_runtime.checkpoint.format import (
     IDENTIFIER,
+    OPTIMIZER_PROPERTY,
     CheckpointData,
     OptimizerState,
     PropertyValue,
@@ -241,8 +242,12 @@ class Properties:
 
         Raises:
             WrongTypeError: Neither a number nor text.
-            OdtpackError: A number that does not fit, or text that is not UTF-8.
+            OdtpackError: A number that does not fit, text that is not UTF-8, or a reserved name.
         """
+        if name == OPTIMIZER_PROPERTY:
+            raise OdtpackError(
+                "property-type", f"{name!r} is reserved: files keep the optimizer's kind there."
+            )
         self._values[name] = check_property(name, value)
 
     def __delitem__(self, name: str) -> None:

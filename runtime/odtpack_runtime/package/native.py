@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from odtpack_runtime.package.manifest import Manifest
 
+# Whether a body computes what its kernel does: tried on whole numbers
+
 SUMS: Final = {
     "Add", "Concat", "Constant", "Conv", "ConvTranspose", "Gather", "Gemm", "Identity", "MatMul",
     "Mul", "Pad", "ReduceSum", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze",
@@ -41,12 +43,12 @@ SUMS: Final = {
 """Operators of sums and products, and of moving elements."""
 ONES: Final = (-3, -2, -1, 1, 2, 3)
 """Numbers that inputs are drawn from."""
-MOST_ELEMENTS: Final = 1 << 26
+TRIAL_ELEMENTS: Final = 1 << 26
 
 _MOVES = {"Gather", "Pad", "ReduceSum", "Reshape", "Slice", "Squeeze", "Unsqueeze"}
 _BY_PLACE = {"Concat", "Gather", "Pad", "Slice"}
 _SAMPLES = (2, 3)
-_MOST_NODES = 512
+_TRIAL_NODES = 512
 
 
 class Trial(Protocol):
@@ -102,7 +104,7 @@ def unpacked(
     if node.op_type == "Cast" and settings.keys() == {"to"}:
         return first.astype(helper.tensor_dtype_to_np_dtype(settings["to"]))
     shapes = [each.shape for each in (first, *others)]
-    if node.op_type == "Equal" and math.prod(np.broadcast_shapes(*shapes)) <= MOST_ELEMENTS:
+    if node.op_type == "Equal" and math.prod(np.broadcast_shapes(*shapes)) <= TRIAL_ELEMENTS:
         return np.asarray(first == others[0])
     if node.op_type == "Identity":
         return first
@@ -121,7 +123,7 @@ def _run(
 
     feeds = dict(zip(function.input, wanted.inputs, strict=False))
     others = function.input[len(feeds) :]
-    if len(feeds) < len(wanted.inputs) or len(function.node) > _MOST_NODES:
+    if len(feeds) < len(wanted.inputs) or len(function.node) > _TRIAL_NODES:
         raise RefusedError
     whole = {each.output[0] for each in function.node if each.op_type == "Constant"}
     for each in function.node:
@@ -143,7 +145,7 @@ def _run(
     names = [name for each in function.node for name in each.output]
     for name in names:
         dims = [dim.dim_value for dim in shapes.get(name, ()) if dim.HasField("dim_value")]
-        if name not in shapes or len(dims) < len(shapes[name]) or math.prod(dims) > MOST_ELEMENTS:
+        if name not in shapes or len(dims) < len(shapes[name]) or math.prod(dims) > TRIAL_ELEMENTS:
             raise RefusedError
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names)
     options = onnxruntime.SessionOptions()
@@ -193,6 +195,8 @@ def _alike(node: onnx.NodeProto, first: Mapping[str, Any], second: Mapping[str, 
     )
 
 
+# The kernel ``depthwise``
+
 DEPTHWISE: Final = "depthwise"
 FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = range(3)
 DEPTHWISE_LENGTH: Final = 18
@@ -241,7 +245,7 @@ class Depthwise:
             max((o - 1) * step + (k - 1) * d + 1, zeros + size)
             for size, k, step, d, zeros, o in (axes[:6], axes[6:])
         ]
-        if max(planes, samples * channels * math.prod(padded)) > MOST_ELEMENTS:
+        if max(planes, samples * channels * math.prod(padded)) > TRIAL_ELEMENTS:
             raise RefusedError
         random = np.random.default_rng(secrets.randbits(64))
 
@@ -280,26 +284,28 @@ class Depthwise:
         self.result: np.ndarray = (total, inner, dw)[kind]
 
 
+# The kernel ``product``
+
 PRODUCT: Final = "product"
 PRODUCT_LENGTH: Final = 8
 """Numbers of a program: whether x meets the transpose of W [N, K]; N; K; the rows and the columns
 that share a scale, one of them 1; bits of a code; whether codes have a sign; the code of 0, counted
 from the lowest."""
-END: Final = {"Gemm", "MatMul"}
+PRODUCT_NODES: Final = {"Gemm", "MatMul"}
 """Operators that multiply: a body ends with one."""
 UNPACKING: Final = {
     "BitShift", "BitwiseAnd", "Cast", "Concat", "DequantizeLinear", "Expand", "Min", "Mul",
     "Reshape", "Shape", "Size", "Transpose", "Unsqueeze",
 }  # fmt: skip
 """Operators that unpack W."""
-_MOST_ELEMENTS = 1 << 24
+_PRODUCT_ELEMENTS = 1 << 24
 """Of a W whose body is run: as many as 8,192 columns of 2,048 rows have."""
 
 
 def product_computes(function: onnx.FunctionProto, program: Sequence[int]) -> bool:
     """Whether a body computes what a program of the kernel says; its inputs are the kernel's."""
     nodes = function.node
-    if not nodes or nodes[-1].op_type not in END or len(function.input) not in (3, 4):
+    if not nodes or nodes[-1].op_type not in PRODUCT_NODES or len(function.input) not in (3, 4):
         return False
     *before, end = nodes
     x, sized = function.input[2], {*function.input[2:]}
@@ -308,7 +314,11 @@ def product_computes(function: onnx.FunctionProto, program: Sequence[int]) -> bo
     for node in before:
         kind, read = node.op_type, [*node.input]
         used = {*read}
-        if kind in END or (sized & used and kind != "Size") or (sizes & used and kind != "Min"):
+        if (
+            kind in PRODUCT_NODES
+            or (sized & used and kind != "Size")
+            or (sizes & used and kind != "Min")
+        ):
             return False
         if kind == "Size":
             sizes.update(node.output)
@@ -322,7 +332,7 @@ def product_computes(function: onnx.FunctionProto, program: Sequence[int]) -> bo
             ones.update(node.output)
     if len(end.input) != 2 or end.input[0] != x:
         return False
-    operators = UNPACKING | END | {"Constant"}
+    operators = UNPACKING | PRODUCT_NODES | {"Constant"}
     matrix = functools.partial(Product, program, inputs=len(function.input))
     vector = functools.partial(matrix, vector=True)
     return any(trial_agrees(function, each, operators) for each in (matrix, vector))
@@ -356,7 +366,7 @@ class Product:
             raise RefusedError
         if bits not in (4, 8) or signed > (bits == 8) or zero >= 1 << bits:
             raise RefusedError
-        if rows * columns > _MOST_ELEMENTS or columns * bits % 8:
+        if rows * columns > _PRODUCT_ELEMENTS or columns * bits % 8:
             raise RefusedError
         random = np.random.default_rng(secrets.randbits(64))
         codes = random.integers(0, 1 << bits, (rows, columns), np.uint8)
@@ -377,6 +387,8 @@ class Product:
         self.inputs: list[np.ndarray] = [packed, scales, x, x][:inputs]
         self.result: np.ndarray = x @ (w.T if transposed else w)
 
+
+# The kernel ``elementwise``, and the reading of programs from bodies
 
 SLOTS: Final = {"Kernel": 64, "Codes": 20, "SignedCodes": 4}
 """Operators ``Kernel0``, ``Kernel1``, ... of the library; a model has one for each body. The first

@@ -35,7 +35,9 @@ class LearningRateSchedule(abc.ABC):
     warmup_steps: int = 0
 
     def __post_init__(self) -> None:
-        self._require(_is_count(self.warmup_steps), "warmup_steps", "0 or more")
+        for each in fields(self):
+            object.__setattr__(self, each.name, _plain(getattr(self, each.name)))
+        self._require(_is_count(self.warmup_steps), "warmup_steps", "a whole number, 0 or more")
 
     def factor(self, step: int) -> float:
         """Return the fraction of the initial rate that holds after ``step`` steps."""
@@ -77,7 +79,7 @@ class _Ending(LearningRateSchedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         good = _is_count(self.total_steps) and self.total_steps >= max(self.warmup_steps, 1)
-        self._require(good, "total_steps", "above 0 and no less than warmup_steps")
+        self._require(good, "total_steps", "a whole number above 0, and no less than warmup_steps")
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,8 @@ class Step(LearningRateSchedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._require(_is_count(self.period) and self.period > 0, "period", "1 or more")
+        good = _is_count(self.period) and self.period > 0
+        self._require(good, "period", "a whole number, 1 or more")
         _check_gamma(self, self.gamma)
 
     def after(self, step: int) -> float:
@@ -178,7 +181,8 @@ class ScheduleSpec:
     learning_rate: float | None = None
 
     def __post_init__(self) -> None:
-        rate = self.learning_rate
+        rate = _plain(self.learning_rate)
+        object.__setattr__(self, "learning_rate", rate)
         if rate is not None and not (_is_number(rate) and 0 < rate < math.inf):
             raise OdtpackError(
                 "bad-schedule",
@@ -261,6 +265,12 @@ def make_schedule(kind: object, settings: Mapping[str, Any]) -> LearningRateSche
 
 def _check_gamma(schedule: LearningRateSchedule, gamma: float) -> None:
     schedule._require(_is_number(gamma) and 0 < gamma <= 1, "gamma", "above 0 and at most 1")
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers and arrays, and lists, as Python's own."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _is_count(value: object) -> bool:
