@@ -41,6 +41,9 @@ internal class Optimizer(
     private val groups = ArrayList<Group>()
     private val step = zeros(Type.INT64, longArrayOf(1))
     private val norm = zeros(flat.type, longArrayOf(1))
+    /** What it carries, which is the state's until another session is made on that. */
+    lateinit var own: OptimizerState
+        private set
     private val runs = ArrayList<Pair<Map<String, OnnxTensor>, Map<String, OnnxTensor>>>()
 
     init {
@@ -61,13 +64,23 @@ internal class Optimizer(
         }
         if (groups.isEmpty()) addGroup(trainable.map { it.name }, 1.0, 0.0)
         placeState(manifest["optimizer"]["kind"].text())
-        setRate(state.optimizer!!.rate)
+        setRate(own.rate)
     }
 
     /** Bind the model to the vectors, gradients among them, unless that was done. */
     fun prepare() {
         if (runs.isNotEmpty()) return
         if (mode == "parameters") trainable.forEachIndexed(::addParameterRun) else addFlatRuns()
+    }
+
+    /** Refuse a step or a save where another session has the moments and the step count. */
+    fun requireOwn() {
+        if (state.optimizer != null && state.optimizer !== own) {
+            fail(
+                "optimizer-mismatch", "A later session has the state's moments and step count.", "",
+                "make the steps with that one",
+            )
+        }
     }
 
     fun step(options: RunOptions?) {
@@ -84,16 +97,16 @@ internal class Optimizer(
     }
 
     /** Set the number of the step to be made. */
-    fun prepareStep() = step.data.putLong(0, state.optimizer!!.step + 1)
+    fun prepareStep() = step.data.putLong(0, own.step + 1)
 
     /** Count a step. */
-    fun advance() = ++state.optimizer!!.step
+    fun advance() = ++own.step
 
     /** What a step model reads besides batch, parameters and vectors, as it calls them. */
     fun scalars() = mapOf("update.learning_rate" to rates, "update.step" to step)
 
     /** What is kept of each parameter, by the names "PARAMETER.VECTOR". */
-    fun kept(): Map<String, Tensor> = state.optimizer!!.moments.flatMap { (name, moments) ->
+    fun kept(): Map<String, Tensor> = own.moments.flatMap { (name, moments) ->
         moments.mapIndexed { i, each -> "$name.${vectors[i + 2].name}" to each }
     }.toMap()
 
@@ -110,7 +123,7 @@ internal class Optimizer(
 
     fun setRate(rate: Float) {
         checkRate(rate.toDouble())
-        state.optimizer!!.rate = rate
+        own.rate = rate
         for (group in groups) group.rate.setReal(0, rate.toDouble() * group.scale)
     }
 
@@ -159,10 +172,11 @@ internal class Optimizer(
                 moments.forEachIndexed { i, each -> each.copyFrom(old.getValue(name)[i].bytes()) }
             }
         }
-        state.optimizer = OptimizerState(
+        own = OptimizerState(
             loaded.step, loaded.rate, if (kept.isEmpty()) emptyMap() else placed,
             groups.map { it.names }, kind,
         )
+        state.optimizer = own
     }
 
     private fun groupOf(spec: Spec) = groups.first { spec.name in it.names }

@@ -125,6 +125,7 @@ class OrtTrainingSession private constructor(
     @JvmOverloads
     @Throws(OrtException::class)
     fun stepOn(inputs: Map<String, OnnxTensorLike>, runOptions: RunOptions? = null): Result = own {
+        optimizer().requireOwn()
         state.requireValues()
         step?.let { return@own stepWith(it, inputs, runOptions) }
         val result = trainStep(inputs, runOptions)
@@ -155,7 +156,7 @@ class OrtTrainingSession private constructor(
             return skipped(result, "loss-not-finite", emptyList())
         }
         val kept = model.kept()
-        val step = state.optimizer!!.step + 1
+        val step = stepCount + 1
         if (kept.isEmpty() || kept.size < pack.parameters.count { it.role == "trainable" })
             optimizer().advance()
         return if (kept.isEmpty()) result else skipped(result, "gradient-not-finite", kept, step)
@@ -252,9 +253,9 @@ class OrtTrainingSession private constructor(
     @JvmOverloads
     @Throws(OrtException::class)
     fun optimizerStep(runOptions: RunOptions? = null) = own {
+        optimizer().requireOwn()
         state.requireValues()
-        val optimizer = optimizer()
-        if (!spoiled) optimizer.step(runOptions)
+        if (!spoiled) optimizer().step(runOptions)
     }
 
     /** The loss of a step as a number. */
@@ -292,8 +293,9 @@ class OrtTrainingSession private constructor(
      */
     @Throws(OrtException::class)
     fun trainBatch(inputs: Map<String, OnnxTensorLike>): Double = own {
+        optimizer().requireOwn()
         val whole = accumulationSteps == 1L
-        val before = state.optimizer?.step
+        val before = stepCount
         try {
             val loss = (if (whole) stepOn(inputs) else trainStep(inputs)).use { valueOf(lossIn(it)!!) }
             if (++pending >= accumulationSteps) {
@@ -303,7 +305,7 @@ class OrtTrainingSession private constructor(
             }
             loss
         } finally {
-            if (schedule != null && state.optimizer?.step != before) schedulerStep()
+            if (schedule != null && stepCount != before) schedulerStep()
         }
     }
 
@@ -344,12 +346,12 @@ class OrtTrainingSession private constructor(
     }
 
     var learningRate: Float
-        @Throws(OrtException::class) get() = optimizer().let { state.optimizer!!.rate }
+        @Throws(OrtException::class) get() = optimizer().own.rate
         @Throws(OrtException::class) set(value) = own { optimizer().setRate(value) }
 
     /** Number of optimizer steps made, those before a resumed checkpoint included. */
     val stepCount: Long
-        @Throws(OrtException::class) get() = optimizer().let { state.optimizer!!.step }
+        @Throws(OrtException::class) get() = optimizer().own.step
 
     /** Batches per optimizer step: the gradient of each is divided by this number. */
     val accumulationSteps = pack.manifest["accumulation_steps"].whole(1)
@@ -428,8 +430,10 @@ class OrtTrainingSession private constructor(
     /** As [OrtCheckpointState.saveCheckpoint]. */
     @JvmOverloads
     @Throws(OrtException::class)
-    fun saveCheckpoint(path: String, saveOptimizer: Boolean, keepPrevious: Boolean = false) =
-        own { checkpoint.saveCheckpoint(path, saveOptimizer, keepPrevious) }
+    fun saveCheckpoint(path: String, saveOptimizer: Boolean, keepPrevious: Boolean = false) = own {
+        if (saveOptimizer) optimizer?.requireOwn()
+        checkpoint.saveCheckpoint(path, saveOptimizer, keepPrevious)
+    }
 
     @JvmOverloads
     @Throws(OrtException::class)
