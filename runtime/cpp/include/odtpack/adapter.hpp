@@ -291,9 +291,19 @@ inline Tensors TrainedOf(const Package& package, const State& state) {
   state.RequireValues();
   state.Refresh();
   Tensors trained;
+  std::map<std::string, std::string> left;
   for (const auto& [name, parameter] : state.parameters)
-    if (parameter.trainable) trained[name] = parameter.value;
-  return trained;
+    if (parameter.trainable) left[name] = (trained[name] = parameter.value).Description();
+  std::string odd;
+  for (const auto& spec : package.Parameters()) {
+    if (spec.role != "trainable") continue;
+    if (left[spec.name] != spec.Description()) odd = spec.name;
+    left.erase(spec.name);
+  }
+  if (!left.empty()) odd = left.begin()->first;
+  if (odd.empty()) return trained;
+  throw Error("adapter-mismatch", "State and package do not train the same '" + odd + "'.", "",
+              "use a checkpoint that was trained with this package");
 }
 
 /// The values of a file or folder, by the names of what is trained, in the types of that; its own
