@@ -313,7 +313,7 @@ def test_every_code_is_in_the_table_and_is_raised() -> None:
 
 KIT_SOURCES = ("cpp/include/**/*.hpp", "cpp/src/*.cpp", "js/src/*.ts", "kotlin/src/main/**/*.kt",
                "swift/Sources/**/*.swift", "csharp/src/*.cs")  # fmt: skip
-RAISED = (r"""\b(?:fail|refuse|Error|OdtpackError|OdtpackException|odtpack_error|attempt\([\w.]+,)"""
+RAISED = (r"""\b(?:fail|refuse|Error|Odtpack(?:Error|Exception)|odtpack_error|attempt\([\w.]+,)"""
           r"""\s*[({]?\s*["']([a-z0-9-]+)["']""")  # fmt: skip
 
 

@@ -269,7 +269,11 @@ def _layouts(good: Content) -> Iterator[Any]:
     bare = edited(good, lambda content: content["parameters"][last].pop("offset"))
     yield "layout_and_offset_absent", edited(bare, lambda content: content.pop("layout")), ()
     wide = {"dtype": "float64", "size_bytes": 2 * good["parameters"][last]["size_bytes"]}
-    yield "layout_of_another_type", _set(good, "parameters", last, good["parameters"][last] | wide), ()
+    yield (
+        "layout_of_another_type",
+        _set(good, "parameters", last, good["parameters"][last] | wide),
+        (),
+    )
     empty = good["parameters"][first] | {"name": "empty", "shape": [0], "size_bytes": 0}
     group = good["groups"][0]["parameters"]
     beside = _set(good, "groups", 0, "parameters", [*group, "empty"])

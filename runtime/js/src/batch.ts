@@ -9,9 +9,6 @@ import { isRecord } from './json.js';
 import { allocating, ARRAYS, byName, type DType, product, type TypedArray } from './tensors.js';
 import type { Batch } from './worker_calls.js';
 
-/** Inputs with numbers of tokens: ONNX's Gather counts negative ones from the end of its table. */
-const TOKENS = new Set(['input_ids', 'decoder_input_ids']);
-
 /** A batch as the caller gave it, of which nothing but its own names count. */
 export function batchOf(given: Batch): Feeds {
   if (isRecord(given)) return byName(Object.entries(given as Feeds));
@@ -58,11 +55,8 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: Onnx
         refuse('input-type', 'lies in a SharedArrayBuffer, which ONNX Runtime cannot read in Node.js',
           'pass a copy: array.slice()');
       }
-    }
-    if (ort && isPlain) {
-      const { data } = given as Tensor;
       try {
-        feeds[spec.name] = new ort.Tensor(type as 'float32', data as Float32Array, dims);
+        if (isPlain) feeds[spec.name] = new ort.Tensor(type as 'float32', data as Float32Array, dims);
       } catch (error) {
         refuse('input-type', `is not a tensor: ${reason(error).replace(/\.$/, '')}`);
       }
@@ -83,7 +77,9 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: Onnx
     if (dtype === 'int64' && classes !== undefined) {
       checkLabels(name, feeds[name]!, classes, ignored);
     }
-    if (dtype !== 'int64' || !TOKENS.has(name) || feeds[name]!.location === 'gpu-buffer') continue;
+    // ONNX's Gather counts negative ones from the end of its table.
+    const isTokens = dtype === 'int64' && (name === 'input_ids' || name === 'decoder_input_ids');
+    if (!isTokens || feeds[name]!.location === 'gpu-buffer') continue;
     const token = (feeds[name]!.data as BigInt64Array).find((each) => each < 0);
     if (token === undefined) continue;
     fail('bad-prompt', `Input '${name}' holds ${token}, and tokens are numbered from 0.`);

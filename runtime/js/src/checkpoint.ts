@@ -50,12 +50,9 @@ export class Properties {
     }
     const kept =
       chosen === 'text' ? value : chosen === 'int' ? BigInt(value) : Math.fround(Number(value));
-    if (
-      (typeof kept === 'bigint' && BigInt.asIntN(64, kept) !== kept) ||
-      (typeof kept === 'number' && Math.abs(kept) === Infinity && Number.isFinite(Number(value)))
-    ) {
-      fail('property-out-of-range', `Property '${name}' cannot hold ${value}.`);
-    }
+    const fits = typeof kept === 'bigint' ? BigInt.asIntN(64, kept) === kept
+      : typeof kept === 'string' || Math.abs(kept) < Infinity || !Number.isFinite(Number(value));
+    if (!fits) fail('property-out-of-range', `Property '${name}' cannot hold ${value}.`);
     this.values.set(name, { kind: chosen, value: kept });
   }
 

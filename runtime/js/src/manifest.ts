@@ -246,8 +246,7 @@ function checkSense(manifest: Manifest): void {
   const stranger = named.find((name) => !known.has(name));
   if (stranger !== undefined) invalid(`'${stranger}' is not one of the parameters`);
   const grouped = groups.flatMap((group) => group.parameters).sort();
-  const trained = parameters.filter(({ role }) => role === 'trainable');
-  const names = trained.map(({ name }) => name).sort();
+  const names = parameters.filter(({ role }) => role === 'trainable').map(({ name }) => name).sort();
   if (groups.length && JSON.stringify(grouped) !== JSON.stringify(names)) {
     invalid('the groups do not hold each trainable parameter once');
   }

@@ -291,19 +291,17 @@ inline Tensors TrainedOf(const Package& package, const State& state) {
   state.RequireValues();
   state.Refresh();
   Tensors trained;
-  std::map<std::string, std::string> left;
+  std::map<std::string, std::string> own, wanted;
   for (const auto& [name, parameter] : state.parameters)
-    if (parameter.trainable) left[name] = (trained[name] = parameter.value).Description();
-  std::string odd;
-  for (const auto& spec : package.Parameters()) {
-    if (spec.role != "trainable") continue;
-    if (left[spec.name] != spec.Description()) odd = spec.name;
-    left.erase(spec.name);
-  }
-  if (!left.empty()) odd = left.begin()->first;
-  if (odd.empty()) return trained;
-  throw Error("adapter-mismatch", "State and package do not train the same '" + odd + "'.", "",
-              "use a checkpoint that was trained with this package");
+    if (parameter.trainable) own[name] = (trained[name] = parameter.value).Description();
+  for (const auto& spec : package.Parameters())
+    if (spec.role == "trainable") wanted[spec.name] = spec.Description();
+  for (const auto* all : {&own, &wanted})
+    for (const auto& [name, _] : *all)
+      if (own[name] != wanted[name])
+        throw Error("adapter-mismatch", "State and package do not train the same '" + name + "'.",
+                    "", "use a checkpoint that was trained with this package");
+  return trained;
 }
 
 /// The values of a file or folder, by the names of what is trained, in the types of that; its own

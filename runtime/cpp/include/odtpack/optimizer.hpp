@@ -88,8 +88,8 @@ class Optimizer {
   /// Refuse a step where another session has the moments and the step count.
   void RequireOwn() const {
     if (state_.optimizer && state_.optimizer != own_)
-      throw Error("optimizer-mismatch", "A later session has the state's moments and step count.", "",
-                  "make the steps with that one");
+      throw Error("optimizer-mismatch", "A later session has the state's moments and step count.",
+                  "", "make the steps with that one");
   }
 
   void Step() {
@@ -128,14 +128,12 @@ class Optimizer {
   }
 
   void SetRate(float rate) {
-    const auto require = [](bool good) {
-      if (!good)
-        throw Error("bad-learning-rate", "A learning rate is negative or not finite.", "",
-                    "pass a rate of 0 or more, such as 0.001");
-    };
-    require(std::isfinite(rate) && rate >= 0);
+    bool good = std::isfinite(rate) && rate >= 0;
     for (const auto& group : rates_)
-      require(std::isfinite(static_cast<float>(double{rate} * group.second)));
+      good = good && std::isfinite(static_cast<float>(double{rate} * group.second));
+    if (!good)
+      throw Error("bad-learning-rate", "A learning rate is negative or not finite.", "",
+                  "pass a rate of 0 or more, such as 0.001");
     own_->rate = rate;
     for (const auto& [tensor, scale] : rates_)
       *tensor.As<float>() = static_cast<float>(double{rate} * scale);

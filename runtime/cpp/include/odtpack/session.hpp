@@ -540,8 +540,7 @@ class TrainingSession {
       const bool trainable = spec.role == "trainable";
       if (found == own_->state.parameters.end() || found->second.trainable != trainable ||
           found->second.value.type != spec.type || (trainable && spec.type != type) ||
-          (found->second.value.shape != spec.shape && !(own_->state.nominal && fresh)) ||
-          std::count(spec.shape.begin(), spec.shape.end(), -1) > 0) {
+          (found->second.value.shape != spec.shape && !(own_->state.nominal && fresh))) {
         detail::ThrowMismatch("the package has '" + spec.name + "' as " + spec.Description());
       }
       if (trainable) own_->trainable.push_back(&spec);

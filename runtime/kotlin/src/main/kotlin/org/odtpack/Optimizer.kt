@@ -41,10 +41,11 @@ internal class Optimizer(
     private val groups = ArrayList<Group>()
     private val step = zeros(Type.INT64, longArrayOf(1))
     private val norm = zeros(flat.type, longArrayOf(1))
-    /** What it carries, which is the state's until another session is made on that. */
-    lateinit var own: OptimizerState
-        private set
     private val runs = ArrayList<Pair<Map<String, OnnxTensor>, Map<String, OnnxTensor>>>()
+
+
+    /** What it carries, which is the state's until another session is made on that. */
+    val own: OptimizerState
 
     init {
         if (trainable.isEmpty()) fail("nothing-trainable", "The checkpoint has nothing to train.")
@@ -63,7 +64,8 @@ internal class Optimizer(
             addGroup(names, group["learning_rate_scale"].number(), group["weight_decay"].number())
         }
         if (groups.isEmpty()) addGroup(trainable.map { it.name }, 1.0, 0.0)
-        placeState(manifest["optimizer"]["kind"].text())
+        own = placeState(manifest["optimizer"]["kind"].text())
+        state.optimizer = own
         setRate(own.rate)
     }
 
@@ -138,7 +140,7 @@ internal class Optimizer(
     }
 
     /** Give every moment its place, and take over those of the loaded state. */
-    private fun placeState(kind: String) {
+    private fun placeState(kind: String): OptimizerState {
         val loaded = state.optimizer ?: OptimizerState(0, 0.001f, emptyMap(), emptyList())
         val old = loaded.moments
         val kept = vectors.drop(2)
@@ -172,11 +174,10 @@ internal class Optimizer(
                 moments.forEachIndexed { i, each -> each.copyFrom(old.getValue(name)[i].bytes()) }
             }
         }
-        own = OptimizerState(
+        return OptimizerState(
             loaded.step, loaded.rate, if (kept.isEmpty()) emptyMap() else placed,
             groups.map { it.names }, kind,
         )
-        state.optimizer = own
     }
 
     private fun groupOf(spec: Spec) = groups.first { spec.name in it.names }

@@ -56,8 +56,7 @@ class OrtTrainingSession private constructor(
         val changed = pack.parameters.filter { it.role == "state" && !it.name.startsWith("mixed.") }
         Copy(changed.map { state.value(it.name) })
     }
-    private lateinit var gradients: Tensor
-    private val accumulated by lazy { Copy(listOf(gradients)) }
+    private val accumulated by lazy { Copy(listOf(state.gradients)) }
     private var spoiled = false // the gradients are of a bad step, and no other was made since
 
     @Volatile
@@ -191,13 +190,13 @@ class OrtTrainingSession private constructor(
             throw error
         }
         val hasLoss = hasFiniteLoss(result)
-        if (hasLoss && isFinite(gradients)) {
+        if (hasLoss && isFinite(state.gradients)) {
             reset.data.put(0, 0)
             spoiled = false
             return@own result
         }
         val names = if (!hasLoss) emptyList() else pack.parameters.filter {
-            it.trainable && !isFinite(gradients.from(it.offset, it.shape))
+            it.trainable && !isFinite(state.gradients.from(it.offset, it.shape))
         }.map { it.name }
         putBack()
         skipped(result, if (hasLoss) "gradient-not-finite" else "loss-not-finite", names)
@@ -508,9 +507,8 @@ class OrtTrainingSession private constructor(
     }
 
     private fun trainingGraph(session: OrtSession?): Model {
-        gradients = state.gradients
         for (spec in pack.parameters.filter { it.trainable }) {
-            val gradient = gradients.from(spec.offset, spec.shape)
+            val gradient = state.gradients.from(spec.offset, spec.shape)
             bind("${spec.name}_grad.accumulation.buffer", gradient)
             bind("${spec.name}_grad.accumulation.out", gradient)
         }
