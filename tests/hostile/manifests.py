@@ -257,6 +257,27 @@ def _layouts(good: Content) -> Iterator[Any]:
     for name, value in {"axes_2": [2], "axes_many": [0, 1, 0], "axes_text": "0"}.items():
         state = [{"name": "first_order_moments", "axes": value}]
         yield f"state_{name}", _set(good, "layout", "state", state), INVALID
+    twice = [{"name": "first_order_moments"}] * 2
+    yield "state_same_name", _set(good, "layout", "state", twice), ()
+    for key in ("dtype", "elements", "run", "chunk_elements", "inputs"):
+        without = edited(good, lambda content, key=key: content["layout"].pop(key))
+        yield f"layout_without_{key}", without, INVALID
+    yield "layout_absent", edited(good, lambda content: content.pop("layout")), ()
+    yield "layout_null", _set(good, "layout", None), ()
+    for value in ([], 3, "chunks"):
+        yield f"layout_{type(value).__name__}", _set(good, "layout", value), INVALID
+    bare = edited(good, lambda content: content["parameters"][last].pop("offset"))
+    yield "layout_and_offset_absent", edited(bare, lambda content: content.pop("layout")), ()
+    wide = {"dtype": "float64", "size_bytes": 2 * good["parameters"][last]["size_bytes"]}
+    yield (
+        "layout_of_another_type",
+        _set(good, "parameters", last, good["parameters"][last] | wide),
+        (),
+    )
+    empty = good["parameters"][first] | {"name": "empty", "shape": [0], "size_bytes": 0}
+    group = good["groups"][0]["parameters"]
+    beside = _set(good, "groups", 0, "parameters", [*group, "empty"])
+    yield "offset_of_nothing_shared", beside | {"parameters": [*good["parameters"], empty]}, ()
 
 
 def _groups(good: Content) -> Iterator[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import struct
@@ -15,6 +16,7 @@ from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint.format import IDENTIFIER
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.package.manifest import Manifest
+from tests.kits import models
 
 if TYPE_CHECKING:
     from tests.kits.vectors import Folder
@@ -231,6 +233,16 @@ def _mismatches(good: Path, case: Callable[..., Folder]) -> Iterator[dict[str, A
     CheckpointState.save_checkpoint(run.state, folder.path / "other.ckpt", True)
     yield folder.close()
     shutil.rmtree(other)
+
+    at_first = {"package": "package", "checkpoint": "package/checkpoint"}
+    folder = case("token_negative", "step", "bad-prompt", **at_first)
+    shutil.rmtree(folder.path / "package")
+    case_of = dataclasses.replace(CASES["transformer"], model=models.of_tokens)
+    build(case_of, folder.path / "package")
+    tokens, labels = case_of.data(np.random.default_rng(0), 4)
+    tokens[2, 3] = -1
+    folder.content["inputs"] = folder.tensors(["input_ids", "labels"], [tokens, labels])
+    yield folder.close()
 
     nominal = {"package": "package", "checkpoint": "package/nominal_checkpoint"}
     folder = case("nominal_step", "step", "nominal-state", **nominal)

@@ -44,6 +44,7 @@ def check(found: dict[str, list[Any]]) -> None:
         "null tensor": "input-type",
         "plain objects": [True, "ok", "input-shape", "input-shape", "input-type"],
         "rates": [*["bad-learning-rate"] * 4, False],
+        "two sessions of a state": [True, [*["optimizer-mismatch"] * 4, "ok"], 0, 1, True],
         "a model that does not load": ["model-not-loadable", 2, 2],
         "closed during a step": [["ok", "ok", "ok"], True],
         "after close": ["closed"],

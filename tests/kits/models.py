@@ -36,6 +36,15 @@ def transformer() -> onnx.ModelProto:
     return zoo.transformer_encoder(vocab=50, d=16, layers=2, heads=2, T=12, ff=32, classes=4)
 
 
+def of_tokens() -> onnx.ModelProto:
+    """The encoder with the name of its input that exporters of language models take."""
+    model = transformer()
+    for node in model.graph.node:
+        node.input[:] = ["input_ids" if name == "input" else name for name in node.input]
+    model.graph.input[0].name = "input_ids"
+    return model
+
+
 def recommender() -> onnx.ModelProto:
     """Users and items as rows of tables; a product of their features and two layers."""
     model = onnx.parser.parse_model(f"""{_HEADER}

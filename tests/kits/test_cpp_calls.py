@@ -141,10 +141,13 @@ def test_running_statistics_are_put_back_after_a_step_that_failed(tmp_path: Path
     calls(cpp_program, "fails", job, 3)
 
 
-@pytest.mark.parametrize("command", ["taken", "reads"])
-def test_a_state_beside_its_session(command: str, tmp_path: Path) -> None:
-    """What was taken of it remains valid, and what reads it is a call."""
-    job = write_job(CASES["adam"], tmp_path)
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("taken", "adam"), ("reads", "adam"), ("shared", "adam"), ("shared", "step_adamw")],
+)
+def test_a_state_beside_its_session(command: str, name: str, tmp_path: Path) -> None:
+    """What was taken of it remains valid, what reads it is a call, and one session steps."""
+    job = write_job(CASES[name], tmp_path)
     calls(cpp_program, command, job, TIMES, variant="sanitized")
 
 

@@ -134,9 +134,19 @@ def test_cpp_refuses_what_is_no_adapter(package: Package, tmp_path: Path) -> Non
     for form in FORMS:
         save_adapter(package, state, good / form)
     tries = hostile(good, tmp_path / "bad") | crafted(good, tmp_path / "crafted")
-    job = {"package": package.path, "steps": [], "count": 0, "threads": 1, "tries": [*tries]}
+    job = {"package": package.path, "steps": [], "count": 0, "threads": 1, "tries": [*tries],
+           "others": [another(tmp_path / "other")]}  # fmt: skip
     found = run(job, tmp_path, "sanitized").splitlines()
-    assert dict(zip(tries, found, strict=True)) == tries
+    assert dict(zip(tries, found[: len(tries)], strict=True)) == tries
+    assert found[len(tries) :] == ["adapter-mismatch"] * 3 + ["bad-prompt"]
+
+
+def another(folder: Path) -> Path:
+    """A checkpoint that trains parameters of the same names, of another rank."""
+    spec = AdapterSpec("lora", ("model.*_proj",), (), 2, 8.0)
+    model = HERE / "genai-qwen2-int4" / "model.onnx"
+    build_package(model, folder, loss="next_token", segments=True, adapter=spec)
+    return folder / "checkpoint"
 
 
 def crafted(good: Path, folder: Path) -> dict[Path, str]:
@@ -226,7 +236,7 @@ def test_generation(
         done if isinstance(done, str) else done.stdout
     ).splitlines()
     assert [unknown, argument, bad, failed] == [
-        "unknown-adapter", "bad-argument", "bad-prompt", "run-failed"
+        "unknown-adapter", "bad-argument", "bad-prompt", "bad-prompt"
     ]  # fmt: skip
     generator = Generator(package)
     generator.add_adapter("it", state)
@@ -397,7 +407,7 @@ def test_node(
     words = ("12", json.dumps(odd), *map(str, prompts))
     found = javascript.node("decoder.mjs", package.path, tmp_path, *words)
     assert found["codes"] == [
-        "unknown-adapter", "bad-prompt", *["bad-argument"] * 4, "run-failed",
+        "unknown-adapter", "bad-prompt", *["bad-argument"] * 4, "bad-prompt",
         *["closed"] * 3,
     ]  # fmt: skip
     assert found["drawn"] == [*drawn_by_python(), *["run-failed"] * 2 * len(REFUSED)]

@@ -144,6 +144,24 @@ def test_a_tensor_that_is_closed_or_in_the_place_of_a_gradient_is_refused(
     assert (found["step"], found["skipped"]) == (1, 0)
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_a_second_session_of_a_state_takes_its_moments_over(
+    name: str, packages: dict[str, Path], batches: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    """It keeps what the first accumulated, which makes no step and no save of moments any more."""
+    package, data, other = packages[name], batches["pictures"], {"on": "second"}
+    refused = [*calls("batch", "step", "optimizer"), {"do": "save", "path": tmp_path / "no"}]
+    save = {"do": "save", "path": tmp_path / "with", **other}
+    found = act(package, data, *calls("train"), {"do": "rate", "rate": "0.001", **other}, *refused,
+                *calls("eval"), *calls("optimizer", **other), save)  # fmt: skip
+    first, _, *codes, evaluated, stepped, saved = found["results"]
+    assert codes == ["optimizer-mismatch"] * len(refused)
+    assert (float(first) > 0, float(evaluated) > 0, stepped, saved) == (True, True, None, None)
+    assert (found["step"], found["skipped"]) == (0, 0)
+    act(package, data, *calls("train", "optimizer"), {"do": "save", "path": tmp_path / "without"})
+    assert contents(tmp_path / "with") == contents(tmp_path / "without")
+
+
 def test_samples_are_counted_along_the_first_input_that_has_an_axis(tmp_path: Path) -> None:
     model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
     scaled (float scale, float[batch, 4] input) => (float[batch, 3] output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -204,9 +205,15 @@ def test_an_adapter_is_written_and_read(layer: Any, tmp_path: Path) -> None:
         for name, value in state.arrays(trainable=True).items():
             np.testing.assert_array_equal(again.arrays(trainable=True)[name], value)
             again.arrays(trainable=True)[name][...] = 0
-    done = layer.run("adapters", package.path, trained, kit, tmp_path / "none", read)
-    assert done.returncode == 2
-    assert "code: peft-not-found" in done.stderr
+    wider = dataclasses.replace(adapter, rank=3)
+    build_package(zoo.mlp((8, 6, 3)), tmp_path / "other", loss="cross_entropy", adapter=wider)
+    for state_of, source, code in (
+        (trained, tmp_path / "none", "peft-not-found"),
+        (tmp_path / "other" / "checkpoint", tmp_path / "python-peft", "adapter-mismatch"),
+    ):
+        done = layer.run("adapters", package.path, state_of, kit, source, read)
+        assert done.returncode == 2
+        assert f"code: {code}" in done.stderr
 
 
 def test_500_hostile_files_are_refused_and_crash_nothing(

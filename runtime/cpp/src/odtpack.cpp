@@ -305,13 +305,15 @@ odtpack_error* odtpack_state_recovered(const odtpack_state* state, odtpack_text*
   });
 }
 bool odtpack_state_is_checked(const odtpack_state* state) { return state->state.IsChecked(); }
-bool odtpack_state_is_nominal(const odtpack_state* state) { return state->state.IsNominal(); }
+bool odtpack_state_is_nominal(const odtpack_state* state) {
+  bool nominal = false;
+  state->state.Internal()->gate->Await([&] { nominal = state->state.Internal()->nominal; });
+  return nominal;
+}
 
 size_t odtpack_state_property_count(const odtpack_state* state) {
-  const odtpack::detail::State& from = *state->state.Internal();
   size_t count = 0;
-  bool asked = false;  // there is no error to return: this waits for its turn
-  from.gate->Close(asked, [] {}, [&] { count = from.properties.size(); });
+  state->state.Internal()->gate->Await([&] { count = state->state.Internal()->properties.size(); });
   return count;
 }
 odtpack_error* odtpack_state_property_at(const odtpack_state* state, size_t index,
@@ -374,7 +376,7 @@ odtpack_error* odtpack_state_optimizer(const odtpack_state* state, bool* found, 
   return Try([&] {
     const odtpack::detail::Gate::Call call(*state->state.Internal()->gate);
     const auto& optimizer = state->state.Internal()->optimizer;
-    *found = optimizer.has_value();
+    *found = optimizer != nullptr;
     if (!optimizer) return;
     *kind = Text(optimizer->kind);
     *step = optimizer->step;

@@ -9,7 +9,7 @@ import { isRecord, parseStrictJson } from './json.js';
 import type { TrainingPackage } from './package.js';
 import { type FileSource, inMemory } from './platform.js';
 import {
-  ARRAYS, bytesOf, type DType, join, product, sameDims, type Stored, type TypedArray, view,
+  ARRAYS, bytesOf, type Dims, type DType, join, product, sameDims, type Stored, type TypedArray, view,
 } from './tensors.js';
 
 /** PEFT's files by their names, `adapter_model.safetensors` and `adapter_config.json`. */
@@ -102,19 +102,14 @@ export async function trainedOf(
   await state.refresh();
   const all = [...state.parameters].filter(([, { requiresGrad }]) => requiresGrad);
   const trained = new Map(all.sort(([a], [b]) => (a < b ? -1 : 1)));
-  const left = new Set(trained.keys());
-  const mismatch = (problem: string): never => fail('adapter-mismatch', problem, '',
+  const text = (dtype: DType, dims: Dims): string => `${dtype}[${dims}]`;
+  const own = new Map([...trained].map(([name, { dtype, dims }]) => [name, text(dtype, dims)]));
+  const wanted = new Map(manifest.parameters.filter(({ role }) => role === 'trainable')
+    .map(({ name, dtype, shape }) => [name, text(dtype, shape)]));
+  const odd = [...wanted.keys(), ...own.keys()].find((name) => own.get(name) !== wanted.get(name));
+  if (odd === undefined) return trained;
+  return fail('adapter-mismatch', `State and package do not train the same '${odd}'.`, '',
     'use a checkpoint that was trained with this package');
-  for (const { name, dtype, shape } of manifest.parameters.filter((p) => p.role === 'trainable')) {
-    const found = trained.get(name) ?? mismatch(`The state does not train '${name}'.`);
-    if (found.dtype !== dtype || !sameDims(found.dims, shape)) {
-      mismatch(`'${name}' is ${found.dtype}[${found.dims}] in the state, and ` +
-        `${dtype}[${shape}] in the package.`);
-    }
-    left.delete(name);
-  }
-  for (const name of left) mismatch(`The state trains '${name}', and the package does not.`);
-  return trained;
 }
 
 function peftOf({ manifest }: TrainingPackage): {

@@ -4,9 +4,9 @@ import { fail, reason } from './errors.js';
 import { widen } from './inference.js';
 import { evaluationOutputs, type InputInfo, type Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
-import { type Feeds, tensorOver } from './runtime.js';
+import { type Feeds, tensorOver, writesInPlace } from './runtime.js';
 import { isRecord } from './json.js';
-import { allocating, ARRAYS, byName, type DType, product } from './tensors.js';
+import { allocating, ARRAYS, byName, type DType, product, type TypedArray } from './tensors.js';
 import type { Batch } from './worker_calls.js';
 
 /** A batch as the caller gave it, of which nothing but its own names count. */
@@ -33,8 +33,8 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: Onnx
   }
   const sizes = new Map<string, { size: number; owner: string }>();
   for (const spec of specs) {
-    const refuse = (code: string, problem: string): never =>
-      fail(code, `Input '${spec.name}' ${problem}.`, '', `it must be ${describe(spec)}`);
+    const refuse = (code: string, problem: string, hint = `it must be ${describe(spec)}`): never =>
+      fail(code, `Input '${spec.name}' ${problem}.`, '', hint);
     if (!isTensor(feeds[spec.name])) refuse('input-type', 'is not a tensor');
     const given = feeds[spec.name]!;
     const { type, dims } = given;
@@ -43,12 +43,20 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: Onnx
     if (spec.shape.length && (dims.length !== spec.shape.length || !fits)) {
       refuse('input-shape', `has the shape [${dims}]`);
     }
-    if (ort && !('location' in given)) {
+    const isPlain = !('location' in given);
+    if (ort && (isPlain || given.location === 'cpu')) {
       const { data } = given as Tensor;
       const size = data?.length;
-      if (size !== product(dims)) refuse('input-shape', `has ${size} elements for [${dims}]`);
+      if (size !== product(dims)) {
+        refuse('input-shape', `has ${size} elements for [${dims}]`, size === 0
+          ? 'an array that was transferred to a worker has none: pass a copy, array.slice()' : undefined);
+      }
+      if (writesInPlace(ort) && String((data as TypedArray).buffer) === '[object SharedArrayBuffer]') {
+        refuse('input-type', 'lies in a SharedArrayBuffer, which ONNX Runtime cannot read in Node.js',
+          'pass a copy: array.slice()');
+      }
       try {
-        feeds[spec.name] = new ort.Tensor(type as 'float32', data as Float32Array, dims);
+        if (isPlain) feeds[spec.name] = new ort.Tensor(type as 'float32', data as Float32Array, dims);
       } catch (error) {
         refuse('input-type', `is not a tensor: ${reason(error).replace(/\.$/, '')}`);
       }
@@ -69,6 +77,12 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: Onnx
     if (dtype === 'int64' && classes !== undefined) {
       checkLabels(name, feeds[name]!, classes, ignored);
     }
+    // ONNX's Gather counts negative ones from the end of its table.
+    const isTokens = dtype === 'int64' && (name === 'input_ids' || name === 'decoder_input_ids');
+    if (!isTokens || feeds[name]!.location === 'gpu-buffer') continue;
+    const token = (feeds[name]!.data as BigInt64Array).find((each) => each < 0);
+    if (token === undefined) continue;
+    fail('bad-prompt', `Input '${name}' holds ${token}, and tokens are numbered from 0.`);
   }
 }
 

@@ -5,6 +5,7 @@ import {
   externalRegion, layCheckpoint, payloadBytes, readCheckpoint, readStep,
 } from './checkpoint_format.js';
 import { attempt, fail, OdtpackError } from './errors.js';
+import { LONE } from './json.js';
 import { type FileSource, inMemory, type OpenedCheckpoint } from './platform.js';
 import { bytesOf, type Layout, sameDims } from './tensors.js';
 
@@ -39,18 +40,19 @@ export class Properties {
   set(name: string, value: bigint | number | string, kind?: PropertyKind): void {
     const whole = typeof value === 'bigint' || Number.isSafeInteger(value);
     const chosen = kind ?? (typeof value === 'string' ? 'text' : whole ? 'int' : 'float');
-    const right = (chosen === 'text' ? ['string'] : ['number', 'bigint']).includes(typeof value);
-    if (!name || !right || (chosen === 'int' && !whole)) {
-      fail('property-type', `Property '${name}' cannot be ${String(value)}.`);
+    const kinds = { string: ['text'], number: ['int', 'float'], bigint: ['int', 'float'] };
+    const right = (kinds as Record<string, string[]>)[typeof value]?.includes(chosen);
+    if (typeof name !== 'string' || !name || !right || (chosen === 'int' && !whole)) {
+      fail('property-type', `Property '${String(name)}' cannot be a ${typeof value} of this kind.`);
+    }
+    if (LONE.test(name) || (typeof value === 'string' && LONE.test(value))) {
+      fail('property-not-text', 'A property holds half a surrogate pair, which is no text.');
     }
     const kept =
       chosen === 'text' ? value : chosen === 'int' ? BigInt(value) : Math.fround(Number(value));
-    if (
-      (typeof kept === 'bigint' && BigInt.asIntN(64, kept) !== kept) ||
-      (typeof kept === 'number' && Math.abs(kept) === Infinity && Number.isFinite(Number(value)))
-    ) {
-      fail('property-out-of-range', `Property '${name}' cannot hold ${value}.`);
-    }
+    const fits = typeof kept === 'bigint' ? BigInt.asIntN(64, kept) === kept
+      : typeof kept === 'string' || Math.abs(kept) < Infinity || !Number.isFinite(Number(value));
+    if (!fits) fail('property-out-of-range', `Property '${name}' cannot hold ${value}.`);
     this.values.set(name, { kind: chosen, value: kept });
   }
 

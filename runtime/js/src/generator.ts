@@ -193,7 +193,12 @@ export class Generator {
       this.#running = Promise.allSettled([this.#running, run]).then(() => undefined);
       const made = (await attempt(() => run, 'run-failed',
         `The decoder failed after ${sequence.count} tokens`, '',
-        'pass fewer tokens, of those that the decoder knows')) as Feeds;
+        'pass fewer tokens, of those that the decoder knows').catch((error: unknown) => {
+        const words = this.opened.manifest.inputs.find((each) => each.class_count)?.class_count;
+        const token = Math.max(...part);
+        if (words === undefined || token < words) throw error;
+        fail('bad-prompt', `The token ${token} is not below the ${words} of the vocabulary.`);
+      })) as Feeds;
       for (const name of session.inputNames) {
         if (name.startsWith(PAST)) feeds[name] = made[PRESENT + name.slice(PAST.length)]!;
       }

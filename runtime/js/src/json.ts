@@ -6,7 +6,7 @@
 import { reason } from './errors.js';
 
 const MAX_DEPTH = 64;
-const LONE = /[\ud800-\udfff]/u; // half a surrogate pair
+export const LONE = /[\ud800-\udfff]/u; // half a surrogate pair
 /** What opens, closes, or is text: with what follows a text that is a key. */
 const TOKEN = /[{}[\]]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
 

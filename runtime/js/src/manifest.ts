@@ -169,12 +169,12 @@ const schema = object({
     },
     true,
   ),
-  layout: object({
+  layout: optional(object({
     dtype: oneOf('float32', 'float64'), elements: count,
     run: oneOf('chunks', 'whole', 'parameters'),
-    chunk_elements: optional(whole(1024, 2 ** 30), 131072), inputs: list(text),
+    chunk_elements: whole(1024, 2 ** 30), inputs: list(text),
     state: optional(list(object({ name: text, axes: optional(list(oneOf(0, 1), 2)) })), []),
-  }),
+  })),
   groups: optional(
     list(object({ learning_rate_scale: rate, weight_decay: real, parameters: list(text) })), [],
   ),
@@ -195,7 +195,9 @@ const schema = object({
 });
 
 export type Settings = Record<string, number | readonly number[]>;
-export type Manifest = Checked<typeof schema>;
+type Content = Checked<typeof schema>;
+/** A package may have no layout, and then there is no session: `checkParameters`. */
+export type Manifest = Content & { layout: NonNullable<Content['layout']> };
 export type FileEntry = Manifest['files']['training_model'];
 export type SegmentsInfo = NonNullable<Manifest['segments']>;
 export type SelfCheckInfo = NonNullable<Manifest['self_check']>;
@@ -213,7 +215,7 @@ export function parseManifest(bytes: Uint8Array): Manifest {
       `The manifest has schema version ${version}, and this odtpack reads 1.`, 'manifest.json',
       'update odtpack, or build the package again');
   }
-  const manifest = schema(content, '');
+  const manifest = schema(content, '') as Manifest;
   checkSense(manifest);
   return manifest;
 }
@@ -230,25 +232,13 @@ export function evaluationOutputs(manifest: Manifest): Manifest['outputs'] {
 }
 
 function checkSense(manifest: Manifest): void {
-  const { layout, parameters, groups } = manifest;
+  const { parameters, groups } = manifest;
   const outputs = evaluationOutputs(manifest);
-  for (const items of [manifest.inputs, outputs, parameters, layout.state]) {
+  for (const items of [manifest.inputs, outputs, parameters]) {
     if (new Set(items.map(({ name }) => name)).size < items.length) invalid('a name occurs twice');
   }
   if (manifest.outputs[0]?.role !== 'loss') invalid('the first output must be the loss');
-  const itemsize = ARRAYS[layout.dtype].BYTES_PER_ELEMENT;
-  let end = 0;
-  const trained = trainedParameters(manifest);
-  for (const { name, shape, dtype: type, offset } of trained) {
-    if (type !== layout.dtype || offset * itemsize % 64 || offset < end) {
-      invalid(`the offset or the type of '${name}' does not go with the layout`);
-    }
-    end = offset + product(shape);
-  }
-  const step = 64 / itemsize;
-  if (layout.elements !== Math.ceil(end / step) * step) {
-    invalid('layout.elements is not where the last parameter ends, rounded up to 64 bytes');
-  }
+  if (manifest.layout) checkLayout(manifest);
   if (manifest.schedule) checkSchedule(manifest.schedule, invalid);
   const known = new Set(parameters.map(({ name }) => name));
   const scales = parameters.flatMap((parameter) => parameter.scale ?? []);
@@ -256,7 +246,7 @@ function checkSense(manifest: Manifest): void {
   const stranger = named.find((name) => !known.has(name));
   if (stranger !== undefined) invalid(`'${stranger}' is not one of the parameters`);
   const grouped = groups.flatMap((group) => group.parameters).sort();
-  const names = trained.map(({ name }) => name).sort();
+  const names = parameters.filter(({ role }) => role === 'trainable').map(({ name }) => name).sort();
   if (groups.length && JSON.stringify(grouped) !== JSON.stringify(names)) {
     invalid('the groups do not hold each trainable parameter once');
   }
@@ -271,6 +261,19 @@ function checkSense(manifest: Manifest): void {
     bytes !== undefined && bytes !== product(shape) * ARRAYS[type].BYTES_PER_ELEMENT);
   if (odd) invalid(`the size of '${odd.name}' is not that of its shape and type`);
   checkSelfCheck(manifest);
+}
+
+function checkLayout(manifest: Manifest): void {
+  const { dtype, elements } = manifest.layout;
+  const step = 64 / ARRAYS[dtype].BYTES_PER_ELEMENT;
+  let end = 0;
+  for (const { name, shape, offset } of trainedParameters(manifest)) {
+    if (offset % step || offset < end) invalid(`the offset of '${name}' does not go with the layout`);
+    end = offset + product(shape);
+  }
+  if (elements !== Math.ceil(end / step) * step) {
+    invalid('layout.elements is not where the last parameter ends, rounded up to 64 bytes');
+  }
 }
 
 /** It holds a reason, or everything else. */
@@ -291,5 +294,5 @@ export function trainedParameters(manifest: Manifest): (ParameterInfo & { offset
   return manifest.parameters
     .filter(({ role }) => role === 'trainable')
     .map((each) => ({ ...each, offset: each.offset ?? invalid(`'${each.name}' has no offset`) }))
-    .sort((a, b) => a.offset - b.offset);
+    .sort((a, b) => a.offset - b.offset || product(a.shape) - product(b.shape));
 }

@@ -90,12 +90,14 @@ export function checkModel(
 /** Check that the checkpoint holds the parameters of the package and no others. */
 export function checkParameters(manifest: Manifest, state: CheckpointState): void {
   const left = new Set(state.parameters.keys());
+  if (!manifest.layout) mismatch('the manifest does not say where parameters lie');
   for (const { name, dtype, shape, role } of manifest.parameters) {
     const own = state.parameters.get(name);
     const shapeless = state.isNominal && !state.flat;
     left.delete(name);
     if (
       !own || own.dtype !== dtype || own.requiresGrad !== (role === 'trainable') ||
+      (own.requiresGrad && dtype !== manifest.layout.dtype) ||
       !(shapeless || sameDims(own.dims, shape))
     ) {
       const problem = own ? 'of another shape, type or role' : 'missing';
@@ -124,7 +126,6 @@ export function place(manifest: Manifest, state: CheckpointState): FlatState {
     if (JSON.stringify(state.flat.layout) !== JSON.stringify(layout)) {
       mismatch('the state belongs to a session whose package lays its parameters out differently');
     }
-    new Uint8Array(state.flat.gradients).fill(0);
     return state.flat;
   }
   const [parameters, gradients] = allocating('model-mismatch', 'the parameters', () =>

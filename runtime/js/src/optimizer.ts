@@ -30,7 +30,7 @@ export class Optimizer {
 
   constructor(
     readonly ort: OnnxRuntime, readonly session: InferenceSession, readonly manifest: Manifest,
-    state: CheckpointState, flat: FlatState,
+    readonly shared: CheckpointState, flat: FlatState,
   ) {
     const { layout, groups } = manifest;
     const taken = new Set([...session.inputNames, ...layout.state.map(({ name }) => name)]);
@@ -51,8 +51,8 @@ export class Optimizer {
       return { name, axes, layout: own, buffer: platform.allocate(own.nbytes) };
     });
     const names = groups.map((group) => group.parameters);
-    this.#state = takeOver(state.optimizer, manifest.optimizer.kind, kept, flat.layout, names);
-    state.optimizer = this.#state;
+    this.#state = takeOver(shared.optimizer, manifest.optimizer.kind, kept, flat.layout, names);
+    shared.optimizer = this.#state;
 
     const scalar = (data: TypedArray, dtype: 'float32' | 'float64' | 'int64' | 'bool'): Tensor =>
       tensorOver(ort, dtype, data, [1]);
@@ -121,6 +121,14 @@ export class Optimizer {
         add(group, byName(tensors));
       }
     }
+  }
+
+  /** Refuse a step or a save where another session has the moments and the step count. */
+  requireOwn(): void {
+    const { optimizer } = this.shared;
+    if (!optimizer || optimizer === this.#state) return;
+    fail('optimizer-mismatch', "A later session has the state's moments and step count.", '',
+      'make the steps with that one');
   }
 
   get stepCount(): number {

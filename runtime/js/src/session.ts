@@ -240,6 +240,7 @@ export class TrainingSession {
   }
 
   async #step(feeds: Batch, options?: RunOptions): Promise<Feeds> {
+    this.#updating().requireOwn();
     if (this.#resident) {
       return this.#run(this.#resident, this.trainingOutputNames, feeds, [options]);
     }
@@ -257,6 +258,7 @@ export class TrainingSession {
    */
   async trainBatch(feeds: Batch, options?: RunOptions): Promise<number> {
     return this.#use(async () => {
+      this.#updating().requireOwn();
       const single = this.accumulationSteps === 1;
       const results = await (single ? this.#step(feeds, options) : this.#train(feeds, [options]));
       this.#pending += 1;
@@ -443,7 +445,10 @@ export class TrainingSession {
     target: Parameters<CheckpointState['save']>[0], includeOptimizerState = true,
     options?: SaveOptions,
   ): Promise<void> {
-    await this.#use(() => this.state.save(target, includeOptimizerState, options), false);
+    await this.#use(async () => {
+      if (includeOptimizerState) this.#optimizer?.requireOwn();
+      await this.state.save(target, includeOptimizerState, options);
+    }, false);
   }
 
   /**
@@ -496,6 +501,7 @@ export class TrainingSession {
   async #update(options?: RunOptions): Promise<void> {
     this.state.requireValues();
     const optimizer = this.#updating();
+    optimizer.requireOwn();
     this.#whole();
     if (!this.#skipping.nothingLeft) await optimizer.step(options);
   }

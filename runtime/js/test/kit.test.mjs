@@ -56,7 +56,14 @@ test('properties keep their kinds through a file', async () => {
   assert.throws(() => properties.set('x', 2n ** 63n), code('property-out-of-range'));
   assert.throws(() => properties.set('x', 1e300, 'float'), code('property-out-of-range'));
   assert.throws(() => properties.set('x', {}), code('property-type'));
-  assert.throws(() => properties.set('', 1), code('property-type'));
+  for (const [name, value, kind] of [
+    ['', 1], [5, 1], [Symbol('x'), 1], [null, 1], ['x', 1, 'double'], ['x', 1, 'toString'], ['x', 'a', 'int'],
+    ['x', 1, 'text'], ['x', 1.5, 'int'], ['x', true], ['x', null], ['x', Symbol('x')],
+  ]) assert.throws(() => properties.set(name, value, kind), code('property-type'));
+  for (const [name, value] of [['\ud800', 1], ['x', 'a\udfff']]) {
+    assert.throws(() => properties.set(name, value), code('property-not-text'));
+  }
+  assert.deepEqual(properties.values.size, 5);
 });
 
 test('a checkpoint reads back, with and without a data file', async () => {
@@ -192,7 +199,9 @@ test('a manifest is read strictly, and signatures count', async () => {
     inputs: [], outputs: [{ name: 'loss', dtype: 'float32', shape: [], role: 'loss' }],
     parameters: [{ name: 'p', shape: [2], dtype: 'float32', role: 'trainable', offset: 0 }],
     optimizer: { kind: 'sgd' },
-    layout: { dtype: 'float32', elements: 16, run: 'chunks', inputs: ['params'], state: [] },
+    layout: {
+      dtype: 'float32', elements: 16, run: 'chunks', chunk_elements: 1024, inputs: ['params'], state: [],
+    },
     later: { settings: 'are ignored' },
   };
   const files = (manifest) => new Map([
@@ -307,6 +316,26 @@ test('names from outside are names, whatever objects have by that name', () => {
   for (const odd of [null, undefined, [tensor], 'x']) {
     assert.throws(() => batchOf(odd), code('input-count'));
   }
+});
+
+test('arrays that ONNX Runtime cannot read are refused, and it is said what to do', () => {
+  const specs = [{ name: 'x', dtype: 'float32', shape: [2], role: 'data' }];
+  const ort = { env: { versions: { node: '1' } }, Tensor: class { constructor(...all) { this.all = all; } } };
+  const given = (data, more) => ({ x: { type: 'float32', dims: [2], data, ...more } });
+  const gone = new Float32Array(2);
+  structuredClone(gone, { transfer: [gone.buffer] });
+  const shared = new Float32Array(new SharedArrayBuffer(8));
+  for (const [data, expected] of [[gone, 'input-shape'], [shared, 'input-type']]) {
+    for (const more of [{}, { location: 'cpu' }]) {
+      assert.throws(() => checkBatch(specs, given(data, more), ort), (error) =>
+        code(expected)(error) && error.hint.includes('array.slice()'));
+    }
+  }
+  checkBatch(specs, given(shared.slice()), ort);
+  checkBatch(specs, given(shared), { ...ort, env: { versions: { web: '1' } } }); // which copies it
+  const onGpu = Object.defineProperty(given(0, { location: 'gpu-buffer' }).x, 'data', {
+    get() { throw new Error('it is not on the processor'); } });
+  checkBatch(specs, { x: onGpu }, ort);
 });
 
 test('a template of tiny or nested fields costs what it has in bytes', () => {

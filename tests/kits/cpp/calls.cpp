@@ -10,6 +10,7 @@
 //     odtpack-calls rates JOB.json TIMES      learning rates that are refused
 //     odtpack-calls taken JOB.json TIMES      a parameter that was taken before there is a session
 //     odtpack-calls reads JOB.json TIMES      the state is read while another thread trains
+//     odtpack-calls shared JOB.json TIMES     a second session of a state takes its moments over
 #include <chrono>
 #include <limits>
 #include <thread>
@@ -394,6 +395,7 @@ void Reads(const Job& job, int times) {
   const std::vector<std::function<void()>> calls = {
       [&] { Require(std::get<std::string>(state.GetProperty("app")).size() == 40, "it reads"); },
       [&] { Require(state.HasProperty("app"), "it is there"); },
+      [&] { Require(!state.IsNominal(), "it has values"); },
       [&] { state.GetParameter(name); }};
   std::vector<std::set<std::string>> codes(calls.size());
   for (size_t i = 0; i < calls.size(); ++i) {
@@ -407,6 +409,30 @@ void Reads(const Job& job, int times) {
     Require(each == std::set<std::string>{"busy"}, "a call that reads during a step");
 }
 
+void Shared(const Job& job, int) {
+  const auto training = job.Start();
+  auto& first = training->session;
+  first.TrainStep(job.batch.values);
+  const auto before = WithGradients(*training);
+  odtpack::TrainingSession second(job.env, training->package, training->state, 1);
+  Require(WithGradients(*training) == before, "a second session changed the state");
+  const std::vector<std::function<void()>> calls = {
+      [&] { first.StepOn(job.batch.values); }, [&] { first.TrainBatch(job.batch.values); },
+      [&] { first.OptimizerStep(); }};
+  for (const auto& call : calls)
+    Require(CodeOf(call) == "optimizer-mismatch", "a step without moments");
+  first.SetLearningRate(0.5f);
+  first.EvalStep(job.batch.values);
+  Require(WithGradients(*training) == before, "a session without moments changed the state");
+  second.OptimizerStep();
+  Require(first.StepCount() == 0 && second.StepCount() == 1, "the step counts");
+  second.LazyResetGrad();
+  const auto once = job.Start();
+  once->session.TrainStep(job.batch.values);
+  once->session.OptimizerStep();
+  Require(DigestOf(*training) == DigestOf(*once), "a step on what the first accumulated");
+}
+
 }  // namespace
 
 int main(int count, char** words) try {
@@ -415,7 +441,7 @@ int main(int count, char** words) try {
   const std::map<std::string, void (*)(const Job&, int)> commands = {
       {"close", Close}, {"end", End},           {"threads", Threads}, {"closed", Closed},
       {"nan", Nan},     {"gradient", Gradient}, {"fails", Fails},     {"rates", Rates},
-      {"taken", Taken}, {"reads", Reads}};
+      {"taken", Taken}, {"reads", Reads},       {"shared", Shared}};
   commands.at(words[1])(Job(words[2]), std::atoi(words[3]));
   std::cout << "done" << std::endl;
   return 0;

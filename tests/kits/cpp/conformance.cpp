@@ -81,7 +81,7 @@ struct Comparison {
       Same(own.value, parameter.value, "'" + name + "'");
     }
     Require(found.properties == wanted.properties, "the properties differ");
-    Require(found.optimizer.has_value() == wanted.optimizer.has_value(), "the optimizer's state");
+    Require(!found.optimizer == !wanted.optimizer, "the optimizer's state");
     if (!wanted.optimizer) return;
     const auto &one = *found.optimizer, &two = *wanted.optimizer;
     Require(one.step == two.step && one.rate == two.rate && one.kind == two.kind,

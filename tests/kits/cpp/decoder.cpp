@@ -4,6 +4,8 @@
 //     odtpack-decoder JOB.json
 //
 //     "tries": [ADAPTER, ...]    loaded at first; what becomes of each is printed in a line
+//     "others": [CHECKPOINT, ...] states whose adapter is saved, loaded and generated with; what
+//                                becomes of each is printed in a line
 //     "load": ADAPTER            set the parameters first
 //     "adapters": [ADAPTER, ...] saved after the steps
 //     "save": CHECKPOINT         saved at last
@@ -28,12 +30,25 @@ int main(int count, char** arguments) try {
   const auto load = [&training](const Json& path) {
     odtpack::LoadAdapter(training.package, training.state, path.As<std::string>());
   };
-  for (const Json& path : json.Get<Json::List>("tries", {})) try {
-      load(path);
+  const auto attempt = [](const std::function<void()>& work) {
+    try {
+      work();
       std::cout << "accepted" << std::endl;
     } catch (const odtpack::Error& error) {
       std::cout << error.Code() << std::endl;
     }
+  };
+  for (const Json& path : json.Get<Json::List>("tries", {})) attempt([&] { load(path); });
+  for (const Json& path : json.Get<Json::List>("others", {})) {
+    const auto other = odtpack::CheckpointState::LoadCheckpoint(path.As<std::string>());
+    const std::string adapter = (folder / "of_others.onnx_adapter").string();
+    attempt([&] { odtpack::SaveAdapter(training.package, other, adapter); });
+    odtpack::SaveAdapter(training.package, training.state, adapter);
+    attempt([&] { odtpack::LoadAdapter(training.package, other, adapter); });
+    odtpack::Generator generator(env, training.package, 1);
+    attempt([&] { generator.AddAdapter("other", other); });
+    attempt([&] { generator.Logits({3, 1'000'000}); });
+  }
   if (json["load"]) load(json["load"]);
   const auto batch = [&json, &folder](size_t step) {
     const auto& steps = json.Get<Json::List>("steps");

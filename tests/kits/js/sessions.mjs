@@ -49,6 +49,25 @@ export async function stress({ kit, ort, source, roots, times }) {
   note('rates', [...rates, first.restoreSchedule()]);
   await first.release();
 
+  // A second session of a state takes its moments over, and keeps what the first accumulated.
+  const one = await open();
+  await one.runTrainStep(batch(1));
+  const accumulated = String(new Float32Array(one.state.flat.gradients));
+  const two = await kit.TrainingSession.create({ package: source, checkpointState: one.state }, { ort });
+  const kept = String(new Float32Array(one.state.flat.gradients)) === accumulated;
+  const refused = await Promise.all([
+    await outcome(one.stepOn(batch(1))), await outcome(one.trainBatch(batch(1))),
+    await outcome(one.runOptimizerStep()), await outcome(one.saveCheckpoint('never.ckpt')),
+    await outcome(one.runEvalStep(batch(1))),
+  ]);
+  await two.runOptimizerStep();
+  const plainly = await open();
+  await plainly.runTrainStep(batch(1));
+  await plainly.runOptimizerStep();
+  note('two sessions of a state', [kept, refused, one.stepCount, two.stepCount,
+    (await content(two)) === (await content(plainly))]);
+  for (const session of [one, two, plainly]) await session.release();
+
   // The last of three models does not load: the others are freed.
   let [created, released] = [0, 0];
   const create = async (...given) => {

@@ -34,6 +34,9 @@ internal class Task(val json: Json) {
         kernels = json["kernels"].text("").ifEmpty { null }
     }
     val session: OrtTrainingSession
+
+    /** Of the same state. */
+    val second by lazy { OrtTrainingSession.create(env, pack, session.checkpoint, 1) }
     val batches: List<Map<String, OnnxTensor>>
 
     init {

@@ -38,7 +38,7 @@ internal fun actions(json: Json) {
 private fun closed(tensor: OnnxTensor) = tensor.apply { if (!isClosed) close() }
 
 private fun act(task: Task, json: Json): Any? {
-    val session = task.session
+    val session = if (json["on"].absent) task.session else task.second
     val batch = task.batches[json["batch"].whole(0).toInt()]
     return when (val name = json["do"].text()) {
         "batch" -> session.trainBatch(batch)

@@ -291,8 +291,16 @@ inline Tensors TrainedOf(const Package& package, const State& state) {
   state.RequireValues();
   state.Refresh();
   Tensors trained;
+  std::map<std::string, std::string> own, wanted;
   for (const auto& [name, parameter] : state.parameters)
-    if (parameter.trainable) trained[name] = parameter.value;
+    if (parameter.trainable) own[name] = (trained[name] = parameter.value).Description();
+  for (const auto& spec : package.Parameters())
+    if (spec.role == "trainable") wanted[spec.name] = spec.Description();
+  for (const auto* all : {&own, &wanted})
+    for (const auto& [name, _] : *all)
+      if (own[name] != wanted[name])
+        throw Error("adapter-mismatch", "State and package do not train the same '" + name + "'.",
+                    "", "use a checkpoint that was trained with this package");
   return trained;
 }
 

@@ -352,6 +352,13 @@ class Gate {
     Leave();
   }
 
+  /// Do something in turn, where there is no error to return: this waits for the running call.
+  template <class Body>
+  void Await(Body body) {
+    bool closed = false;
+    Close(closed, [] {}, body);
+  }
+
   /// Let no further call of a session begin, from within the running one.
   void Shut(bool& closed) {
     const std::lock_guard<std::mutex> lock(mutex_);

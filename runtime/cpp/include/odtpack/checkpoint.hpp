@@ -38,9 +38,9 @@ class CheckpointState {
 
   void AddProperty(const std::string& name, const Property& value) {
     const auto* text = std::get_if<std::string>(&value);
-    if (name.empty() || !detail::IsUtf8(name) || (text != nullptr && !detail::IsUtf8(*text))) {
-      throw Error("property-type", "A property needs a name, and it and its text are UTF-8.");
-    }
+    if (name.empty()) throw Error("property-type", "A property needs a name.");
+    if (!detail::IsUtf8(name) || (text != nullptr && !detail::IsUtf8(*text)))
+      throw Error("property-not-text", "A property's name and its text must be UTF-8.");
     const detail::Gate::Call call(*state_->gate);
     state_->properties[name] = value;
   }
@@ -87,7 +87,10 @@ class CheckpointState {
   bool IsChecked() const { return state_->checked; }
 
   /// True as long as the parameters have names and no values.
-  bool IsNominal() const { return state_->nominal; }
+  bool IsNominal() const {
+    const detail::Gate::Call call(*state_->gate);
+    return state_->nominal;
+  }
 
   /// Set all parameters to those of a complete checkpoint of the same model. Properties and the
   /// optimizer's state remain as they are.

@@ -37,7 +37,7 @@ struct OptimizerState {
 struct State {
   std::map<std::string, Parameter> parameters;
   std::map<std::string, Property> properties;
-  std::optional<OptimizerState> optimizer;
+  std::shared_ptr<OptimizerState> optimizer;  // that of the session made last
   bool nominal = false;
   bool checked = false;  // whether its file carried a digest, which was right
   Tensor flat, gradients;
@@ -102,7 +102,7 @@ class CheckpointReader {
     }
     const size_t groups = root_->Count(fbs::Checkpoint::VT_OPTIMIZER_GROUPS);
     outline_.Count(groups);
-    if (groups > 0) state.optimizer = Optimizer(state);
+    if (groups > 0) state.optimizer = std::make_shared<OptimizerState>(Optimizer(state));
     Properties(root_->Table(fbs::Checkpoint::VT_PROPERTY_BAG), state);
     if (values_ != Values::kNone) state.checked = CheckDigest(state);
     return state;

@@ -259,7 +259,7 @@ inline void WriteCheckpoint(const std::string& path, State& state, bool with_opt
                             size_t external_above = kExternalAbove, bool keep_previous = false) {
   state.Refresh();
   const auto* optimizer =
-      with_optimizer && !state.nominal && state.optimizer ? &*state.optimizer : nullptr;
+      with_optimizer && !state.nominal ? state.optimizer.get() : nullptr;
   size_t total = 0;
   for (const auto& item : state.parameters) total += state.nominal ? 0 : item.second.value.Bytes();
   for (size_t i = 0; optimizer != nullptr && i < optimizer->moments.size(); ++i) {

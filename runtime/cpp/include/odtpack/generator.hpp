@@ -75,7 +75,16 @@ class Generator {
       }
       for (const std::string& name : of.outputs_) arguments.output_names.push_back(name.c_str());
       arguments.outputs.resize(of.outputs_.size());
-      arguments.Run(of.session_, "pass fewer tokens, of those that the decoder knows");
+      try {
+        arguments.Run(of.session_, "pass fewer tokens, of those that the decoder knows");
+      } catch (const Error&) {
+        const int64_t most = *std::max_element(tokens, tokens + size);
+        for (const auto& spec : of.package_.Inputs())
+          if (spec.class_count > 0 && most >= spec.class_count)
+            throw Error("bad-prompt", "The token " + std::to_string(most) + " is not below the " +
+                                          std::to_string(spec.class_count) + " of the vocabulary.");
+        throw;
+      }
       std::vector<Ort::Value> results;
       for (OrtValue* output : arguments.outputs) results.emplace_back(output);
       size_t next = 1;
@@ -230,11 +239,7 @@ class Generator {
   /// Those of what was trained that the decoder takes.
   detail::Tensors OfDecoder(const detail::Tensors& trained) const {
     detail::Tensors own;
-    for (const auto& spec : package_.Adapter()) {
-      const auto found = trained.find(spec.name);
-      if (found == trained.end()) detail::ThrowMismatch("the state has no '" + spec.name + "'");
-      own.insert(*found);
-    }
+    for (const auto& spec : package_.Adapter()) own[spec.name] = trained.at(spec.name);
     return own;
   }
 

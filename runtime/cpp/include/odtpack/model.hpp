@@ -61,10 +61,7 @@ class SharedArena {
     std::unordered_map<std::string, size_t> sizes;
     for (const char* key : {"initial_chunk_size_bytes", "max_dead_bytes_per_chunk"}) {
       if (!session[key]) continue;
-      const int64_t bytes = session[key].Whole();
-      if (bytes < 256 || bytes > 1 << 30)
-        Json::Fail(std::string("'session.") + key + "' is not between 256 and 2^30");
-      sizes[key] = static_cast<size_t>(bytes);
+      sizes[key] = static_cast<size_t>(session[key].Whole());
     }
     const Ort::ArenaCfg arena(sizes);
     ours_ = Ort::Status(Ort::GetApi().CreateAndRegisterAllocator(env_, memory_, arena)).IsOK();
@@ -171,9 +168,14 @@ inline void CheckBatch(const std::vector<Spec>& inputs, const std::vector<Ort::V
   }
   for (size_t i = 0; i < values.size(); ++i) {
     const Spec& spec = inputs[i];
-    if (spec.type != kInt64 || spec.class_count == 0) continue;
+    const bool tokens = spec.name == "input_ids" || spec.name == "decoder_input_ids";
+    if (spec.type != kInt64 || (spec.class_count == 0 && !tokens)) continue;
     const auto* labels = values[i].GetTensorData<int64_t>();
     for (size_t k = 0; k < values[i].GetTensorTypeAndShapeInfo().GetElementCount(); ++k) {
+      if (tokens && labels[k] < 0)  // ONNX's Gather counts it from the end of its table
+        throw Error("bad-prompt", "Input '" + spec.name + "' holds " + std::to_string(labels[k]) +
+                                      ", and tokens are numbered from 0.");
+      if (spec.class_count == 0) continue;
       if ((labels[k] >= 0 && labels[k] < spec.class_count) || labels[k] == spec.ignored) continue;
       throw Error("label-out-of-range", "Element " + std::to_string(k) + " of '" + spec.name +
                                             "' is " + std::to_string(labels[k]) +

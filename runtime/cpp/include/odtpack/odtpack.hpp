@@ -32,24 +32,20 @@ inline void CarryOver(const CheckpointState& trained, const CheckpointState& fre
   for (const auto& name : names) {
     if (!same(name))
       throw Error("carry-over-parameter",
-                  "'" + name +
-                      "' does not go over: it is missing, "
-                      "or has another shape or type.",
+                  "'" + name + "' does not go over: it is missing, or has another shape or type.",
                   "", "see odtpack diff OLD NEW");
   }
-  std::optional<detail::OptimizerState> state;
+  std::shared_ptr<detail::OptimizerState> state;
   if (optimizer_state && from.optimizer) {
-    state = detail::OptimizerState{from.optimizer->step, from.optimizer->rate, {}, {{}}, ""};
+    state = std::make_shared<detail::OptimizerState>();
+    *state = {from.optimizer->step, from.optimizer->rate, {}, {{}}, ""};
     std::map<std::string, std::vector<detail::Tensor>> old(from.optimizer->moments.begin(),
                                                            from.optimizer->moments.end());
     for (const auto& [name, parameter] : to.parameters) {
       if (!parameter.trainable || old.empty()) continue;
       if (old.count(name) == 0 || !same(name)) {
-        throw Error("carry-over-optimizer",
-                    "There is no optimizer state for '" + name +
-                        "', which "
-                        "the new package trains.",
-                    "", "pass optimizer_state = false");
+        throw Error("carry-over-optimizer", "There is no optimizer state for '" + name + "'.", "",
+                    "pass optimizer_state = false");
       }
       for (detail::Tensor& moment : old[name]) {
         const detail::Tensor copy = detail::Zeros(moment.type, moment.shape);

@@ -62,7 +62,7 @@ class Optimizer {
     for (const Spec* spec : trainable) {
       if (groups.count(spec->name) == 0) Json::Fail("'" + spec->name + "' is in no group");
     }
-    SetRate(state.optimizer->rate);
+    SetRate(own_->rate);
     const int64_t chunk = std::max<int64_t>(layout.Whole("chunk_elements", 131072), 1);
     for (size_t i = 0, next = 0; i < trainable.size(); i = next) {
       const size_t group = groups[trainable[i]->name];
@@ -85,8 +85,15 @@ class Optimizer {
   /// Go on in another session of the same model.
   void Reopen(Ort::Session session) { session_ = std::move(session); }
 
+  /// Refuse a step where another session has the moments and the step count.
+  void RequireOwn() const {
+    if (state_.optimizer && state_.optimizer != own_)
+      throw Error("optimizer-mismatch", "A later session has the state's moments and step count.",
+                  "", "make the steps with that one");
+  }
+
   void Step() {
-    *step_.As<int64_t>() = state_.optimizer->step + 1;
+    *step_.As<int64_t>() = own_->step + 1;
     if (std::count(inputs_.begin(), inputs_.end(), "gradient_norm") > 0) {
       if (twins_) twins_->PullGradients();
       if (norm_.type == kDouble)
@@ -97,15 +104,15 @@ class Optimizer {
     for (Arguments& run : runs_) {
       run.Run(session_, "load the last checkpoint: parameters may hold part of the step");
     }
-    ++state_.optimizer->step;
+    ++own_->step;
   }
 
   /// Run a step model that is bound to what Bind gave; Advance counts its step.
   std::vector<Ort::Value> RunStep(Model& model, const std::vector<Ort::Value>& batch) {
-    *step_.As<int64_t>() = state_.optimizer->step + 1;
+    *step_.As<int64_t>() = own_->step + 1;
     return model.Run(batch);
   }
-  void Advance() { ++state_.optimizer->step; }
+  void Advance() { ++own_->step; }
 
   /// Bind the learning rates and the number of the step, as a step model calls them; returns what
   /// is kept of each parameter, by the names "<parameter>.<vector>".
@@ -113,7 +120,7 @@ class Optimizer {
     bound.Add("update.learning_rate", scaled_);
     bound.Add("update.step", step_);
     std::map<std::string, Tensor> kept;
-    for (const auto& [name, moments] : state_.optimizer->moments) {
+    for (const auto& [name, moments] : own_->moments) {
       for (size_t i = 0; i < moments.size(); ++i)
         kept[name + "." + vectors_[i + 2].name] = moments[i];
     }
@@ -121,15 +128,13 @@ class Optimizer {
   }
 
   void SetRate(float rate) {
-    const auto require = [](bool good) {
-      if (!good)
-        throw Error("bad-learning-rate", "A learning rate is negative or not finite.", "",
-                    "pass a rate of 0 or more, such as 0.001");
-    };
-    require(std::isfinite(rate) && rate >= 0);
+    bool good = std::isfinite(rate) && rate >= 0;
     for (const auto& group : rates_)
-      require(std::isfinite(static_cast<float>(double{rate} * group.second)));
-    state_.optimizer->rate = rate;
+      good = good && std::isfinite(static_cast<float>(double{rate} * group.second));
+    if (!good)
+      throw Error("bad-learning-rate", "A learning rate is negative or not finite.", "",
+                  "pass a rate of 0 or more, such as 0.001");
+    own_->rate = rate;
     for (const auto& [tensor, scale] : rates_)
       *tensor.As<float>() = static_cast<float>(double{rate} * scale);
   }
@@ -144,7 +149,7 @@ class Optimizer {
 
   /// Give every moment its place, and take over those of the loaded state.
   void PlaceState(const std::vector<const Spec*>& trainable, const std::string& kind) {
-    OptimizerState loaded = state_.optimizer.value_or(OptimizerState{});
+    OptimizerState loaded = state_.optimizer ? *state_.optimizer : OptimizerState{};
     OptimizerState placed{loaded.step, loaded.rate, {}, {}, kind};
     std::map<std::string, std::vector<Tensor>> old(loaded.moments.begin(), loaded.moments.end());
     const size_t kept = vectors_.size() - 2, count = old.empty() ? 0 : old.begin()->second.size();
@@ -181,11 +186,11 @@ class Optimizer {
       for (size_t i = 0; same && i < kept; ++i) moments[i].CopyFrom(old[name][i].data.get());
       old.erase(name);  // what was moved is freed, so that one at a time exists twice
     }
-    state_.optimizer = std::move(placed);
+    state_.optimizer = own_ = std::make_shared<OptimizerState>(std::move(placed));
   }
 
   void AddGroup(double scale, double decay, const std::vector<std::string>& names) {
-    state_.optimizer->groups.push_back(names);
+    own_->groups.push_back(names);
     rates_.emplace_back(scaled_.From(static_cast<int64_t>(rates_.size()), {1}), scale);
     decays_.push_back(Zeros(state_.flat.type, {1}));
     if (state_.flat.type == kDouble)
@@ -252,6 +257,7 @@ class Optimizer {
 
   Ort::Session session_;
   State& state_;
+  std::shared_ptr<OptimizerState> own_;
   std::shared_ptr<Twins> twins_ = state_.twins.lock();
   std::vector<std::string> inputs_, output_names_;
   std::vector<Vector> vectors_;

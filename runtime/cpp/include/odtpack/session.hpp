@@ -70,7 +70,7 @@ class TrainingSession {
     if (opened.optimizer) {
       own_->optimizer = std::make_unique<detail::Optimizer>(std::move(*opened.optimizer), manifest,
                                                             own_->state, own_->trainable);
-      own_->has_optimizer = true;
+      own_->carried = own_->state.optimizer;
     }
     if (step_model && !own_->segments) {
       std::map<std::string, detail::Tensor> trained;
@@ -122,6 +122,7 @@ class TrainingSession {
   /// before the step first.
   std::vector<Ort::Value> StepOn(const std::vector<Ort::Value>& inputs) {
     const auto call = Enter();
+    Optimizer().RequireOwn();
     return MakeStep(inputs);
   }
   /// Whether StepOn makes its steps in a step model.
@@ -154,6 +155,7 @@ class TrainingSession {
   /// every batch since the last reset was skipped.
   void OptimizerStep() {
     const auto call = Enter();
+    Optimizer().RequireOwn();
     Update();
   }
 
@@ -162,6 +164,7 @@ class TrainingSession {
   /// Returns the loss.
   double TrainBatch(const std::vector<Ort::Value>& inputs) {
     const auto call = Enter();
+    Optimizer().RequireOwn();
     const int64_t steps = AccumulationSteps();
     const double loss = detail::AsDouble((steps == 1 ? MakeStep(inputs) : Train(inputs))[0]);
     if (++own_->pending < steps) return loss;
@@ -485,9 +488,6 @@ class TrainingSession {
 
   void Follow(const Schedule& schedule, double initial_rate) {
     schedule.Check();
-    if (!(initial_rate >= 0) || !std::isfinite(static_cast<float>(initial_rate)))
-      throw Error("bad-learning-rate", "A learning rate is negative or not finite.", "",
-                  "pass a rate of 0 or more, such as 0.001");
     Optimizer().SetRate(static_cast<float>(initial_rate));  // the largest, with each group's scale
     own_->schedule = {schedule, initial_rate};
     FollowSchedule();
@@ -507,14 +507,11 @@ class TrainingSession {
   }
 
   detail::Optimizer& Optimizer() const {
-    if (own_->optimizer) return *own_->optimizer;
-    ThrowNoOptimizer();
+    OptimizerState();  // says so if there is none
+    return *own_->optimizer;
   }
   const detail::OptimizerState& OptimizerState() const {
-    if (own_->has_optimizer) return *own_->state.optimizer;
-    ThrowNoOptimizer();
-  }
-  [[noreturn]] static void ThrowNoOptimizer() {
+    if (own_->carried) return *own_->carried;
     throw Error("model-not-found", "No optimizer model was given.", "",
                 "pass optimizer_model.onnx");
   }
@@ -537,25 +534,19 @@ class TrainingSession {
 
   /// Move the trainable parameters into one flat vector, at the manifest's offsets.
   void Place(detail::Type type, int64_t elements) {
-    if (type != detail::kFloat && type != detail::kDouble)
-      detail::Json::Fail("the dtype of 'layout'");
     const bool fresh = !own_->state.flat.data;
     for (const auto& spec : own_->specs) {
       const auto found = own_->state.parameters.find(spec.name);
       const bool trainable = spec.role == "trainable";
       if (found == own_->state.parameters.end() || found->second.trainable != trainable ||
           found->second.value.type != spec.type || (trainable && spec.type != type) ||
-          (found->second.value.shape != spec.shape && !(own_->state.nominal && fresh)) ||
-          std::count(spec.shape.begin(), spec.shape.end(), -1) > 0) {
+          (found->second.value.shape != spec.shape && !(own_->state.nominal && fresh))) {
         detail::ThrowMismatch("the package has '" + spec.name + "' as " + spec.Description());
       }
       if (trainable) own_->trainable.push_back(&spec);
     }
-    const auto names = Names(own_->specs);
-    const std::set<std::string> unique(names.begin(), names.end());
-    if (own_->state.parameters.size() != unique.size() || unique.size() != own_->specs.size()) {
+    if (own_->state.parameters.size() != own_->specs.size())
       detail::ThrowMismatch("one has parameters that the other does not know");
-    }
     std::sort(own_->trainable.begin(), own_->trainable.end(),
               [](const auto* one, const auto* two) { return one->offset < two->offset; });
     const auto line = static_cast<int64_t>(detail::kAlignment / detail::TypeInfo(type).second);
@@ -568,7 +559,6 @@ class TrainingSession {
     if (elements != end) detail::Json::Fail("the elements of 'layout'");
     if (fresh) own_->state.flat = detail::Zeros(type, {elements});
     if (fresh) own_->state.gradients = detail::Zeros(type, {elements});
-    std::fill_n(own_->state.gradients.data.get(), fresh ? 0 : own_->state.gradients.Bytes(), 0);
     for (const auto& spec : own_->specs) {
       detail::Tensor& value = own_->state.parameters.at(spec.name).value;
       if (spec.role == "trainable") {
@@ -630,13 +620,14 @@ class TrainingSession {
     detail::Kept statistics{}, accumulated{};  // what a bad step must not change
     bool nothing = false;                      // gradients hold what a bad step left
     detail::Ending ending{};
-    bool closed = false, has_step_model = false, has_optimizer = false;
+    bool closed = false, has_step_model = false;
     OnNotFinite on_not_finite = OnNotFinite::kSkip;
     int64_t skipped = 0, pending = 0;
     std::optional<NotFinite> last_not_finite{};
     std::unique_ptr<detail::Segments> segments{};
     std::unique_ptr<detail::Model> training{}, step{}, evaluation{};
     std::unique_ptr<detail::Optimizer> optimizer{};
+    std::shared_ptr<const detail::OptimizerState> carried{};
     std::optional<std::pair<Schedule, double>> schedule{};
   };
   std::unique_ptr<Own> own_;

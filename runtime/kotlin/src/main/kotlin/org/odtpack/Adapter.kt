@@ -99,25 +99,15 @@ internal fun trainedOf(pack: TrainingPackage, state: State): Map<String, Tensor>
     }
     state.requireValues()
     val trained = state.parameters.filterValues { it.trainable }.mapValues { it.value.value }
-    val specs = pack.parameters.filter { it.trainable }
-    for (spec in specs) {
-        val own = trained[spec.name] ?: anotherState("the state does not train '${spec.name}'")
-        if (own.type != spec.type || !own.shape.contentEquals(spec.shape)) {
-            anotherState(
-                "'${spec.name}' is ${own.description} in the state, and ${spec.description} in the " +
-                    "package",
-            )
-        }
-    }
-    (trained.keys - specs.map { it.name }.toSet()).firstOrNull()?.let {
-        anotherState("the state trains '$it', and the package does not")
+    val wanted = pack.parameters.filter { it.trainable }.associate { it.name to it.description }
+    (wanted.keys + trained.keys).find { trained[it]?.description != wanted[it] }?.let {
+        fail(
+            "adapter-mismatch", "State and package do not train the same '$it'.", "",
+            "use a checkpoint that was trained with this package",
+        )
     }
     return trained.toSortedMap()
 }
-
-private fun anotherState(what: String): Nothing = fail(
-    "adapter-mismatch", "$what.", "", "use a checkpoint that was trained with this package",
-)
 
 private fun peftConfig(pack: TrainingPackage) = pack.manifest["adapter"]["peft"]["config"].text()
 

@@ -180,6 +180,10 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
                     inputs + given, session.outputNames, emptyMap(), options,
                     "pass fewer tokens, of those that the decoder knows",
                 )
+            } catch (error: OdtpackException) {
+                val words = pack.inputs.maxOf { it.classCount } // 0 where it is not known
+                if (words == 0L || tokens.max() < words) throw error
+                fail("bad-prompt", "The token ${tokens.max()} is not below the $words of the vocabulary.")
             } finally {
                 given.values.forEach(OnnxTensor::close)
             }

@@ -182,10 +182,15 @@ internal fun checkBatch(specs: List<Spec>, feeds: Map<String, OnnxTensorLike>) {
         }
     }
     for (spec in specs) {
-        if (spec.type != Type.INT64 || spec.classCount == 0L) continue
+        val tokens = spec.name == "input_ids" || spec.name == "decoder_input_ids"
+        if (spec.type != Type.INT64 || spec.classCount == 0L && !tokens) continue
         val labels = (feeds.getValue(spec.name) as OnnxTensor).longBuffer
         for (i in 0 until labels.remaining()) {
             val label = labels.get(i)
+            if (tokens && label < 0) { // ONNX's Gather counts it from the end of its table
+                fail("bad-prompt", "Input '${spec.name}' holds $label, and tokens are numbered from 0.")
+            }
+            if (spec.classCount == 0L) continue
             if (label in 0 until spec.classCount || label == spec.ignored) continue
             fail(
                 "label-out-of-range", "Element $i of '${spec.name}' is $label, and the classes are " +

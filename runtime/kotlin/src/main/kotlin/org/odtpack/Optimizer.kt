@@ -43,6 +43,10 @@ internal class Optimizer(
     private val norm = zeros(flat.type, longArrayOf(1))
     private val runs = ArrayList<Pair<Map<String, OnnxTensor>, Map<String, OnnxTensor>>>()
 
+
+    /** What it carries, which is the state's until another session is made on that. */
+    val own: OptimizerState
+
     init {
         if (trainable.isEmpty()) fail("nothing-trainable", "The checkpoint has nothing to train.")
         for (entry in layout["state"].list(emptyList())) {
@@ -60,14 +64,25 @@ internal class Optimizer(
             addGroup(names, group["learning_rate_scale"].number(), group["weight_decay"].number())
         }
         if (groups.isEmpty()) addGroup(trainable.map { it.name }, 1.0, 0.0)
-        placeState(manifest["optimizer"]["kind"].text())
-        setRate(state.optimizer!!.rate)
+        own = placeState(manifest["optimizer"]["kind"].text())
+        state.optimizer = own
+        setRate(own.rate)
     }
 
     /** Bind the model to the vectors, gradients among them, unless that was done. */
     fun prepare() {
         if (runs.isNotEmpty()) return
         if (mode == "parameters") trainable.forEachIndexed(::addParameterRun) else addFlatRuns()
+    }
+
+    /** Refuse a step or a save where another session has the moments and the step count. */
+    fun requireOwn() {
+        if (state.optimizer != null && state.optimizer !== own) {
+            fail(
+                "optimizer-mismatch", "A later session has the state's moments and step count.", "",
+                "make the steps with that one",
+            )
+        }
     }
 
     fun step(options: RunOptions?) {
@@ -84,16 +99,16 @@ internal class Optimizer(
     }
 
     /** Set the number of the step to be made. */
-    fun prepareStep() = step.data.putLong(0, state.optimizer!!.step + 1)
+    fun prepareStep() = step.data.putLong(0, own.step + 1)
 
     /** Count a step. */
-    fun advance() = ++state.optimizer!!.step
+    fun advance() = ++own.step
 
     /** What a step model reads besides batch, parameters and vectors, as it calls them. */
     fun scalars() = mapOf("update.learning_rate" to rates, "update.step" to step)
 
     /** What is kept of each parameter, by the names "PARAMETER.VECTOR". */
-    fun kept(): Map<String, Tensor> = state.optimizer!!.moments.flatMap { (name, moments) ->
+    fun kept(): Map<String, Tensor> = own.moments.flatMap { (name, moments) ->
         moments.mapIndexed { i, each -> "$name.${vectors[i + 2].name}" to each }
     }.toMap()
 
@@ -110,7 +125,7 @@ internal class Optimizer(
 
     fun setRate(rate: Float) {
         checkRate(rate.toDouble())
-        state.optimizer!!.rate = rate
+        own.rate = rate
         for (group in groups) group.rate.setReal(0, rate.toDouble() * group.scale)
     }
 
@@ -125,7 +140,7 @@ internal class Optimizer(
     }
 
     /** Give every moment its place, and take over those of the loaded state. */
-    private fun placeState(kind: String) {
+    private fun placeState(kind: String): OptimizerState {
         val loaded = state.optimizer ?: OptimizerState(0, 0.001f, emptyMap(), emptyList())
         val old = loaded.moments
         val kept = vectors.drop(2)
@@ -159,7 +174,7 @@ internal class Optimizer(
                 moments.forEachIndexed { i, each -> each.copyFrom(old.getValue(name)[i].bytes()) }
             }
         }
-        state.optimizer = OptimizerState(
+        return OptimizerState(
             loaded.step, loaded.rate, if (kept.isEmpty()) emptyMap() else placed,
             groups.map { it.names }, kind,
         )

@@ -43,8 +43,9 @@ abstract class Properties internal constructor() {
 
     private fun setProperty(name: String, value: Any) = own {
         val texts = listOf(name, value as? String ?: "")
-        if (name.isEmpty() || texts.any { String(it.toByteArray(), Charsets.UTF_8) != it }) {
-            fail("property-type", "A property needs a name, and it and its text are Unicode.")
+        if (name.isEmpty()) fail("property-type", "A property needs a name.")
+        if (texts.any { String(it.toByteArray(), Charsets.UTF_8) != it }) {
+            fail("property-not-text", "A property's name and its text must be Unicode.")
         }
         values[name] = value
     }

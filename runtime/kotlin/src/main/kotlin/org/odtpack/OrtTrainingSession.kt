@@ -56,8 +56,7 @@ class OrtTrainingSession private constructor(
         val changed = pack.parameters.filter { it.role == "state" && !it.name.startsWith("mixed.") }
         Copy(changed.map { state.value(it.name) })
     }
-    private lateinit var gradients: Tensor
-    private val accumulated by lazy { Copy(listOf(gradients)) }
+    private val accumulated by lazy { Copy(listOf(state.gradients)) }
     private var spoiled = false // the gradients are of a bad step, and no other was made since
 
     @Volatile
@@ -125,6 +124,7 @@ class OrtTrainingSession private constructor(
     @JvmOverloads
     @Throws(OrtException::class)
     fun stepOn(inputs: Map<String, OnnxTensorLike>, runOptions: RunOptions? = null): Result = own {
+        optimizer().requireOwn()
         state.requireValues()
         step?.let { return@own stepWith(it, inputs, runOptions) }
         val result = trainStep(inputs, runOptions)
@@ -155,7 +155,7 @@ class OrtTrainingSession private constructor(
             return skipped(result, "loss-not-finite", emptyList())
         }
         val kept = model.kept()
-        val step = state.optimizer!!.step + 1
+        val step = stepCount + 1
         if (kept.isEmpty() || kept.size < pack.parameters.count { it.role == "trainable" })
             optimizer().advance()
         return if (kept.isEmpty()) result else skipped(result, "gradient-not-finite", kept, step)
@@ -190,13 +190,13 @@ class OrtTrainingSession private constructor(
             throw error
         }
         val hasLoss = hasFiniteLoss(result)
-        if (hasLoss && isFinite(gradients)) {
+        if (hasLoss && isFinite(state.gradients)) {
             reset.data.put(0, 0)
             spoiled = false
             return@own result
         }
         val names = if (!hasLoss) emptyList() else pack.parameters.filter {
-            it.trainable && !isFinite(gradients.from(it.offset, it.shape))
+            it.trainable && !isFinite(state.gradients.from(it.offset, it.shape))
         }.map { it.name }
         putBack()
         skipped(result, if (hasLoss) "gradient-not-finite" else "loss-not-finite", names)
@@ -252,9 +252,9 @@ class OrtTrainingSession private constructor(
     @JvmOverloads
     @Throws(OrtException::class)
     fun optimizerStep(runOptions: RunOptions? = null) = own {
+        optimizer().requireOwn()
         state.requireValues()
-        val optimizer = optimizer()
-        if (!spoiled) optimizer.step(runOptions)
+        if (!spoiled) optimizer().step(runOptions)
     }
 
     /** The loss of a step as a number. */
@@ -292,8 +292,9 @@ class OrtTrainingSession private constructor(
      */
     @Throws(OrtException::class)
     fun trainBatch(inputs: Map<String, OnnxTensorLike>): Double = own {
+        optimizer().requireOwn()
         val whole = accumulationSteps == 1L
-        val before = state.optimizer?.step
+        val before = stepCount
         try {
             val loss = (if (whole) stepOn(inputs) else trainStep(inputs)).use { valueOf(lossIn(it)!!) }
             if (++pending >= accumulationSteps) {
@@ -303,7 +304,7 @@ class OrtTrainingSession private constructor(
             }
             loss
         } finally {
-            if (schedule != null && state.optimizer?.step != before) schedulerStep()
+            if (schedule != null && stepCount != before) schedulerStep()
         }
     }
 
@@ -344,12 +345,12 @@ class OrtTrainingSession private constructor(
     }
 
     var learningRate: Float
-        @Throws(OrtException::class) get() = optimizer().let { state.optimizer!!.rate }
+        @Throws(OrtException::class) get() = optimizer().own.rate
         @Throws(OrtException::class) set(value) = own { optimizer().setRate(value) }
 
     /** Number of optimizer steps made, those before a resumed checkpoint included. */
     val stepCount: Long
-        @Throws(OrtException::class) get() = optimizer().let { state.optimizer!!.step }
+        @Throws(OrtException::class) get() = optimizer().own.step
 
     /** Batches per optimizer step: the gradient of each is divided by this number. */
     val accumulationSteps = pack.manifest["accumulation_steps"].whole(1)
@@ -428,8 +429,10 @@ class OrtTrainingSession private constructor(
     /** As [OrtCheckpointState.saveCheckpoint]. */
     @JvmOverloads
     @Throws(OrtException::class)
-    fun saveCheckpoint(path: String, saveOptimizer: Boolean, keepPrevious: Boolean = false) =
-        own { checkpoint.saveCheckpoint(path, saveOptimizer, keepPrevious) }
+    fun saveCheckpoint(path: String, saveOptimizer: Boolean, keepPrevious: Boolean = false) = own {
+        if (saveOptimizer) optimizer?.requireOwn()
+        checkpoint.saveCheckpoint(path, saveOptimizer, keepPrevious)
+    }
 
     @JvmOverloads
     @Throws(OrtException::class)
@@ -504,9 +507,8 @@ class OrtTrainingSession private constructor(
     }
 
     private fun trainingGraph(session: OrtSession?): Model {
-        gradients = state.gradients
         for (spec in pack.parameters.filter { it.trainable }) {
-            val gradient = gradients.from(spec.offset, spec.shape)
+            val gradient = state.gradients.from(spec.offset, spec.shape)
             bind("${spec.name}_grad.accumulation.buffer", gradient)
             bind("${spec.name}_grad.accumulation.out", gradient)
         }

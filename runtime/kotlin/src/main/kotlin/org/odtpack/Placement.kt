@@ -18,13 +18,11 @@ internal fun place(pack: TrainingPackage, state: State): List<Spec> {
             (own.value.shape.contentEquals(spec.shape) || state.nominal && fresh)
         if (!fits) mismatch("the package has '${spec.name}' as ${spec.description}")
     }
-    val names = pack.parameters.map { it.name }
-    if (state.parameters.keys != names.toSet() || names.toSet().size != names.size) {
+    if (state.parameters.size != pack.parameters.size) {
         mismatch("one has parameters that the other does not know")
     }
     val trainable = pack.parameters.filter { it.trainable }.sortedBy { it.offset }
     val flat = state.flat ?: zeros(type, longArrayOf(layout["elements"].whole()))
-    state.forgetGradients()
     for (spec in pack.parameters) {
         val own = state.parameters.getValue(spec.name)
         val given = own.value.takeUnless { state.nominal && fresh }

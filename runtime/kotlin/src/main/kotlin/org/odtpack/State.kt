@@ -64,18 +64,12 @@ internal class State(var nominal: Boolean) {
     val properties = LinkedHashMap<String, Any>() // Long, Float or String
     var optimizer: OptimizerState? = null
     var flat: Tensor? = null
-    private var ownGradients: Tensor? = null
     var checked = false // whether its file carried a digest, which was right
     var recovered: String? = null // what is wrong with the file in whose place it was loaded
     var whole: Any? = null // the identity of the file that was loaded or saved last
 
     /** As large as [flat], and there only once something asks: direct memory is touched at once. */
-    val gradients: Tensor
-        get() = ownGradients ?: zeros(flat!!.type, flat!!.shape).also { ownGradients = it }
-
-    fun forgetGradients() {
-        ownGradients = null
-    }
+    val gradients: Tensor by lazy { zeros(flat!!.type, flat!!.shape) }
 
     fun requireValues() {
         if (nominal) {
