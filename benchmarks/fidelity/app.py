@@ -19,7 +19,7 @@ import numpy as np
 
 from benchmarks.fidelity.models import STEPS, Built
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.device.app import Loop
+from odtpack_simulator.device.kits import Loop
 from tests.kits import cpp_kit
 
 _OVER = 3

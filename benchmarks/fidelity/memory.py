@@ -18,7 +18,8 @@ import numpy as np
 
 from benchmarks.fidelity.app import App
 from benchmarks.fidelity.models import Built, Case, build
-from odtpack_simulator.device.app import Loop, MemoryFit, memory_fit
+from odtpack_simulator.device.app import MemoryFit, memory_fit
+from odtpack_simulator.device.kits import Loop
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.replay import run_training_child, with_sessions

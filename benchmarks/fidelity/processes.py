@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.fidelity.models import CASES, STEPS, Built, build
-from odtpack_simulator.device.app import STEP_MODEL_KITS, Kit, Loop
+from odtpack_simulator.device.kits import STEP_MODEL_KITS, Kit, Loop
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from tests.kits import javascript, kotlin_kit

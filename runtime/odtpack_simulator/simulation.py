@@ -30,12 +30,11 @@ from odtpack_simulator.campaign import run_campaign
 from odtpack_simulator.device.app import (
     AppFootprint,
     FootprintOf,
-    Kit,
     default_footprint,
-    kit_of,
     memory_fit,
     runtime_bytes,
 )
+from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.judge import judge as judge_without_budgets
 from odtpack_simulator.latency import HostTiming, carry, measure_sessions

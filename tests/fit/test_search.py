@@ -18,7 +18,7 @@ from odtpack.fit.search_context import SearchContext, Trained, Trial, make_searc
 from odtpack.fit.space import SearchConstraints
 from odtpack.recipe import BuildSpec, Recipe, read_recipe
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.app import kit_of
+from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets

@@ -12,7 +12,7 @@ import pytest
 from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.native import VARIABLE
-from odtpack_simulator.device.app import Loop
+from odtpack_simulator.device.kits import Loop
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from odtpack.build import build_package
-from odtpack.update.signing import new_key, sign_package
+from odtpack.update.release import new_key, sign_package
 from tests import zoo
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from odtpack import artifacts
 from odtpack.build import build_package
-from odtpack.update import signing
+from odtpack.update import release
 from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_runtime.files import folder_update
 from odtpack_runtime.package.package import Package, check_nothing_else
@@ -108,14 +108,14 @@ def _save_old(folder: Path) -> None:
 
 
 def _sign(folder: Path) -> None:
-    signing.sign_package(folder / "package", folder / "new.pem")
+    release.sign_package(folder / "package", folder / "new.pem")
 
 
 def _sign_old(folder: Path) -> None:
     _build_old(folder)
     for name in ("old", "new"):
-        signing.new_key(folder / f"{name}.pem")
-    signing.sign_package(folder / "package", folder / "old.pem")
+        release.new_key(folder / f"{name}.pem")
+    release.sign_package(folder / "package", folder / "old.pem")
 
 
 ACTIONS: dict[str, tuple[Callable[[Path], None], Callable[[Path], None]]] = {

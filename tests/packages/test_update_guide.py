@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from odtpack.optimizers import AdamW
-from odtpack.update.signing import new_key, sign_package
+from odtpack.update.release import new_key, sign_package
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from tests.packages.killer import Killer

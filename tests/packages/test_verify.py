@@ -18,7 +18,7 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.cli import main
-from odtpack.update.signing import new_key, sign_package
+from odtpack.update.release import new_key, sign_package
 from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_runtime.apart import worker
 from odtpack_runtime.package.package import Package

@@ -17,7 +17,7 @@ from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.cli import main as odtpack
 from odtpack.optimizers import AdamW
-from odtpack.update.install import install
+from odtpack.update.release import install
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint

@@ -235,7 +235,7 @@ def test_gradle_runs_these_commands(project: Path) -> None:
 
 
 def test_gradle_and_guide_name_what_must_not_be_compressed() -> None:
-    from odtpack.update.install import NO_COMPRESS
+    from odtpack.update.release import NO_COMPRESS
 
     ends = ", ".join(f'"{end}"' for end in NO_COMPRESS)
     guide = ROOT / "docs" / "guides" / "app-builds.md"

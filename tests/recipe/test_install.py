@@ -12,7 +12,7 @@ import pytest
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
-from odtpack.update.install import install
+from odtpack.update.release import install
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package

@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from odtpack_simulator.device.app import (
-    KITS,
     RUNTIME_LIBRARY_BYTES,
     AppFootprint,
     default_footprint,
-    kit_of,
     with_margin,
 )
+from odtpack_simulator.device.kits import KITS, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, Quantity, list_profiles, load_profile
 from odtpack_simulator.result import (
     ClassTime,

@@ -18,7 +18,8 @@ from benchmarks.decoder.model import Shape, write_model
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack_runtime import Package
-from odtpack_simulator.device.app import APP_FOOTPRINTS, MARGIN, Kit, kit_of
+from odtpack_simulator.device.app import APP_FOOTPRINTS, MARGIN
+from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.latency import measure_host

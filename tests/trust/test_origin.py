@@ -21,7 +21,7 @@ import pytest
 from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.cli._describe import of_fleet, of_properties, of_simulation
-from odtpack.update.signing import new_key, sign_package
+from odtpack.update.release import new_key, sign_package
 from odtpack_runtime import telemetry
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package

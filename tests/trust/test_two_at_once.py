@@ -17,7 +17,7 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.cli import main
-from odtpack.update.install import install
+from odtpack.update.release import install
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.errors import OdtpackError

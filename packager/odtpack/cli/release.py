@@ -9,7 +9,7 @@ from odtpack.cli import _console, _options
 from odtpack.cli._options import argument, destination, flag, option
 
 if TYPE_CHECKING:
-    from odtpack.update.install import Installed
+    from odtpack.update.release import Installed
 
 
 def diff(
@@ -71,8 +71,8 @@ def install(
     Unchanged files are not written again, so that the app's build stays up to date.
     """
     from odtpack.errors import OdtpackError
-    from odtpack.update.install import NO_COMPRESS
-    from odtpack.update.install import install as copy
+    from odtpack.update.release import NO_COMPRESS
+    from odtpack.update.release import install as copy
 
     folders = {"android": android, "ios": ios}
     wanted = {platform: folder for platform, folder in folders.items() if folder is not None}
@@ -122,8 +122,8 @@ def sign(
     """
     from odtpack.cli._files import check_writable
     from odtpack.errors import OdtpackError
-    from odtpack.update.signing import new_key as make_key
-    from odtpack.update.signing import sign_package
+    from odtpack.update.release import new_key as make_key
+    from odtpack.update.release import sign_package
 
     if package is None and new_key is None:
         raise OdtpackError(

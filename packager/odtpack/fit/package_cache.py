@@ -15,7 +15,8 @@ from odtpack.errors import OdtpackError
 from odtpack.fit.space import Candidate
 from odtpack.recipe import BuildSpec
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.app import Kit, kit_of, most_for_training
+from odtpack_simulator.device.app import most_for_training
+from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.figures.limits import Budgets
 from odtpack_simulator.memory.arena import session_use

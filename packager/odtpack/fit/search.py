@@ -35,7 +35,8 @@ from odtpack.fit.space import Candidate, MemoryBudget, open_space
 from odtpack.fit.study import GROUP, Study, optuna
 from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.files.scratch import scratch_folder
-from odtpack_simulator.device.app import kit_of, with_margin
+from odtpack_simulator.device.app import with_margin
+from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.job import SamplePlan
 from odtpack_simulator.result import SimulationResult

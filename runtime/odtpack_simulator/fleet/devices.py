@@ -19,7 +19,8 @@ from odtpack_simulator.campaign import (
     play_session,
     watts_above_idle,
 )
-from odtpack_simulator.device.app import default_footprint, kit_of, memory_fit, runtime_bytes
+from odtpack_simulator.device.app import default_footprint, memory_fit, runtime_bytes
+from odtpack_simulator.device.kits import kit_of
 from odtpack_simulator.device.profile import DeviceProfile, load_profile
 from odtpack_simulator.fleet.fleet_file import FleetFile, PopulationTable
 from odtpack_simulator.fleet.population import FleetData

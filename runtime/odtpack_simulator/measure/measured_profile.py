@@ -19,6 +19,8 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import NAME_PATTERN, SECTIONS, DeviceProfile, OsClass
 from odtpack_simulator.measure.calibration import (
+    Operator,
+    bound_operators,
     copy_bandwidth,
     gemm_flops,
     measure_gpu,
@@ -33,9 +35,8 @@ from odtpack_simulator.measure.host import (
     measure_storage,
     this_machine,
 )
-from odtpack_simulator.measure.operators import Operator, bound_operators
 from odtpack_simulator.values.part import Part, first_problem
-from odtpack_simulator.values.text import read_bounded
+from odtpack_simulator.values.textfile import read_bounded
 
 # Figures of a device profile as they are written: rounded, with kind and source.
 

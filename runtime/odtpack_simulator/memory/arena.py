@@ -15,7 +15,7 @@ from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.native import has_native_nodes
 from odtpack_runtime.package.records import SessionInfo
 from odtpack_runtime.session.native import VARIABLE, native_library
-from odtpack_simulator.device.app import KERNEL_KITS, KITS, STEP_MODEL_KITS, Kit, Loop, Sharing
+from odtpack_simulator.device.kits import KERNEL_KITS, KITS, STEP_MODEL_KITS, Kit, Loop, Sharing
 from odtpack_simulator.memory.kernel_memory import (
     ALIASES,
     BEFORE_OUTPUT,

@@ -43,7 +43,7 @@ from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SessionInfo
 from odtpack_runtime.session.graph_signature import ORDER_PREFIX, RESET_NAME
-from odtpack_simulator.device.app import Sharing
+from odtpack_simulator.device.kits import Sharing
 from odtpack_simulator.memory import planning, session_memory
 from odtpack_simulator.memory.arena import Arenas, SessionUse, sharing_of
 from odtpack_simulator.memory.execution_order import Layer, drop_gradients, trained_layers

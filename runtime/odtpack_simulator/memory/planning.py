@@ -25,7 +25,7 @@ from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX, GRADIENT_S
 from odtpack_runtime.session.segments import segment_name
 from odtpack_runtime.training.optimizer import state_layout
 from odtpack_runtime.training.optimizer_contract import OptimizerContract, matrix, read_contract
-from odtpack_simulator.device.app import MAPPING_KITS, Kit
+from odtpack_simulator.device.kits import MAPPING_KITS, Kit
 from odtpack_simulator.memory.arena import Allocation, Arenas, allocate, allocated_size
 from odtpack_simulator.memory.execution_order import reads, rename
 from odtpack_simulator.memory.kernel_memory import Shape

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from odtpack_simulator.device.app import KITS, Kit, kit_of
+from odtpack_simulator.device.kits import KITS, Kit, kit_of
 from odtpack_simulator.device.profile import (
     DeviceProfile,
     OsClass,

@@ -16,7 +16,8 @@ from odtpack.build import build_package
 from odtpack.optimizers import SGD, Adafactor, AdamW, Lion, Optimizer
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.app import MARGIN, Sharing, memory_fit
+from odtpack_simulator.device.app import MARGIN, memory_fit
+from odtpack_simulator.device.kits import Sharing
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planning import MEASURED_AS

@@ -20,7 +20,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.native import DOMAIN, VARIABLE, choose_kernels
 from odtpack_runtime.session.options import LEVELS
-from odtpack_simulator.device.app import Kit
+from odtpack_simulator.device.kits import Kit
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.fleet.devices import measure_devices
 from odtpack_simulator.fleet.fleet_file import parse_fleet

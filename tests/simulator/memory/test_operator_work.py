@@ -15,15 +15,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, helper
 
-from odtpack_simulator.measure.calibration import Calibration, calibrate
-from odtpack_simulator.measure.host import clock_hz
-from odtpack_simulator.measure.operators import (
+from odtpack_simulator.measure.calibration import (
     CONTROL_FLOW,
+    Calibration,
     NodeRun,
+    calibrate,
     middle_mean,
     model_runs,
     typical_step,
 )
+from odtpack_simulator.measure.host import clock_hz
 from odtpack_simulator.memory.arena import allocate
 from odtpack_simulator.memory.kernel_memory import ALIASES, IN_PLACE, NCHWC_DOMAIN, workspaces
 from odtpack_simulator.memory.operator_work import (

@@ -21,7 +21,7 @@ import pytest
 
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
 from odtpack_runtime.apart import worker
-from odtpack_simulator.measure.operators import model_runs
+from odtpack_simulator.measure.calibration import model_runs
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.executor import LocalExecutor
 from odtpack_simulator.replay.job import Job, Message

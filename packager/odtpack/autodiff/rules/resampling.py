@@ -609,10 +609,10 @@ def grid_sample(ctx: Context) -> Cotangents:
     places = op.reshape(op.cast(grid, ctx.dtype(x)), 0, -1, rank)
     scales, axes = [], []
     for axis, size in enumerate(sizes):
-        length = op.cast(size, ctx.dtype(x))
-        scale = op.Mul(op.Sub(length, 1.0) if corners else length, 0.5)
+        count = op.cast(size, ctx.dtype(x))
+        scale = op.Mul(op.Sub(count, 1.0) if corners else count, 0.5)
         column = op.slice(places, [2], [rank - 1 - axis], [rank - axis])
-        at = op.Add(op.Mul(column, scale), op.Mul(op.Sub(length, 1.0), 0.5))
+        at = op.Add(op.Mul(column, scale), op.Mul(op.Sub(count, 1.0), 0.5))
         axes.append(_MODES[mode](op, at, size, padding, corners))
         scales.append(scale)
     taps = combine(op, axes, sizes)

@@ -11,7 +11,7 @@ import typer
 import odtpack_simulator as sim
 from odtpack.cli import _completion, _console, _options
 from odtpack.cli._options import flag, option
-from odtpack_simulator.device.app import Kit, Loop
+from odtpack_simulator.device.kits import Kit, Loop
 
 if TYPE_CHECKING:
     from odtpack_simulator.replay.replay import Progress

@@ -28,8 +28,15 @@ from odtpack_runtime.session.session import open_session
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_simulator.measure import host
-from odtpack_simulator.measure.calibration import Calibration, calibrate, rates
-from odtpack_simulator.measure.operators import NodeRun, kernel_names, model_runs, typical_step
+from odtpack_simulator.measure.calibration import (
+    Calibration,
+    NodeRun,
+    calibrate,
+    kernel_names,
+    model_runs,
+    rates,
+    typical_step,
+)
 from odtpack_simulator.replay.child.training_run import Batches, Send, Trainer
 from odtpack_simulator.replay.job import Indices, Job
 
