@@ -27,7 +27,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -38,10 +37,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import apart
 from benchmarks.decoder import page
 from benchmarks.decoder.genai import DECODERS, GenaiWriter
 from benchmarks.decoder.model import write_model
 from odtpack_simulator.measure.host import processor_name
+from scripts.markdown import head, row
 
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, ALPHA, WORDS = 8, 16.0, 1024
@@ -67,7 +68,6 @@ def main() -> None:
     parser.add_argument("--keep-products", type=int, default=0, metavar="N", help="in N segments")
     parser.add_argument("--record", action="store_true", help="keep what the C++ kit takes")
     parser.add_argument("--timeline", type=Path, help="draw the memory of a length there, as SVG")
-    parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.timeline and len(given.tokens) != 1:
         parser.error("--timeline shows one length: give one with --tokens")
@@ -76,12 +76,6 @@ def main() -> None:
         parser.error("--activations and --timeline are for Python")
     if given.kit != "cpp" and (given.generate or given.record):
         parser.error("--generate and --record are for the C++ kit")
-    if given.task:
-        with _Memory("self") as memory:
-            found = TASKS[given.task](folder, given)
-        over_time = {"samples": memory.samples} if given.timeline else {}
-        print(json.dumps({**found, **memory.figures(), **over_time}))
-        return
     write_model(DECODERS[given.shape], folder, writer=GenaiWriter)
     if not (_package(given) / "manifest.json").exists():
         built = _apart("build", given)
@@ -91,8 +85,7 @@ def main() -> None:
         )  # fmt: skip
     key = "core_seconds" if given.threads == 1 else "seconds"
     train = _apart if given.kit == "python" else _in_kit
-    print(f"| tokens | {' | '.join(page.SHOWN)} | step | forward pass | ratio |")
-    print("|---" * (4 + len(page.SHOWN)) + "|")
+    print(head("tokens", *page.SHOWN, "step", "forward pass", "ratio"))
     for tokens in given.tokens:
         steps, forwards, rates = [], [], []
         for _ in range(given.rounds):
@@ -114,7 +107,7 @@ def main() -> None:
             page.keep_times(given.shape, tokens, _way(given), *taken, max(rates), processor())
         times = [f"{each:.2f} s" if each else "" for each in taken]
         times.append(f"{taken[0] / taken[1]:.2f}" if taken[0] and taken[1] else "")
-        print(f"| {' | '.join([str(tokens), *shown, *times])} |", flush=True)
+        print(row(tokens, *shown, *times), flush=True)
         if given.timeline:
             _draw(given, tokens, step)
 
@@ -138,33 +131,25 @@ def _draw(given: argparse.Namespace, tokens: int, step: dict[str, Any]) -> None:
 def _apart(
     task: str, given: argparse.Namespace, tokens: int = 0, group: Path | None = None
 ) -> dict[str, Any]:
-    """Run a task in a process of its own, and in a control group if one is given."""
-    options: dict[str, object] = {
-        "task": task, "shape": given.shape, "folder": given.folder, "steps": given.steps,
-        "threads": given.threads, "tokens": tokens, "activations": given.activations,
-        "timeline": given.timeline,
-    }  # fmt: skip
-    command = [sys.executable, "-m", "benchmarks.language_model"]
-    for name, value in options.items():
-        if value is not None:
-            command += [f"--{name}", str(value)]
-    command += ["--native"] if given.native else []
-    command += ["--keep-products", str(given.keep_products)]
-    done = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=_joining(group)
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    """Do a task in a process of its own, and in a control group if one is given."""
+    found: dict[str, Any] = apart.call(
+        watched, how={"preexec_fn": _joining(group)}, task=task,
+        given={**vars(given), "tokens": [tokens]},
+    )  # fmt: skip
     return found
 
 
-def _joining(group: Path | None) -> Callable[[], None]:
+def watched(*, task: str, given: dict[str, Any]) -> dict[str, Any]:
+    """What a task finds, and the memory of this process meanwhile."""
+    chosen = argparse.Namespace(**given | {"folder": Path(given["folder"])})
+    with _Memory("self") as memory:
+        found = TASKS[task](chosen.folder / chosen.shape, chosen)
+    return {**found, **memory.figures(), "samples": memory.samples}
+
+
+def _joining(group: Path | None) -> Callable[[], object]:
     """What a new process does to be in a control group."""
-
-    def join() -> None:
-        if group is not None:
-            (group / "cgroup.procs").write_text(str(os.getpid()))
-
-    return join
+    return lambda: group and (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def _in_kit(

@@ -19,18 +19,18 @@ import time
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+import onnx
 
 from benchmarks.workloads import OPTIMIZERS, WORKLOADS
 from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Module, Optimizer, default_session_options
 from odtpack_runtime.session.native import ENTRY, VARIABLE
+from scripts.markdown import head, row
 from tests.native_library import library
 from tests.packaging_tools import trainable_names
 
 
-def main() -> int:
+def main() -> None:
     """Measure what the command line asks for; print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.native")
     parser.add_argument("workloads", nargs="*", choices=[[], *WORKLOADS])
@@ -38,28 +38,21 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     given = parser.parse_args()
     os.environ[VARIABLE] = str(library())
-    console = Console()
-    console.print(f"load before: {os.getloadavg()[0]:.1f}")
-    table = Table("step, ms of a processor", "bodies", "kernels", "median ratio", "losses")
+    print(f"load before: {os.getloadavg()[0]:.1f}\n")
+    print(head("step, ms of a processor", "bodies:", "kernels:", "median ratio:", "losses:"))
     for name in given.workloads or WORKLOADS:
         bodies, kernels, losses = measure(name, given.optimizer, given.steps)
         ratios = [b / a for a, b in zip(bodies, kernels, strict=True)]
-        table.add_row(
-            WORKLOADS[name].title, f"{min(bodies) * 1e3:.2f}", f"{min(kernels) * 1e3:.2f}",
-            f"{statistics.median(ratios):.2f}",
-            f"{max(abs(b / a - 1) for a, b in zip(*losses, strict=True)):.0e}",
-        )  # fmt: skip
-    console.print(table)
-    console.print(f"load after: {os.getloadavg()[0]:.1f}")
-    return 0
+        off = max(abs(b / a - 1) for a, b in zip(*losses, strict=True))
+        print(row(WORKLOADS[name].title, f"{min(bodies) * 1e3:.2f}", f"{min(kernels) * 1e3:.2f}",
+                  f"{statistics.median(ratios):.2f}", f"{off:.0e}"), flush=True)  # fmt: skip
+    print(f"\nload after: {os.getloadavg()[0]:.1f}")
 
 
 def measure(
     name: str, optimizer: str, steps: int
 ) -> tuple[list[float], list[float], tuple[list[float], list[float]]]:
     """Seconds of each step without and with the kernels, and the losses of both."""
-    import onnx
-
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "package"
         model, data = WORKLOADS[name].write(Path(scratch))
@@ -100,4 +93,4 @@ def open_training(folder: Path, *, native: bool) -> tuple[Module, Optimizer]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

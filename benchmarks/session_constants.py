@@ -11,12 +11,8 @@ those of the process. What is left is so much once, and so much per thread
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,6 +22,7 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from benchmarks import apart
 from benchmarks.memory_prediction import WORKLOADS, make_job
 from benchmarks.worker import status_bytes
 from odtpack.artifacts import OptimType
@@ -50,12 +47,6 @@ _SMALL = 1e6
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--open", nargs=2, metavar=("FOLDER", "MODEL"), help="for this program")
-    given = parser.parse_args()
-    if given.open:
-        print(_opened(Path(given.open[0]), given.open[1]))
-        return
     tuning = {name: load for name, load in WORKLOADS.items() if "batch norm" not in name}
     tuning |= {name: (MODELS[name][0], MODELS[name][2]) for name in ("batchnorm", "recurrent")}
     sessions: list[tuple[list[int], int]] = []
@@ -105,20 +96,18 @@ def _sessions(
         nodes, subgraphs = session_memory.count(stored)
         level = session.optimization_level if session else "all"
         executed = sum(1 for _ in load_runtime_graph(path, shapes, level=level).walk())
-        command = [sys.executable, "-m", __spec__.name, "--open", str(package.path), path.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
         counts = [1, executed, max(0, nodes - executed), len(stored.input), subgraphs]
-        yield counts, json.loads(done.stdout)
+        yield counts, apart.call(opened, folder=package.path, name=path.name)
 
 
-def _opened(folder: Path, name: str) -> int:
+def opened(*, folder: str, name: str) -> int:
     """Bytes that a session takes in a process that has one already."""
-    options = default_session_options(folder / "training_model.onnx", 1)
+    options = default_session_options(Path(folder, "training_model.onnx"), 1)
     providers = ["CPUExecutionProvider"]
-    first = onnxruntime.InferenceSession(folder / "optimizer_model.onnx", options, providers)
+    first = onnxruntime.InferenceSession(Path(folder, "optimizer_model.onnx"), options, providers)
     give_back_memory()
     before = status_bytes("RssAnon")
-    session = onnxruntime.InferenceSession(folder / name, options, providers)
+    session = onnxruntime.InferenceSession(Path(folder, name), options, providers)
     give_back_memory()
     taken = status_bytes("RssAnon") - before
     del first, session

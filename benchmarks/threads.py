@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import statistics
 import tempfile
 import time
@@ -18,14 +17,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.fidelity.models import CASES, build
 from odtpack_runtime.session import options
 from odtpack_simulator.replay.child.timing_run import open_trainer, whole_steps
 from odtpack_simulator.replay.child.training_run import Batches, Trainer
 from odtpack_simulator.replay.job import Indices, Job
+from scripts.markdown import head, row, spread
 
 TURN_SECONDS = 0.2
 QUIET_SECONDS = 0.05
@@ -45,9 +42,8 @@ def main() -> None:
         "spinning": (given.threads, False),
         "resting": (given.threads, True),
     }
-    table = Table(title=f"{given.threads} threads, median step of {given.rounds} rounds, ms")
-    for heading in ("model", "batch", "one", "spinning", "resting", "to spinning", "to one"):
-        table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
+    print(f"{given.threads} threads, median step of {given.rounds} rounds, ms\n")
+    print(head("model", "batch:", *(f"{name}:" for name in settings), "to spinning:", "to one:"))
     gains: list[float] = []
     for name in given.models:
         built = build(CASES[name])
@@ -61,15 +57,11 @@ def main() -> None:
             }
             rounds = [{name: turn.median_ms() for name, turn in turns.items()}
                       for _ in range(given.rounds)]  # fmt: skip
-        spinning, one = (
-            sorted(row["resting"] / row[to] for row in rounds) for to in ("spinning", "one")
-        )
+        spinning, one = ([e["resting"] / e[to] for e in rounds] for to in ("spinning", "one"))
         gains.append(statistics.median(spinning))
-        times = [f"{statistics.median(row[setting] for row in rounds):.2f}" for setting in settings]
-        table.add_row(name, str(size), *times, _text(spinning), _text(one))
-    console = Console(width=None if os.isatty(1) else 120)
-    console.print(table)
-    console.print(f"resting / spinning: geometric mean {statistics.geometric_mean(gains):.2f}")
+        times = [f"{statistics.median(e[setting] for e in rounds):.2f}" for setting in settings]
+        print(row(name, size, *times, spread(spinning), spread(one)), flush=True)
+    print(f"\nresting / spinning: geometric mean {statistics.geometric_mean(gains):.2f}")
 
 
 class Turns:
@@ -99,10 +91,6 @@ class Turns:
         while len(times) < 3 or time.perf_counter() < end:
             times.append(1e3 * self._trainer.step(next(self._source))[1])
         return statistics.median(times)
-
-
-def _text(ratios: list[float]) -> str:
-    return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f}-{ratios[-1]:.2f})"
 
 
 if __name__ == "__main__":

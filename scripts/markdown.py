@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -22,6 +23,11 @@ def row(*cells: object) -> str:
 def table(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
     """A whole table."""
     return "\n".join([head(*titles), *(row(*cells) for cells in rows)])
+
+
+def spread(values: Sequence[float]) -> str:
+    """Median, lowest and highest."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f}-{max(values):.2f})"
 
 
 def filled(page: Path, parts: Mapping[str, object]) -> str:

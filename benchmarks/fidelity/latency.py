@@ -34,36 +34,34 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.fidelity.latency_comparison import (
+    TITLES,
     Clock,
     Group,
     Row,
+    cells,
     compare,
     summary_lines,
-    table,
     times,
     typical,
     which_clock,
 )
-from benchmarks.fidelity.latency_prediction import (
-    Curves,
-    Node,
-    step_between,
-    threaded_step,
-)
+from benchmarks.fidelity.latency_prediction import Curves, Node, step_between, threaded_step
 from benchmarks.fidelity.models import CASES, Built, build
 from odtpack_simulator.latency import LEAST_GAIN
 from odtpack_simulator.memory.operator_work import Work
 from odtpack_simulator.replay.job import Job
+from scripts.markdown import head, row
 
 CALIBRATED_BY: dict[Group, tuple[str, ...]] = {
     "process": ("calibrated",),
@@ -88,12 +86,19 @@ class Effort:
 QUICK = Effort(rounds=3, profiled=6)
 
 
-def measure(
-    names: Sequence[str] | None = None, effort: Effort | None = None
-) -> Iterator[list[Row]]:
-    """Measure some models, all by default, and yield the rows of each."""
-    for name in names or CASES:
-        yield measure_model(build(CASES[name]), effort or Effort())
+def report(names: Sequence[str], quick: bool, say: Callable[[str], None]) -> list[Row]:
+    """Measure some models, and say what came of each and of all."""
+    say("\n" + head(*TITLES))
+    rows: list[Row] = []
+    for name in names:
+        found = measure_model(build(CASES[name]), QUICK if quick else Effort())
+        rows += found
+        for each in found:
+            say(row(*cells(each)))
+    say("")
+    for line in summary_lines(rows):
+        say(line)
+    return rows
 
 
 def measure_model(built: Built, effort: Effort) -> list[Row]:
@@ -262,19 +267,11 @@ class Process:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--models", nargs="+", choices=list(CASES), help="all by default")
+    parser.add_argument("--models", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--quick", action="store_true", help="three rounds")
     arguments = parser.parse_args()
     start = time.monotonic()
-    rows: list[Row] = []
-    for found in measure(arguments.models, QUICK if arguments.quick else Effort()):
-        lines = table(found)
-        heading = next(lines)
-        if not rows:
-            print(heading)
-        print(*lines, sep="\n", flush=True)
-        rows += found
-    print(*summary_lines(rows), sep="\n")
+    report(arguments.models, arguments.quick, functools.partial(print, flush=True))
     print(f"{time.monotonic() - start:.0f} seconds")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -107,13 +107,11 @@ def measure(
     sessions: str = "package",  # a key of SESSIONS
     loops: Sequence[Loop] = ("step", "train"),  # packages without a step model have one way
     native: bool = False,  # ODTPACK_NATIVE names the library that the plan takes
-    say: Callable[[str], None] = lambda _: None,  # called with what begins
 ) -> Iterator[Row]:
     """Plan and measure cases, and hold them to limits; rows come in order."""
     tasks = []
     with tempfile.TemporaryDirectory(prefix="odtpack-own-") as folder:
         for case in cases:
-            say(f"building {case.name}")
             built = build(case, native=native)
             if sessions != "package":
                 built = built.with_session(Path(folder) / case.name, **SESSIONS[sessions])

@@ -204,17 +204,17 @@ _CASES = (
     ),
     Case(
         "mobilenet-v3", "MobileNetV3 96x96, batch norm trained, SGD with momentum",
-        partial(architectures.Mobile, nn.Hardswish, nn.Hardsigmoid), {"x": (3, 96, 96)}, (4, 16),
+        partial(architectures.mobile, nn.Hardswish, nn.Hardsigmoid), {"x": (3, 96, 96)}, (4, 16),
         norms=True, optimizer=SGD(momentum=0.9),
     ),
     Case(
         "efficientnet", "EfficientNet 96x96, batch norm folded, Lion",
-        partial(architectures.Mobile, nn.SiLU, nn.Sigmoid), {"x": (3, 96, 96)}, (4, 12),
+        partial(architectures.mobile, nn.SiLU, nn.Sigmoid), {"x": (3, 96, 96)}, (4, 12),
         optimizer=Lion(),
     ),
     Case(
         "convnext", "ConvNeXt 64x64, AdamW, gradients clipped",
-        architectures.ConvNeXt, {"x": (3, 64, 64)}, (4, 16), update={"clip_norm": 1.0},
+        architectures.convnext, {"x": (3, 64, 64)}, (4, 16), update={"clip_norm": 1.0},
     ),
     Case(
         "vit", "ViT 64x64, d128 L4, AdamW",
@@ -248,20 +248,20 @@ _CASES = (
     ),
     Case(
         "resnet18", "ResNet-18 of width 24, 64x64, batch norm trained, SGD with momentum",
-        partial(architectures.ResNet, 24), {"x": (3, 64, 64)}, (4, 16), norms=True,
+        partial(architectures.resnet, 24), {"x": (3, 64, 64)}, (4, 16), norms=True,
         optimizer=SGD(momentum=0.9),
     ),
     Case(
         "signal", "1-D convolutions over 1024 samples of 12 channels, Lion",
-        architectures.SignalNet, {"x": (12, 1024)}, (8, 32), optimizer=Lion(),
+        architectures.signal_net, {"x": (12, 1024)}, (8, 32), optimizer=Lion(),
     ),
     Case(
         "mixer", "MLP-Mixer 64x64, d128 L4, AdamW, two batches a step",
-        architectures.Mixer, {"x": (3, 64, 64)}, (4, 16), accumulation_steps=2,
+        architectures.mixer, {"x": (3, 64, 64)}, (4, 16), accumulation_steps=2,
     ),
     Case(
         "transfer-int8", "ResNet-18 of width 64, all but the head frozen in int8, AdamW",
-        partial(architectures.ResNet, 64), {"x": (3, 64, 64)}, (8, 24),
+        partial(architectures.resnet, 64), {"x": (3, 64, 64)}, (8, 24),
         freeze=("backbone*",), storage="int8",
     ),
     Case(
@@ -273,7 +273,7 @@ _CASES = (
     ),
     Case(
         "tabular", "MLP 30-64-32-4, as small as packages get, AdamW",
-        architectures.Tabular, {"x": (30,)}, (16, 256),
+        architectures.tabular, {"x": (30,)}, (16, 256),
     ),
     Case(
         "mobilenet-v2", "MobileNetV2 64x64, batch norm trained, SGD with momentum",
@@ -289,7 +289,7 @@ _CASES = (
     ),
     Case(
         "densenet", "DenseNet 48x48, batch norm trained, SGD with momentum",
-        architectures.DenseNet, {"x": (3, 48, 48)}, (4, 16), norms=True,
+        architectures.densenet, {"x": (3, 48, 48)}, (4, 16), norms=True,
         optimizer=SGD(momentum=0.9),
     ),
     Case(
@@ -299,11 +299,11 @@ _CASES = (
     ),
     Case(
         "speech-conv", "1-D convolutions by channel over 98 frames, batch norm trained, Lion",
-        architectures.SpeechConv, {"x": (40, 98)}, (8, 32), norms=True, optimizer=Lion(),
+        architectures.speech_conv, {"x": (40, 98)}, (8, 32), norms=True, optimizer=Lion(),
     ),
     Case(
         "temporal-conv", "causal convolutions over 256 samples, AdamW, gradients clipped",
-        architectures.TemporalConv, {"x": (8, 256)}, (8, 32), loss="mse", target=(256,),
+        architectures.temporal_conv, {"x": (8, 256)}, (8, 32), loss="mse", target=(256,),
         update={"clip_norm": 1.0},
     ),
     Case(
@@ -325,7 +325,7 @@ _CASES = (
     ),
     Case(
         "points", "PointNet over 256 points, batch norm trained, AdamW, two batches a step",
-        architectures.PointNet, {"x": (3, 256)}, (4, 16), norms=True, accumulation_steps=2,
+        architectures.point_net, {"x": (3, 256)}, (4, 16), norms=True, accumulation_steps=2,
     ),
 )  # fmt: skip
 

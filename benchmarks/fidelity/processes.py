@@ -25,6 +25,7 @@ from benchmarks.fidelity.models import CASES, STEPS, Built, build
 from odtpack_simulator.device.kits import STEP_MODEL_KITS, Kit, Loop
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
+from scripts.markdown import head, row
 from tests.kits import javascript, kotlin_kit
 
 MODELS = ("tabular", "mlp", "cnn", "bert-tiny", "recommender", "resnet18", "vit", "mobilenet-v3")
@@ -37,8 +38,7 @@ def main() -> None:
     parser.add_argument("--models", type=lambda text: text.split(","), default=MODELS)
     parser.add_argument("--kits", nargs="+", choices=["kotlin", "js"], default=["kotlin", "js"])
     given = parser.parse_args()
-    print("| kit | model | batch | loop | plan | process | above the plan | before |")
-    print("|---|---|---:|---|---:|---:|---:|---:|")
+    print(head("kit", "model", "batch:", "loop", "plan:", "process:", "above the plan:", "before:"))
     for name in given.models:
         built = build(CASES[name])
         manifest = built.package.manifest
@@ -51,13 +51,9 @@ def main() -> None:
                 use = session_use(manifest, kit, loop)
                 plan = plan_memory(built.package, built.shapes(size), threads=1, **use._asdict())
                 before, peak = measure(built, kit, loop, size)
-                more = peak - before - plan.peak.nbytes
-                print(
-                    f"| {kit} | {name} | {size} | {loop} | {plan.peak.nbytes / 1e6:.2f} MB "
-                    f"| {(peak - before) / 1e6:.2f} MB | {more / 1e6:+.2f} MB "
-                    f"| {before / 1e6:.1f} MB |",
-                    flush=True,
-                )
+                taken, planned = (peak - before) / 1e6, plan.peak.nbytes / 1e6
+                cells = (f"{planned:.2f} MB", f"{taken:.2f} MB", f"{taken - planned:+.2f} MB")
+                print(row(kit, name, size, loop, *cells, f"{before / 1e6:.1f} MB"), flush=True)
 
 
 def measure(built: Built, kit: Kit, loop: Loop, batch_size: int) -> tuple[int, int]:

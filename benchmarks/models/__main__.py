@@ -15,7 +15,6 @@ import collections
 import dataclasses
 import datetime
 import json
-import os
 import resource
 import shutil
 import subprocess
@@ -24,8 +23,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import apart
 from benchmarks.models.files import RealModel, fetch, models
-from benchmarks.models.one import TOLERANCE
+from benchmarks.models.one import TOLERANCE, attempted
 from scripts.markdown import DOCS, filled, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,17 +51,17 @@ def attempt(index: int, model: RealModel) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     path = fetch(model, FOLDER / "cache")
-    command = [sys.executable, "-m", "benchmarks.models.one", str(index), path, folder]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     limit = partial(resource.setrlimit, resource.RLIMIT_AS, (MEMORY, MEMORY))
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, preexec_fn=limit, text=True,
-                              timeout=SECONDS, capture_output=True, check=False)  # fmt: skip
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        result = apart.call(
+            attempted, environment={"OMP_NUM_THREADS": "1"}, index=index, path=path, folder=folder,
+            how={"preexec_fn": limit, "timeout": SECONDS},
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
-        said = f"no end after {SECONDS} s"
-    if not (written := folder / "result.json").exists():
-        written.write_text(json.dumps({"crashed": said}))
+        result = {"crashed": f"no end after {SECONDS} s"}
+    except RuntimeError as error:
+        result = {"crashed": str(error).strip().splitlines()[-1]}
+    (folder / "result.json").write_text(json.dumps(result, indent=1))
 
 
 def judge(index: int, model: RealModel) -> Outcome | None:

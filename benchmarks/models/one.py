@@ -1,13 +1,7 @@
-"""Takes one model through every command, in a process of its own that ``__main__`` limits.
-
-    python -m benchmarks.models.one INDEX MODEL.onnx FOLDER
-
-Writes ``result.json`` into the folder.
-"""
+"""Takes one model through every command, in a process of its own that ``__main__`` limits."""
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import subprocess
@@ -169,11 +163,10 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).norm()) / norm
 
 
-if __name__ == "__main__":
+def attempted(*, index: int, path: str, folder: str) -> dict[str, Any]:
+    """What became of a model of the list, whose file is at a path."""
     torch.set_num_threads(1)
-    index, path, folder = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     try:
-        answer = run(models()[index], path, folder)
+        return run(models()[index], Path(path), Path(folder))
     except CommandFailedError as error:
-        answer = {"refused": str(error)}
-    folder.joinpath("result.json").write_text(json.dumps(answer, indent=1))
+        return {"refused": str(error)}
