@@ -2,12 +2,8 @@
 
     python -m benchmarks.build_cost
 
-The networks have random weights and are exported by PyTorch. A build is ``odtpack build`` on
-one thread with AdamW, in a process of its own. Seconds are those of the processor, user and
-system, of the process and its child, above those of ``odtpack --version``; those in which the child
-runs the models that were written are apart, as they are what training takes. Memory is the highest
-resident set of either process above that of ``--version``. The reference's ``generate_artifacts``
-is measured inside of its process, imports apart.
+The networks have random weights and are exported by PyTorch; docs/benchmarks.md#building says what
+is counted.
 """
 
 from __future__ import annotations

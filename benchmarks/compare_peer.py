@@ -5,14 +5,8 @@
     make native && python -m benchmarks.compare_peer --loop step --loop native
     python -m benchmarks.compare_peer --workload cnn --optimizer sgd --threads 1 --json bench.json
 
-Both train the same model on the same batch, each measurement in a fresh process, ours and the
-rival's in turns. The rival is ONNX Runtime training, and PyTorch for the workload whose batch
-normalization it trains. A time is the median of the steps of one process: training
-model, optimizer and lazy_reset_grad. A peak is the highest resident set of the process above that
-before the model was loaded, without an evaluation model. A ratio is taken within a round; shown
-are the median over the rounds and, after it, the lowest and the highest. Beside it stands the
-ratio of the fastest steps of all rounds, which other work on the machine disturbs least. The floor
-is three times the forward pass of the same model on the stock ONNX Runtime that trains ours.
+docs/benchmarks.md says how it is measured. Beside the median ratio stands that of the fastest steps
+of all rounds, which other work on the machine disturbs least.
 """
 
 from __future__ import annotations

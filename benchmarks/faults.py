@@ -1,12 +1,10 @@
 """Make system calls go wrong, one after the other, and count what is lost: nothing should be.
 
-Every action of a user or an app (build, sign, train, save, resume, export, update) is repeated,
-and each time another of its calls fails, is cut short, is late, or kills the process. What is
-left must be the state before, the state after, or a save in between; the error one clear error;
-and the next run must come to the same end, bit by bit, and leave no temporary file.
-
     python -m benchmarks.faults             # every call, many minutes
     python -m benchmarks.faults --every 10  # every tenth
+
+Every action of a user or an app is repeated, and each time another of its calls fails. What is left
+must be the state before, the state after, or a save in between, and the next run come to its end.
 """
 
 from __future__ import annotations

@@ -4,17 +4,14 @@
     python -m benchmarks.gpu run FOLDER --out gpu.json  needs numpy, onnxruntime and its plug-in
     python -m benchmarks.gpu copies FOLDER --software   writes the table of docs/guides/gpu.md
 
-First each network's gradients on each device are held against the processor's and those in
-float64, then five steps of AdamW and of SGD, and a batch with a NaN must change nothing: where one
-fails, the exit code is 1. Then steps of the processor, with one
-thread and with all, and of each device are timed in turns; a time is the median of all steps, each
-with its loss read. `--small` builds shapes for an adapter in software.
+First gradients are held against the processor's and those in float64, then five steps of AdamW and
+of SGD, and a batch with a NaN must change nothing: where one fails, the exit code is 1. A time is
+the median of all steps, in turns. `--small` builds shapes for an adapter in software.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import platform
@@ -162,24 +159,39 @@ def batch_of(package: Package, size: int, other: int) -> Batch:
     return arrays
 
 
-class Subject:
+class Timed:
+    """What makes steps in its turns."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def step(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+    def turn(self, batch: Batch, seconds: float) -> None:
+        """Make steps for some time, one at least where none was made."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or not self.times:
+            start = time.perf_counter()
+            self.step(batch)
+            self.times.append(1000 * (time.perf_counter() - start))
+
+
+class Subject(Timed):
     """A package on a device."""
 
     def __init__(
         self, folder: Path, device: str, threads: int = 1, *, step_model: bool = True
     ) -> None:
+        super().__init__()
         self.package = package = Package.open(folder)
         self.state = CheckpointState.load_checkpoint(package.checkpoint)
         self.module = Module(
-            package.training_model,
-            self.state,
-            package.eval_model,
-            device=device,
+            package.training_model, self.state, package.eval_model, device=device,
             session_options=default_session_options(package.training_model, threads),
             step_model_uri=package.step_model if step_model else None,
-        )
+        )  # fmt: skip
         self.optimizer = Optimizer(package.optimizer_model, self.module)
-        self.times: list[float] = []
 
     def gradients(self, batch: Batch) -> tuple[float, dict[str, np.ndarray]]:
         """Loss and gradients of a batch."""
@@ -190,13 +202,8 @@ class Subject:
         self.module.lazy_reset_grad()
         return loss_of(loss), found
 
-    def turn(self, batch: Batch, seconds: float) -> None:
-        """Make steps for some time."""
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end or not self.times:
-            start = time.perf_counter()
-            self.optimizer.step_on(*batch)
-            self.times.append(1000 * (time.perf_counter() - start))
+    def step(self, batch: Batch) -> None:
+        self.optimizer.step_on(*batch)
 
 
 def first_batch(folder: Path) -> Batch:
@@ -297,10 +304,9 @@ def card() -> list[str]:
     found = []
     for each in onnxruntime.get_ep_devices():
         if each.ep_name != "CPUExecutionProvider":
-            hardware = each.device
-            known = {**hardware.metadata, **each.ep_metadata}
+            known = {**each.device.metadata, **each.ep_metadata}
             known.pop("library_path", None)
-            found.append(f"{each.ep_name}: {hardware.type.name}, {hardware.vendor}, {known}")
+            found.append(f"{each.ep_name}: {each.device.type.name}, {each.device.vendor}, {known}")
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         done = subprocess.run(query, capture_output=True, text=True, check=False)
@@ -308,13 +314,14 @@ def card() -> list[str]:
     return found
 
 
-class TorchSubject:
+class TorchSubject(Timed):
     """The same shapes in PyTorch on CUDA, in float32 without TF32, for the time alone."""
 
     def __init__(self, name: str) -> None:
         import torch
         from torch import nn
 
+        super().__init__()
         if not torch.cuda.is_available():
             raise ImportError("PyTorch has no CUDA here")
         if name == "vit":
@@ -333,22 +340,16 @@ class TorchSubject:
             raise ImportError(f"{name} is not written in PyTorch")
         self.model = model.cuda().train()
         self.optimizer = torch.optim.AdamW(self.model.parameters())
-        self.times: list[float] = []
 
-    def turn(self, batch: Batch, seconds: float) -> None:
-        """Make steps for some time."""
+    def step(self, batch: Batch) -> None:
         import torch
 
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end or not self.times:
-            start = time.perf_counter()
-            x, labels = (torch.from_numpy(each).cuda() for each in batch)
-            self.optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(self.model(x), labels)
-            loss.backward()
-            self.optimizer.step()
-            loss.item()
-            self.times.append(1000 * (time.perf_counter() - start))
+        x, labels = (torch.from_numpy(each).cuda() for each in batch)
+        self.optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(self.model(x), labels)
+        loss.backward()
+        self.optimizer.step()
+        loss.item()
 
 
 def timed(
@@ -362,13 +363,10 @@ def timed(
         "processor, forms for webgpu, 1 thread": (forms, "cpu", 1),
         **{each: (forms if "webgpu" in each else plain, each, 1) for each in devices},
     }
-    makers = {
-        name: functools.partial(Subject, *arguments) for name, arguments in subjects.items()
-    } | {"PyTorch CUDA": functools.partial(TorchSubject, folder.name)}
-    opened: dict[str, Subject | TorchSubject] = {}
-    for name, make in makers.items():
+    opened: dict[str, Timed] = {}
+    for name, given_to in {**subjects, "PyTorch CUDA": None}.items():
         try:
-            opened[name] = make()
+            opened[name] = Subject(*given_to) if given_to else TorchSubject(folder.name)
             opened[name].turn(batch, 0)  # the first step compiles
             opened[name].turn(batch, given.seconds)
             opened[name].times.clear()
@@ -420,28 +418,21 @@ def _copies(package: Package) -> list[int]:
         session = Device("webgpu").session(str(package.training_model), options)
         model = onnx.load(options.optimized_model_filepath, load_external_data=False)
     made = [node.op_type for node in model.graph.node]
-    here = [
-        node
-        for part in session.get_provider_graph_assignment_info()
-        for node in part.get_nodes()
-        if part.ep_name == "CPUExecutionProvider"
-    ]
-    return [*(made.count(name) for name in COPIES), len(here)]
+    parts = session.get_provider_graph_assignment_info()
+    here = sum(len(e.get_nodes()) for e in parts if e.ep_name == "CPUExecutionProvider")
+    return [*(made.count(name) for name in COPIES), here]
 
 
 def run(given: argparse.Namespace) -> int:
     """Check and time; print a table."""
     onnxruntime.set_default_logger_severity(3)
-    devices = list(given.devices)
-    failed = False
+    devices, failed = list(given.devices), False
     rows: list[dict[str, Any]] = []
-    cores = os.cpu_count() or 1
     for folder in sorted(path for path in given.folder.iterdir() if path.is_dir()):
         if given.networks and folder.name not in given.networks:
             continue
         sizes = json.loads((folder / "sizes.json").read_text())
         plain, forms = folder / "onnxruntime", folder / "webgpu"
-        batches = functools.partial(batch_of, Package.open(plain), other=sizes["other"])
         first = first_batch(folder)
         for device in list(devices):
             own = forms if device.startswith("webgpu") else plain
@@ -455,14 +446,14 @@ def run(given: argparse.Namespace) -> int:
             rows.append({"network": folder.name, "device": device, "check": result})
             print(f"{folder.name} {device}: {json.dumps(result)}", flush=True)
         for size in sizes["batches"] if not given.check_only else ():
-            batch = batches(size)
+            batch = batch_of(Package.open(plain), size, sizes["other"])
             times = timed(folder, devices, batch, given)
             rows.append({"network": folder.name, "batch": size, "ms": times})
             shown = "; ".join(f"{name} {value:.2f} ms" for name, value in times.items())
             print(f"{folder.name}, batch {size}: {shown}", flush=True)
     found = {
         "cards": card(), "onnxruntime": onnxruntime.__version__, "machine": platform.processor(),
-        "cores": cores, "rows": rows,
+        "cores": os.cpu_count() or 1, "rows": rows,
     }  # fmt: skip
     for line in found["cards"]:
         print(line)

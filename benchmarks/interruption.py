@@ -1,9 +1,6 @@
 """Kill trainings at random points and compare their ends, bit by bit, with undisturbed ones.
 
-Half of the kills come between two steps, half in the middle of a save; half as many low-memory
-warnings come on top. Every kill is a SIGKILL to a process that trains for real.
-
-    python -m benchmarks.interruption --kills 200
+python -m benchmarks.interruption --kills 200
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Kill trainings in their saves, over eight packages, and compare what is left bit by bit.
 
-A process resumes a training from its last save, makes steps and saves after each, until it is
-killed with SIGKILL a moment after a save; the next one goes on. What is left must be a save of an
-undisturbed training, to the bit, and no older than the last that was done. Every second process
-keeps the save before; half of the trainings have their elements in a data file.
-
     python -m benchmarks.kills --kills 1000
+
+Each process resumes a training from its last save and saves after each step, until it is killed.
+What is left must be a save of an undisturbed training, no older than the last that was done. Every
+second process keeps the save before; half of the trainings have their elements in a data file.
 """
 
 from __future__ import annotations

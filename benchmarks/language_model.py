@@ -1,22 +1,13 @@
 """Memory and time of training decoders of published shapes, segment by segment, in int4.
 
-Each figure comes from a process of its own. Memory is all that the process has, Python included:
-anonymous memory, which the system cannot drop, and what is resident. With ``--held`` a step is made
-once more in a control group of 32 MB more than its anonymous memory, Python's included, where the
-files are read anew: more would end it. That takes Linux and root.
-
     python -m benchmarks.language_model              the shape of Qwen2.5-0.5B, at four lengths
     python -m benchmarks.language_model --shape Qwen2.5-1.5B --tokens 256
-    python -m benchmarks.language_model --activations build
     python -m benchmarks.language_model --tokens 256 --steps 10 --timeline build/memory.svg
-    python -m benchmarks.language_model --kit cpp        as that kit trains it, once it is set up
-    python -m benchmarks.language_model --kit cpp --native   with native kernels
-    python -m benchmarks.language_model --kit cpp --steps 1 --held --generate --record
-    python -m benchmarks.language_model --kit cpp --threads 1 --rounds 2 --record [--native]
+    python -m benchmarks.language_model --kit cpp [--native]    as that kit trains it
 
-The last two keep memory, and times, in ``benchmarks/decoder/record.json``, of which
-``scripts/generate_docs`` makes docs/decoders.md. ``--generate``: the process then saves the
-adapter, closes the training, and generates with the adapter; times are not kept then.
+Each figure comes from a process of its own, and is all that it has, Python included. What they are,
+and which options record them, says docs/decoders.md. ``--held`` takes Linux and root. With
+``--generate`` times are not kept.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """What computing again saves, and what it costs: activations and time of training models.
 
-``python -m benchmarks.memory_budget [NAME ...] [--rounds 5]`` builds each workload of
-:mod:`benchmarks.workloads` with all kept, by default, and with limits of a half and of a quarter of
-the activations, and runs the four training models in turns, one thread. Shown are the megabytes of
-activations at the peak of a step, as planned for the model as written, and the processor time of a
-run beside that of the model with all kept: the median of the rounds' ratios.
+    python -m benchmarks.memory_budget [NAME ...] [--rounds 5] [--sparse]
 
-With ``--sparse`` biases and the last blocks of MobileNetV2 are trained, and shown is what its order
-of execution alone saves, and what a default build does; nothing is run.
+Four training models of each workload run in turns, one thread; docs/memory.md says what is shown.
+With ``--sparse`` biases and the last blocks of MobileNetV2 are trained, and nothing is run.
 """
 
 from __future__ import annotations

@@ -3,10 +3,8 @@
     make native && python -m benchmarks.native
     python -m benchmarks.native big-mlp vit --optimizer sgd --steps 20
 
-Two trainings of one package that was built with ``--native``: the sessions of one take the kernels
-of ``build/native``, those of the other run the bodies. Shown are the shortest step of each, in
-processor time, the median ratio of two steps in a row, and by how much losses differ at most. The
-load of the machine is printed before and after: with others at work the ratios are wide.
+Shown are the shortest step of each, in processor time, the median ratio of two steps in a row, and
+by how much losses differ at most. With others at work the ratios are wide.
 """
 
 from __future__ import annotations

@@ -2,11 +2,7 @@
 
     python -m benchmarks.package_size
 
-``all`` counts every file that a side needs to train: models, checkpoint and, on our side, the
-manifest. ``nominal`` counts the same with a checkpoint without values, as an app ships it that
-gets the weights from a server. The reference's side of a row trains and freezes what ours does; its
-weights stay float32, it has no other way. A nominal package is compared with all that the
-reference needs. The sizes are the same on every machine.
+docs/size.md says what is counted. The sizes are the same on every machine.
 """
 
 from __future__ import annotations

@@ -4,11 +4,9 @@
     python -m benchmarks.profile cnn --optimizer sgd --by shape --rows 30
     python -m benchmarks.profile transformer --by layer
 
-From ONNX Runtime's own profiles of a few steps on one thread. The time of a node is the lowest
-of all steps, which other work on the machine disturbs least; profiling adds a microsecond or two
-to each. ``--by operator`` adds the nodes up by operator, ``--by shape`` by operator and shapes.
-``--by layer`` is for ours alone: a node belongs to the layer whose parameter it reads or whose
-gradient it makes, any other to that of its first input. An If counts as what its branch holds.
+A node takes the lowest time of all steps, plus a microsecond or two that profiling adds. ``--by
+layer`` is for ours alone: a node belongs to the layer whose parameter it reads or whose gradient it
+makes, any other to that of its first input. An If counts as what its branch holds.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Fit what a process and its sessions take besides tensors, on the zoo's networks alone.
 
-First every model of a package is opened in a process of its own, and what that takes is a line: so
-much per session, node, node that optimization removes, input and subgraph. Then every network is
-trained for some steps in a child process, and the plan is made with these figures and without
-those of the process. What is left is so much once, and so much per thread
-(``odtpack_simulator.memory.session_memory``).
-
     python -m benchmarks.session_constants
+
+First every model of a package is opened in a process of its own; what that takes is a line. Then
+every network is trained for some steps in a child process, and planned with these figures and
+without those of the process: what is left is so much once, and so much per thread
+(``odtpack_simulator.memory.session_memory``).
 """
 
 from __future__ import annotations

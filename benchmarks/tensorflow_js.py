@@ -2,10 +2,7 @@
 
     python -m benchmarks.tensorflow_js [FOLDER] [--rounds N]
 
-An MLP and a CNN begin with the same parameters and learn the same batch with Adam, on the adapter
-in software that Chromium brings. The first losses must agree. Then steps are timed in turns; each
-copies its batch in and reads its loss. The modules come from npm. The result is the table of
-docs/guides/gpu.md.
+The result is the table of docs/guides/gpu.md, which says how. The modules come from npm.
 """
 
 from __future__ import annotations
