@@ -44,15 +44,11 @@ def prepare(folder: Path, clients: int) -> dict[str, Any]:
     data = load_fleet_data(Package.open(folder / "package"), folder / "digits.npz", 3)
     held_out = {name: array[data.held_out] for name, array in data.arrays.items()}
     np.savez(folder / "held_out.npz", **held_out)
-    return {
-        "clients": clients,
-        "client": {"batch_size": 16, "epochs": 3, "learning_rate": 0.1, "seed": 3},
-        "package": folder / "package",
-        "data": folder / "digits.npz",
-        "held_out": folder / "held_out.npz",
-        "fleet": folder / "fleet.toml",
-        "out": folder / "federated.ckpt",
-    }
+    files = {"package": "package", "data": "digits.npz", "held_out": "held_out.npz",
+             "fleet": "fleet.toml", "out": "federated.ckpt"}  # fmt: skip
+    client = {"batch_size": 16, "epochs": 3, "learning_rate": 0.1, "seed": 3}
+    paths = {key: folder / name for key, name in files.items()}
+    return {"clients": clients, "client": client, **paths}
 
 
 def ways(clients: int) -> dict[str, dict[str, Any]]:

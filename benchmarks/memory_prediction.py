@@ -65,6 +65,12 @@ def job_of(
     )  # fmt: skip
 
 
+def shapes(job: Job) -> dict[str, tuple[int, ...]]:
+    """Shape of one batch of each input."""
+    size = job.batch_size
+    return {name: (size, *np.load(file, "r").shape[1:]) for name, file in job.data.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--no-limits", action="store_true", help="only compare the peaks")
@@ -76,10 +82,8 @@ def main() -> None:
         for optimizer in (OptimType.SGD, OptimType.AdamW):
             with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as scratch:
                 job = make_job(factory(), size, optimizer, Path(scratch))
-                shapes = {n: (size, *np.load(f, "r").shape[1:]) for n, f in job.data.items()}
                 package = Package.open(Path(scratch) / "package")
-                plan = plan_memory(package, shapes)
-                predicted = plan.peak.nbytes
+                predicted = plan_memory(package, shapes(job)).peak.nbytes
                 measured = run_training_child(job).peak_bytes
                 assert measured is not None, "memory is measured on Linux only"
                 errors.append(predicted / measured - 1)
@@ -90,7 +94,7 @@ def main() -> None:
                 for share in limits:
                     limit = int(share * measured)
                     fits = run_training_child(dataclasses.replace(job, limit_bytes=limit)).outcome
-                    said = memory_fit(plan.peak.nbytes, limit)
+                    said = memory_fit(predicted, limit)
                     right = (fits == "completed") == said == "fits"
                     verdicts["right" if right else "under" if said == "fits" else "refused"] += 1
     print(f"median error {100 * statistics.median(map(abs, errors)):.1f} %, "

@@ -60,9 +60,7 @@ def measure(
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--optimizer", action="append", choices=CASES, help="repeatable")
     parser.add_argument("--clip-norm", type=float)
     parser.add_argument("--clip-value", type=float)

@@ -22,7 +22,7 @@ import onnx
 import onnxruntime
 
 from benchmarks import apart
-from benchmarks.memory_prediction import WORKLOADS, make_job
+from benchmarks.memory_prediction import WORKLOADS, make_job, shapes
 from benchmarks.worker import status_bytes
 from odtpack.artifacts import OptimType
 from odtpack_runtime.package.package import Package
@@ -57,19 +57,18 @@ def main() -> None:
                 folder.mkdir()
                 job = make_job(factory(), size, optimizer, folder)
                 package = Package.open(folder / "package")
-                shapes = {n: (size, *np.load(f, "r").shape[1:]) for n, f in job.data.items()}
-                jobs.append((job, package, shapes))
-                sessions += _sessions(package, shapes)
+                jobs.append((job, package))
+                sessions += _sessions(package, shapes(job))
                 print(name, optimizer.name, flush=True)
         found = _fit(sessions)
         with _constants(found):
             running = []
-            for job, package, shapes in jobs:
+            for job, package in jobs:
                 for threads in (1, 2):
                     child = dataclasses.replace(job, threads=threads)
                     peaks = run_training_child(child).phase_peaks
                     with _constants(dict.fromkeys(PROCESS, 0)):
-                        plan = plan_memory(package, shapes, threads=threads)
+                        plan = plan_memory(package, shapes(job), threads=threads)
                     planned = {phase.name: phase.nbytes for phase in plan.phases}
                     running += [
                         (threads, peaks[phase] - max(planned[n] for n in names), peaks[phase])
@@ -85,7 +84,7 @@ def main() -> None:
 
 
 def _sessions(
-    package: Package, shapes: Mapping[str, Sequence[int]]
+    package: Package, sizes: Mapping[str, Sequence[int]]
 ) -> Iterator[tuple[list[int], int]]:
     """Of each model what is counted, in the order of :data:`SESSION`, and what opening it takes."""
     models = (package.training_model, package.eval_model, package.step_model)
@@ -94,7 +93,7 @@ def _sessions(
         stored = onnx.load(str(path), load_external_data=False).graph
         nodes, subgraphs = session_memory.count(stored)
         level = session.optimization_level if session else "all"
-        executed = sum(1 for _ in load_runtime_graph(path, shapes, level=level).walk())
+        executed = sum(1 for _ in load_runtime_graph(path, sizes, level=level).walk())
         counts = [1, executed, max(0, nodes - executed), len(stored.input), subgraphs]
         yield counts, apart.call(opened, folder=package.path, name=path.name)
 

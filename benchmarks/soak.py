@@ -162,10 +162,7 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=1.0, help="of all numbers")
     parser.add_argument("--kit", choices=["python", "cpp"], default="python")
     arguments = parser.parse_args()
-    least = 20, 2, 2, 2
-    counts = tuple(
-        max(int(n * arguments.share), most) for n, most in zip(COUNTS, least, strict=True)
-    )
+    counts = tuple(max(int(n * arguments.share), 20 if n == COUNTS[0] else 2) for n in COUNTS)
     run = soak_cpp if arguments.kit == "cpp" else soak
     start = time.perf_counter()
     print(f"{'step':>9}{'resident MB':>13}{'handles':>9}{'files':>7}{'loss':>10}")

@@ -116,6 +116,13 @@ class Built:
             name: (batch_size, *np.load(file, "r").shape[1:]) for name, file in self.data.items()
         }
 
+    def batch(self, batch_size: int) -> dict[str, np.ndarray]:
+        """The first rows of each user input."""
+        return {
+            name: np.ascontiguousarray(np.load(file, "r")[:batch_size])
+            for name, file in self.data.items()
+        }
+
     def job(self, folder: Path, batch_size: int, threads: int = 1, **changes: Any) -> Job:
         """A training of :data:`STEPS` full batches, in a child that may write to ``folder``."""
         package = self.package
@@ -149,16 +156,10 @@ def build(case: Case, root: Path | None = None, *, native: bool = False) -> Buil
 
 def _fill(case: Case, folder: Path, native: bool) -> None:
     manifest = build_package(
-        case.model(),
-        folder / "package",
-        loss=case.loss,
-        optimizer=case.optimizer,
-        **case.update,
-        accumulation_steps=case.accumulation_steps,
-        freeze=case.freeze,
-        frozen_storage=case.storage,
-        native=native,
-    )
+        case.model(), folder / "package", loss=case.loss, optimizer=case.optimizer,
+        accumulation_steps=case.accumulation_steps, freeze=case.freeze,
+        frozen_storage=case.storage, native=native, **case.update,
+    )  # fmt: skip
     random = np.random.default_rng(5)
     count = _samples(case, max(case.batches))
     for item in manifest.inputs:
@@ -186,6 +187,15 @@ def _version() -> str:
     for source in sources:
         digest.update(source.read_bytes())
     return digest.hexdigest()[:12]
+
+
+_WORDS = {"segments": 2, "mask": 2}
+
+
+def _bert(words: int, length: int, d: int, depth: int) -> tuple[Any, dict[str, tuple[int, ...]]]:
+    """The network, and its inputs."""
+    module = partial(architectures.bert, words, length, d, depth)
+    return module, dict.fromkeys(("tokens", "segments", "mask"), (length,))
 
 
 _CASES = (
@@ -222,9 +232,7 @@ _CASES = (
     ),
     Case(
         "bert", "BERT d128 L3 T64 with mask, AdamW",
-        partial(architectures.bert, 8000, 64, 128, 3),
-        {"tokens": (64,), "segments": (64,), "mask": (64,)}, (4, 16),
-        ranges={"tokens": 8000, "segments": 2, "mask": 2},
+        *_bert(8000, 64, 128, 3), (4, 16), ranges=_WORDS | {"tokens": 8000},
     ),
     Case(
         "causal-lm", "causal LM d128 L3 T48, tied embeddings, Adafactor",
@@ -266,9 +274,7 @@ _CASES = (
     ),
     Case(
         "transfer-half", "BERT d256 L4 T32, all but the head frozen in float16, SGD",
-        partial(architectures.bert, 8000, 32, 256, 4),
-        {"tokens": (32,), "segments": (32,), "mask": (32,)}, (4, 16),
-        ranges={"tokens": 8000, "segments": 2, "mask": 2}, optimizer=SGD(),
+        *_bert(8000, 32, 256, 4), (4, 16), ranges=_WORDS | {"tokens": 8000}, optimizer=SGD(),
         freeze=("words*", "positions*", "segments*", "norm*", "layers*"), storage="float16",
     ),
     Case(
@@ -319,9 +325,7 @@ _CASES = (
     ),
     Case(
         "bert-tiny", "BERT d64 L2 T32 with mask, SGD",
-        partial(architectures.bert, 4000, 32, 64, 2),
-        {"tokens": (32,), "segments": (32,), "mask": (32,)}, (4, 32),
-        ranges={"tokens": 4000, "segments": 2, "mask": 2}, optimizer=SGD(),
+        *_bert(4000, 32, 64, 2), (4, 32), ranges=_WORDS | {"tokens": 4000}, optimizer=SGD(),
     ),
     Case(
         "points", "PointNet over 256 points, batch norm trained, AdamW, two batches a step",

@@ -19,8 +19,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.fidelity.models import CASES, STEPS, Built, build
 from odtpack_simulator.device.kits import STEP_MODEL_KITS, Kit, Loop
 from odtpack_simulator.memory.arena import session_use
@@ -59,14 +57,10 @@ def main() -> None:
 def measure(built: Built, kit: Kit, loop: Loop, batch_size: int) -> tuple[int, int]:
     """Bytes of anonymous memory of a process before the package is opened, and at its peak."""
     with tempfile.TemporaryDirectory(prefix="odtpack-process-") as folder:
-        data = {
-            name: np.ascontiguousarray(np.load(path, "r")[:batch_size])
-            for name, path in built.data.items()
-        }
         count = built.case.accumulation_steps
         task = {
             "package": str(built.package.path),
-            "data": kotlin_kit.save_batch(Path(folder) / "data", **data),
+            "data": kotlin_kit.save_batch(Path(folder) / "data", **built.batch(batch_size)),
             "steps": STEPS * (count if kit == "kotlin" else 1),
             "accumulate": count,
             "whole_steps": STEPS if loop == "step" else 0,

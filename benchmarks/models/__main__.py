@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import collections
-import dataclasses
 import datetime
 import json
 import resource
@@ -35,16 +34,6 @@ MEMORY = 8 << 30
 SECONDS = 600
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What became of one model."""
-
-    model: RealModel
-    kind: str  # "right", "refused" or "wrong"
-    said: str  # the refusal, or what is wrong
-    result: dict[str, Any]
-
-
 def attempt(index: int, model: RealModel) -> None:
     """Take one model through every command, and keep what became of it, a crash too."""
     folder = FOLDER / "out" / str(index)
@@ -64,43 +53,41 @@ def attempt(index: int, model: RealModel) -> None:
     (folder / "result.json").write_text(json.dumps(result, indent=1))
 
 
-def judge(index: int, model: RealModel) -> Outcome | None:
-    """What became of a model when it was last tried; None if it never was."""
+def judge(index: int) -> dict[str, Any] | None:
+    """The result of a model when it was last tried, with ``kind`` and ``said``; None if never."""
     written = FOLDER / "out" / str(index) / "result.json"
     if not written.exists():
         return None
     result = json.loads(written.read_text())
     if said := result.get("crashed") or result.get("refused"):
         refused = said.startswith("error[") and "[internal]" not in said
-        return Outcome(model, "refused" if refused else "wrong", said, result)
+        return {**result, "kind": "refused" if refused else "wrong", "said": said}
     for name in ("error", "loss", "exported"):
         if not result[name] < TOLERANCE:
             said = f"{name} {result[name]:.1e} {result['where'] if name == 'error' else ''}"
-            return Outcome(model, "wrong", said, result)
-    return Outcome(model, "right", "", result)
+            return {**result, "kind": "wrong", "said": said}
+    return {**result, "kind": "right", "said": ""}
 
 
-def parts(outcomes: list[Outcome]) -> dict[str, object]:
+def parts(results: list[dict[str, Any]]) -> dict[str, object]:
     """What docs/models.md shows of them."""
     rows = []
-    for outcome in outcomes:
-        model, result = outcome.model, outcome.result
+    for model, result in zip(models(), results, strict=True):
         read = f"; the loss reads `{model.loss_input}`" if model.loss_input else ""
-        said = outcome.said.replace("|", "\\|").replace("<", "&lt;")
+        said = result["said"].replace("|", "\\|").replace("<", "&lt;")
         numbers = [""] * 3
         if "trained" in result:
-            seconds = f"{result['seconds']:.1f}"
-            numbers = [str(result["trained"]), f"{result['error']:.0e}", seconds]
+            numbers = [result["trained"], f"{result['error']:.0e}", f"{result['seconds']:.1f}"]
         fed = "<br>".join(f"`{text}`" for text in model.inputs.split("; "))
-        rows.append((model.package, f"`{model.file_ends_with}`", fed + read,
-                     f"{outcome.kind}: {said}" if said else outcome.kind, *numbers))  # fmt: skip
-    kinds = collections.Counter(outcome.kind for outcome in outcomes)
+        outcome = f"{result['kind']}: {said}" if said else result["kind"]
+        rows.append((model.package, f"`{model.file_ends_with}`", fed + read, outcome, *numbers))
+    kinds = collections.Counter(result["kind"] for result in results)
     titles = ("Package", "File", "Fed", "Result", "Parameters:", "Error of a gradient:",
               "Build, CPU s:")  # fmt: skip
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "count": len(outcomes),
-        "outcome": f"**{kinds['right']} of {len(outcomes)} are right, {kinds['refused']} refused, "
+        "count": len(results),
+        "outcome": f"**{kinds['right']} of {len(results)} are right, {kinds['refused']} refused, "
         f"{kinds['wrong']} wrong.**",
         "models": table(titles, rows),
     }
@@ -113,15 +100,13 @@ def main() -> int:
     for index, model in enumerate(models()):
         if not chosen or any(part in f"{model.package} {model.file_ends_with}" for part in chosen):
             attempt(index, model)
-            outcome = judge(index, model)
-            assert outcome is not None
-            figure = f"{outcome.result['error']:.1e}" if "error" in outcome.result else ""
-            print(f"{outcome.kind:8}{model.label:60}{figure:8} {outcome.said}", flush=True)
-    found = [judge(index, model) for index, model in enumerate(models())]
-    outcomes = [outcome for outcome in found if outcome is not None]
-    if len(outcomes) == len(found):
-        PAGE.write_text(filled(PAGE, parts(outcomes)))
-    return int(any(outcome.kind == "wrong" for outcome in outcomes))
+            result = judge(index) or {}
+            figure = f"{result['error']:.1e}" if "error" in result else ""
+            print(f"{result['kind']:8}{model.label:60}{figure:8} {result['said']}", flush=True)
+    results = [result for index, _ in enumerate(models()) if (result := judge(index)) is not None]
+    if len(results) == len(models()):
+        PAGE.write_text(filled(PAGE, parts(results)))
+    return int(any(result["kind"] == "wrong" for result in results))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from tests.onnx_torch import Interpreter
 
 TOLERANCE = 1e-3
 STEPS = 3
+PROVIDERS = ["CPUExecutionProvider"]
 
 
 class CommandFailedError(Exception):
@@ -31,12 +31,9 @@ def odtpack(*words: str | Path) -> tuple[float, str]:
     """Run a command; return its CPU seconds, and what it said on stderr."""
     before = _cpu_seconds()
     done = subprocess.run(
-        [sys.executable, "-m", "odtpack", *map(os.fspath, words)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+        [sys.executable, "-m", "odtpack", *words], stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
     if done.returncode:
         lines = done.stderr.splitlines()
         errors = [line for line in lines if line.startswith("error[")] or lines[-1:]
@@ -70,7 +67,7 @@ def run(model: RealModel, path: Path, folder: Path) -> dict[str, Any]:
     assert prediction is not None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # as packages train: DynamicQuantizeLSTM differs by threads
-    forward = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    forward = onnxruntime.InferenceSession(path, options, PROVIDERS)
     if name in [output.name for output in forward.get_outputs()]:
         (expected,) = forward.run([name], feeds)
         error = _relative(torch.from_numpy(expected), prediction)
@@ -99,9 +96,7 @@ def run(model: RealModel, path: Path, folder: Path) -> dict[str, Any]:
     assert np.isfinite(losses).all(), f"losses {losses}"
 
     odtpack("export", package, "--out", folder / "exported.onnx", "--outputs", name)
-    exported = onnxruntime.InferenceSession(
-        folder / "exported.onnx", options, providers=["CPUExecutionProvider"]
-    )
+    exported = onnxruntime.InferenceSession(folder / "exported.onnx", options, PROVIDERS)
     kept = {each.name: feeds[each.name] for each in exported.get_inputs()}
     (again,) = exported.run([name], kept)
     return {
