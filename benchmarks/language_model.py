@@ -35,6 +35,7 @@ from benchmarks.decoder.model import write_model
 from odtpack_simulator.measure.host import processor_name
 from scripts.markdown import head, row
 
+FOLDER = apart.ROOT / "build" / "decoder"
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, ALPHA, WORDS = 8, 16.0, 1024
 SPARE = 32  # MB that a control group has beside a step's anonymous memory
@@ -49,8 +50,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=1, help="steps and forward passes in turns")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--folder", type=Path, default=Path("build/decoder"))
-    parser.add_argument("--activations", type=Path, help="folder for values between segments")
     parser.add_argument("--held", action="store_true", help="in a control group, too")
     parser.add_argument("--kit", choices=("python", "cpp", "swift"), default="python")
     parser.add_argument("--generate", action="store_true", help="in the C++ kit, after the steps")
@@ -62,12 +61,11 @@ def main() -> None:
     given = parser.parse_args()
     if given.timeline and len(given.tokens) != 1:
         parser.error("--timeline shows one length: give one with --tokens")
-    folder = given.folder / given.shape
-    if given.kit != "python" and (given.activations or given.timeline):
-        parser.error("--activations and --timeline are for Python")
+    if given.kit != "python" and given.timeline:
+        parser.error("--timeline is for Python")
     if given.kit != "cpp" and (given.generate or given.record):
         parser.error("--generate and --record are for the C++ kit")
-    write_model(DECODERS[given.shape], folder, writer=GenaiWriter)
+    write_model(DECODERS[given.shape], FOLDER / given.shape, writer=GenaiWriter)
     if not (_package(given) / "manifest.json").exists():
         built = _apart("build", given)
         print(
@@ -132,9 +130,8 @@ def _apart(
 
 def watched(*, task: str, given: dict[str, Any]) -> dict[str, Any]:
     """What a task finds, and the memory of this process meanwhile."""
-    chosen = argparse.Namespace(**given | {"folder": Path(given["folder"])})
     with _Memory("self") as memory:
-        found = TASKS[task](chosen.folder / chosen.shape, chosen)
+        found = TASKS[task](argparse.Namespace(**given))
     return {**found, **memory.figures(), "samples": memory.samples}
 
 
@@ -254,24 +251,24 @@ def _way(given: argparse.Namespace) -> str:
 
 
 def _package(given: argparse.Namespace) -> Path:
-    return Path(given.folder / given.shape / f"package-{_way(given).replace(', ', '-')}")
+    return FOLDER / given.shape / f"package-{_way(given).replace(', ', '-')}"
 
 
-def _build(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+def _build(given: argparse.Namespace) -> dict[str, Any]:
     from odtpack.adapters import AdapterSpec
     from odtpack.build import build_package
 
     shutil.rmtree(_package(given), ignore_errors=True)
     start = time.perf_counter()
     build_package(
-        folder / "model.onnx", _package(given), loss="next_token", segments=True,
+        FOLDER / given.shape / "model.onnx", _package(given), loss="next_token", segments=True,
         loss_options={"words": WORDS}, native=given.native, keep_products=given.keep_products,
         adapter=AdapterSpec("lora", tuple(f"*.{name}" for name in LINEARS), (), RANK, ALPHA),
     )  # fmt: skip
     return {"seconds": time.perf_counter() - start}
 
 
-def _step(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+def _step(given: argparse.Namespace) -> dict[str, Any]:
     from odtpack_runtime import CheckpointState, Module, Optimizer
     from odtpack_runtime.session.options import default_session_options
 
@@ -279,7 +276,7 @@ def _step(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     state = CheckpointState.load_checkpoint(package / "checkpoint")
     training = package / "training_model.onnx"
     options = default_session_options(training, given.threads)
-    module = Module(training, state, session_options=options, activations=given.activations)
+    module = Module(training, state, session_options=options)
     optimizer = Optimizer(package / "optimizer_model.onnx", module)
     losses = []
 
@@ -293,9 +290,9 @@ def _step(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     return {**_timed(lambda: step(ids), given.steps), "losses": losses}
 
 
-def _forward(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+def _forward(given: argparse.Namespace) -> dict[str, Any]:
     """The same model in int4 as ONNX Runtime infers with it, by its default options."""
-    session = _session(folder / "model.onnx", given.threads)
+    session = _session(FOLDER / given.shape / "model.onnx", given.threads)
     ids, shape = _tokens(given), DECODERS[given.shape]
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)} | {
         node.name: np.zeros((1, shape.shared, 0, shape.size), np.float32)
@@ -342,7 +339,7 @@ def _tokens(given: argparse.Namespace) -> np.ndarray:
     return random.integers(0, DECODERS[given.shape].words, (1, given.tokens[0]))
 
 
-def _speed(_: Path, given: argparse.Namespace) -> dict[str, Any]:
+def _speed(given: argparse.Namespace) -> dict[str, Any]:
     """What ONNX Runtime's products of float32 run at here, in GFLOP/s."""
     import onnx
 

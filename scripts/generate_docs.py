@@ -75,33 +75,33 @@ def errors() -> str:
     return "\n".join(lines).rstrip()
 
 
-# Of each schema: its title, and what makes it; a model's is that of the JSON that a command prints.
-_SCHEMAS: dict[str, tuple[str, type[BaseModel] | Callable[[], dict[str, Any]]]] = {
-    "manifest": ("Manifest of an odtpack package", manifest_schema),
-    "diff": ("Difference between two odtpack packages", PackageDiff),
-    "result": ("Result of an odtpack simulation", SimulationResult),
-    "comparison": ("Comparison of two results of odtpack", Comparison),
-    "measurements": (
-        "Measurements of a device by an odtpack training kit",
-        partial(DeviceMeasurements.model_json_schema, mode="validation"),
+def _json(content: object) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _schema(title: str, source: type[BaseModel] | Callable[[], dict[str, Any]]) -> str:
+    """A schema as text; a model's is that of the JSON that a command prints."""
+    made = source.model_json_schema(mode="serialization") if isinstance(source, type) else source()
+    content = {key: value for key, value in made.items() if key != "title"}
+    draft = "https://json-schema.org/draft/2020-12/schema"
+    return _json({"$schema": draft, "title": title, **content})
+
+
+_MEASUREMENTS = partial(DeviceMeasurements.model_json_schema, mode="validation")
+SCHEMAS: dict[str, Callable[[], str]] = {
+    "manifest": partial(_schema, "Manifest of an odtpack package", manifest_schema),
+    "diff": partial(_schema, "Difference between two odtpack packages", PackageDiff),
+    "result": partial(_schema, "Result of an odtpack simulation", SimulationResult),
+    "comparison": partial(_schema, "Comparison of two results of odtpack", Comparison),
+    "measurements": partial(
+        _schema, "Measurements of a device by an odtpack training kit", _MEASUREMENTS
     ),
-    "fleet": ("Result of a simulated federation of odtpack", FleetResult),
-    "fleet-fit": ("Result of odtpack fleet fit", FleetFitResult),
+    "fleet": partial(_schema, "Result of a simulated federation of odtpack", FleetResult),
+    "fleet-fit": partial(_schema, "Result of odtpack fleet fit", FleetFitResult),
+    "fit": lambda: _json(fit_json_schema()),
+    "recipe": schema_text,
+    "budgets": lambda: _json(budget_schema()),
 }
-
-
-def _schema(name: str) -> str:
-    """One of these schemas as text."""
-    title, source = _SCHEMAS[name]
-    content = (
-        source.model_json_schema(mode="serialization") if isinstance(source, type) else source()
-    )
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": title,
-        **{k: v for k, v in content.items() if k != "title"},
-    }
-    return _json(schema)
 
 
 _ASSUMED = Quantity(value=1, unit="1", kind="assumed", source="share of a published peak")
@@ -242,10 +242,6 @@ def checkpoint_fields() -> str:
     return table(("table", "number", "field", "type", "default", "meaning"), rows)
 
 
-def _json(content: object) -> str:
-    return json.dumps(content, indent=2) + "\n"
-
-
 PARTS: dict[str, Callable[[], Mapping[str, object]]] = {
     "formats/checkpoint": lambda: {"fields": checkpoint_fields()},
     "exporters": exporters_parts,
@@ -270,14 +266,8 @@ def _page(name: str) -> str:
     return filled(DOCS / f"{name}.md", PARTS[name]())
 
 
-_SCHEMA_TEXTS: dict[str, Callable[[], str]] = {
-    "fit": lambda: _json(fit_json_schema()),
-    "recipe": schema_text,
-    "budgets": lambda: json.dumps(budget_schema(), indent=2, ensure_ascii=False) + "\n",
-    **{name: partial(_schema, name) for name in _SCHEMAS},
-}
 PAGES = {DOCS / f"{name}.md": partial(_page, name) for name in PARTS} | {
-    DOCS / "schemas" / f"{name}.schema.json": text for name, text in _SCHEMA_TEXTS.items()
+    DOCS / "schemas" / f"{name}.schema.json": text for name, text in SCHEMAS.items()
 }
 
 

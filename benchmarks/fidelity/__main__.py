@@ -119,23 +119,22 @@ def _memory(
              lines)  # fmt: skip
     found = memory.summarize(rows)
     document["memory"] = [dataclasses.asdict(each) | {"error": each.error} for each in rows]
-    document["memory_summary"] = dataclasses.asdict(found)
+    document["memory_summary"] = found
     _say(
-        f"\n{found.models} models, {found.cases} cases, {found.verdicts} limits; largest error "
-        f"{100 * found.largest_error:.1f} %; too close to call: {100 * found.close:.1f} % of the "
-        "limits",
+        "\n{models} models, {cases} cases, {verdicts} limits; largest error {largest_error:.1%}; "
+        "too close to call: {close:.1%} of the limits".format(**found),
         lines,
     )
     targets = [
-        ("memory: median error", found.median_error, 0.015),
-        ("memory: P95 of the errors", found.p95_error, 0.04),
-        ("memory: plan below the need", max(0.0, -found.lowest_error), MARGIN / (1 + MARGIN)),
-        ("memory: plan above the need", max(0.0, found.highest_error), 0.08),
+        ("memory: median error", found["median_error"], 0.015),
+        ("memory: P95 of the errors", found["p95_error"], 0.04),
+        ("memory: plan below the need", max(0.0, -found["lowest_error"]), MARGIN / (1 + MARGIN)),
+        ("memory: plan above the need", max(0.0, found["highest_error"]), 0.08),
     ]
-    if found.verdicts:
+    if limits := found["verdicts"]:
         targets += [
-            ("limits: said fits, and it did not", found.said_fits_did_not / found.verdicts, 0.0),
-            ("limits 3 % above the need: said no", found.said_no_did, 0.05),
+            ("limits: said fits, and it did not", found["said_fits_did_not"] / limits, 0.0),
+            ("limits 3 % above the need: said no", found["said_no_did"], 0.05),
         ]
     return [
         (name, value, f"at most {100 * most:.2g} %", value <= most) for name, value, most in targets
