@@ -23,15 +23,10 @@ def call(
     environment: dict[str, str] | None = None,  # on top of this process's
     **arguments: Any,
 ) -> Any:
-    """What a function at the top of its module returns in a process of its own.
-
-    Raises:
-        RuntimeError: The process failed; with the end of what it wrote.
-        subprocess.TimeoutExpired: It took longer than ``how`` allows.
-    """
+    """What a function returns in a process of its own; if it fails, a RuntimeError says why."""
     module = function.__module__
     if module == "__main__":
-        module = sys.modules["__main__"].__spec__.name  # type: ignore[union-attr]
+        module = sys.modules["__main__"].__spec__.name
     with tempfile.TemporaryDirectory() as scratch:
         job, result = Path(scratch, "job.json"), Path(scratch, "result.json")
         job.write_text(json.dumps(arguments, default=os.fspath))

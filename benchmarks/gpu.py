@@ -51,49 +51,39 @@ step of one that is only rounding."""
 LARGE_RATE = 1000.0  # at which the rounding of parameters does not show in a step of SGD
 EXACT = "float64.npz"
 TARGETS = ("onnxruntime", "webgpu", "webgpu-sgd")
+LORA = {"loss": "next_token", "adapter": "lora", "adapter_on": ("*proj*",), "base": "int4"}
 Batch = Sequence[np.ndarray]
 
 
 # Building: every network with the plain forms and with those for WebGPU.
 
 
-def networks(
-    small: bool,
-) -> dict[str, tuple[Callable[[Path], Any], tuple[int, ...], dict[str, Any]]]:
-    """Model, batch sizes and further build options of each network."""
+Network = tuple[Callable[..., Any], dict[str, Any], tuple[int, int]]
+
+
+def networks(small: bool) -> dict[str, Network]:
+    """What makes the model of each network, its arguments, and batch sizes."""
+    from benchmarks.decoder.model import SHAPES, Shape, write_model
     from benchmarks.workloads import vit_tiny
     from tests import zoo
 
-    def decoder(folder: Path) -> Any:
-        from benchmarks.decoder.model import SHAPES, Shape, write_model
-
-        shape = Shape("tiny", 2, 64, 4, 2, 96, 200) if small else SHAPES["small"]
-        return write_model(shape, folder)
-
     tiny = {"vocab": 50, "d": 32, "layers": 2, "heads": 4, "T": 16, "ff": 64}
-    mobile = {"size": 32, "width_mult": 0.25} if small else {}
-    lora = {"loss": "next_token", "adapter": "lora", "adapter_on": ("*proj*",), "base": "int4"}
-    return {
-        "mlp": (lambda _: zoo.mlp((16, 24, 10)) if small else zoo.mlp(), (64, 1024), {}),
-        "big-mlp": (
-            lambda _: zoo.mlp((64, 96, 10) if small else (4096, 4096, 1000)), (1, 256), {},
-        ),
-        "cnn": (
-            lambda _: zoo.cnn(size=8, width=(4, 8)) if small else zoo.cnn(hidden=128),
-            (32, 256), {},
-        ),
-        "mobilenet": (lambda _: zoo.mobilenet_v2(batch_norm="fold", **mobile), (8, 64), {}),
+    fold, train, quarter = {"batch_norm": "fold"}, {"batch_norm": "train"}, {"width_mult": 0.25}
+    vit = {"size": 32, "d": 48, "depth": 2, "patch": 8}
+    decoder = Shape("tiny", 2, 64, 4, 2, 96, 200) if small else SHAPES["small"]
+    found: dict[str, Network] = {
+        "mlp": (zoo.mlp, {"sizes": (16, 24, 10)} if small else {}, (64, 1024)),
+        "big-mlp": (zoo.mlp, {"sizes": (64, 96, 10) if small else (4096, 4096, 1000)}, (1, 256)),
+        "cnn": (zoo.cnn, {"size": 8, "width": (4, 8)} if small else {"hidden": 128}, (32, 256)),
+        "mobilenet": (zoo.mobilenet_v2, fold | (quarter | {"size": 32} if small else {}), (8, 64)),
         "mobilenet-bn": (
-            lambda _: zoo.mobilenet_v2(batch_norm="train", **mobile | {"size": 2 * mobile["size"]})
-            if small else zoo.mobilenet_v2(batch_norm="train"),
-            (8, 64), {},
+            zoo.mobilenet_v2, train | (quarter | {"size": 64} if small else {}), (8, 64),
         ),
-        "vit": (lambda _: vit_tiny(*((32, 48, 2, 8) if small else ()), opset=17), (8, 64), {}),
-        "transformer": (
-            lambda _: zoo.transformer_encoder(**(tiny if small else {})), (8, 64), {},
-        ),
-        "decoder": (decoder, (1, 8), lora),
+        "vit": (vit_tiny, {"opset": 17} | (vit if small else {}), (8, 64)),
+        "transformer": (zoo.transformer_encoder, tiny if small else {}, (8, 64)),
+        "decoder": (write_model, {"shape": decoder}, (1, 8)),
     }  # fmt: skip
+    return found
 
 
 def build(
@@ -102,14 +92,16 @@ def build(
     """Build the packages, with a batch beside each."""
     from odtpack.build import build_package
 
-    for name, (make, sizes, options) in networks(small).items():
+    for name, (make, arguments, sizes) in networks(small).items():
         if names and name not in names:
             continue
         with tempfile.TemporaryDirectory() as scratch:
-            model = make(Path(scratch))
+            place = {"folder": Path(scratch)} if name == "decoder" else {}
+            model = make(**arguments, **place)
             for target in targets:
                 runtime, _, optimizer = target.partition("-")
-                settings = {"loss": "cross_entropy", "optimizer": optimizer or "adamw", **options}
+                settings = LORA if name == "decoder" else {"loss": "cross_entropy"}
+                settings = {"optimizer": optimizer or "adamw", **settings}
                 build_package(
                     model, folder / name / target, runtime=runtime, step_model="always", **settings
                 )

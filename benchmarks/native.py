@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from benchmarks.worker import open_training
 from benchmarks.workloads import OPTIMIZERS, WORKLOADS
 from odtpack.build import build_package
-from odtpack_runtime import CheckpointState, Module, Optimizer, default_session_options
-from odtpack_runtime.session.native import ENTRY, VARIABLE
+from odtpack_runtime.session.native import VARIABLE
 from scripts.markdown import head, row
 from tests.native_library import library
 from tests.packaging_tools import trainable_names
@@ -70,24 +70,6 @@ def measure(
                 if step >= 2:
                     times[index].append(time.process_time() - started)
     return *times, losses
-
-
-def open_training(folder: Path, *, native: bool) -> tuple[Module, Optimizer]:
-    """Open a package for training with the kernels or without."""
-    options = default_session_options(folder / "training_model.onnx", 1)
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    if not native:
-        options.add_session_config_entry(ENTRY, "0")
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    step = folder / "step_model.onnx"
-    module = Module(
-        folder / "training_model.onnx", state, session_options=options,
-        step_model_uri=step if step.is_file() else None,
-    )  # fmt: skip
-    update = Optimizer(folder / "optimizer_model.onnx", module)
-    update.set_learning_rate(1e-4)
-    return module, update
 
 
 if __name__ == "__main__":

@@ -20,8 +20,28 @@ import numpy as np
 import onnxruntime
 
 from odtpack_runtime import CheckpointState, Module, Optimizer, default_session_options
+from odtpack_runtime.session.native import ENTRY
 
 RATE = 1e-4
+
+
+def open_training(
+    folder: Path, threads: int = 1, *, step_model: bool = True, native: bool = True
+) -> tuple[Module, Optimizer]:
+    """A package for training, with the kernels that it is built for or without."""
+    settings = default_session_options(folder / "training_model.onnx", threads)
+    settings.inter_op_num_threads = 1
+    settings.log_severity_level = 3
+    if not native:
+        settings.add_session_config_entry(ENTRY, "0")
+    step = folder / "step_model.onnx"
+    module = Module(
+        folder / "training_model.onnx", CheckpointState.load_checkpoint(folder / "checkpoint"),
+        session_options=settings, step_model_uri=step if step_model and step.is_file() else None,
+    )  # fmt: skip
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    optimizer.set_learning_rate(RATE)
+    return module, optimizer
 
 
 def train(
@@ -33,19 +53,9 @@ def train(
     ``step_model``) the training model, the optimizer and ``lazy_reset_grad``.
     """
     feeds = dict(np.load(inputs))
-    root = Path(folder)
-    settings = default_session_options(root / "training_model.onnx", threads)
-    settings.inter_op_num_threads = 1
-    settings.log_severity_level = 3
+    by_step_model = step_model and Path(folder, "step_model.onnx").is_file()
     before = _start_count()
-    whole = root / "step_model.onnx"
-    by_step_model = step_model and whole.is_file()
-    module = Module(
-        root / "training_model.onnx", CheckpointState.load_checkpoint(root / "checkpoint"),
-        session_options=settings, step_model_uri=whole if by_step_model else None,
-    )  # fmt: skip
-    optimizer = Optimizer(root / "optimizer_model.onnx", module)
-    optimizer.set_learning_rate(RATE)
+    module, optimizer = open_training(Path(folder), threads, step_model=by_step_model)
     batch = [feeds[name] for name in module.input_names()]
 
     def step() -> None:

@@ -41,11 +41,7 @@ class Sample:
 
 
 def draw(samples: Sequence[Sample], title: str, published: Sequence[tuple[str, float]]) -> str:
-    """A stand-alone SVG: memory that stays and all that is resident, and a line for each peak.
-
-    There is a sample at least, and they ascend in time; ``published`` are names of systems and the
-    MB that they were published with.
-    """
+    """An SVG: memory that stays, all that is resident, and a line for what each system has."""
     end = samples[-1].seconds or 1.0
     times = linear_axis(end)
     tops = [value for _, value in published]

@@ -215,11 +215,7 @@ class Process:
             self._process.kill()
 
     def ask(self, what: str, **arguments: float) -> dict[str, Any]:
-        """Let it do something, and wait for the answer.
-
-        Raises:
-            RuntimeError: The process ended; it said why on standard error.
-        """
+        """Let it do something, and wait for the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": what, **arguments}) + "\n")
         self._process.stdin.flush()

@@ -51,15 +51,12 @@ class Summary:
 
 
 def compare(
-    configuration: tuple[str, Group, int, int, Clock],
+    configuration: tuple[str, Group, int, int, Clock],  # the first fields of a row
     predictions: Sequence[float],
     measured: Sequence[Steps],
     drift: float,
 ) -> Row:
-    """Compare each round's prediction in milliseconds with wall and processor time of its steps.
-
-    The configuration is model, group, batch size, threads and clock.
-    """
+    """Compare each round's prediction in milliseconds with wall and processor time of its steps."""
     clock = configuration[-1]
     errors: list[float] = []
     judged: list[float] = []
