@@ -26,6 +26,7 @@ import numpy as np
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.package.package import Package
+from scripts.markdown import head, row
 from tests.kits.cases import CASES
 from tests.kits.kills import PACKAGES
 from tests.kits.vectors import Folder, Run, build
@@ -117,8 +118,7 @@ def main() -> int:
     arguments = parser.parse_args()
     random_ = random.Random(0)
     start = time.perf_counter()
-    width = max(map(len, PACKAGES))
-    print(f"{'package':{width}}  {'kills':>5}  {'in a save':>9}  {'steps':>5}  lost")
+    print(head("package", "kills:", "in a save:", "steps:", "lost:"))
     totals = [0, 0, 0]
     for index, name in enumerate(PACKAGES):
         writer.EXTERNAL_DATA_THRESHOLD = 2**30 if index % 2 == 0 else 64
@@ -141,7 +141,7 @@ def main() -> int:
                 if step >= arguments.steps // 2:
                     for path in folder.glob("trained*"):
                         path.unlink()
-        print(f"{name:{width}}  {count:>5}  {torn:>9}  {made:>5}  {lost}", flush=True)
+        print(row(name, count, torn, made, lost), flush=True)
         totals = [sum(pair) for pair in zip(totals, (count, torn, lost), strict=True)]
     print(f"{totals[0]} kills, {totals[1]} in the middle of a save, {totals[2]} lost something "
           f"({time.perf_counter() - start:.0f} s)")  # fmt: skip

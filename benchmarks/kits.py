@@ -24,10 +24,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime
 
+from benchmarks import gpu
 from odtpack.build import build_package
+from odtpack_runtime import Package
 from tests import zoo
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit, web
 from tests.kits.ran import PLATFORMS, RAN, Ran
@@ -40,20 +41,7 @@ NETWORKS: dict[str, tuple[Any, int, int]] = {
 }
 """Model, samples in a batch, steps; the first half of them warms up. A Java machine compiles for
 two seconds and more: in a shorter run that is measured, and not the step."""
-Batch = dict[str, np.ndarray[Any, Any]]
 Task = dict[str, Any]
-
-
-def batch_of(package: Path, samples: int) -> Batch:
-    """A batch of noise; classes and words are all 0 to 1."""
-    rng = np.random.default_rng(0)
-    batch = {}
-    for entry in json.loads((package / "manifest.json").read_text())["inputs"]:
-        shape = [size if isinstance(size, int) else samples for size in entry["shape"]]
-        integer = "int" in entry["dtype"]
-        array = rng.integers(0, 2, shape) if integer else rng.standard_normal(shape)
-        batch[entry["name"]] = array.astype(entry["dtype"])
-    return batch
 
 
 def _milliseconds(found: dict[str, Any]) -> float:
@@ -181,7 +169,10 @@ def _compared(kit: Kit, network: str, rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as scratch:
         package = Path(scratch) / "package"
         build_package(model(), package, loss="cross_entropy")
-        data = javascript.save_batch(Path(scratch), **batch_of(package, samples))
+        opened = Package.open(package)
+        batch = gpu.batch_of(opened, samples, other=0)
+        named = dict(zip((each.name for each in opened.manifest.inputs), batch, strict=True))
+        data = javascript.save_batch(Path(scratch), **named)
         task = {"package": str(package), "data": data, "steps": steps, "step_model": True}
         python, own, installed = [], [], []
         for _ in range(rounds):

@@ -26,6 +26,7 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import run_training_child
 from odtpack_simulator.values.memory_fit import memory_fit
+from scripts.markdown import head, row
 from tests import zoo
 from tests.packaging_tools import batch, generate
 
@@ -77,7 +78,7 @@ def main() -> None:
     limits = () if parser.parse_args().no_limits else LIMITS
     errors: list[float] = []
     verdicts = {"right": 0, "under": 0, "refused": 0}
-    print(f"{'workload':36}{'optimizer':>10}{'predicted':>12}{'measured':>12}{'error':>9}")
+    print(head("workload", "optimizer", "predicted:", "measured:", "error:"))
     for name, (factory, size) in WORKLOADS.items():
         for optimizer in (OptimType.SGD, OptimType.AdamW):
             with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as scratch:
@@ -87,10 +88,8 @@ def main() -> None:
                 measured = run_training_child(job).peak_bytes
                 assert measured is not None, "memory is measured on Linux only"
                 errors.append(predicted / measured - 1)
-                print(
-                    f"{name:36}{optimizer.name:>10}{predicted / 1e6:>9.2f} MB"
-                    f"{measured / 1e6:>9.2f} MB{100 * errors[-1]:>+8.1f}%"
-                )
+                cells = (f"{predicted / 1e6:.2f} MB", f"{measured / 1e6:.2f} MB")
+                print(row(name, optimizer.name, *cells, f"{errors[-1]:+.1%}"), flush=True)
                 for share in limits:
                     limit = int(share * measured)
                     fits = run_training_child(dataclasses.replace(job, limit_bytes=limit)).outcome

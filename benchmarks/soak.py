@@ -25,6 +25,7 @@ from odtpack.build import build_package
 from odtpack.optimizers import AdamW
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
+from scripts.markdown import head, row
 from tests import zoo
 from tests.kits import cpp_kit
 
@@ -165,18 +166,15 @@ def main() -> int:
     counts = tuple(max(int(n * arguments.share), 20 if n == COUNTS[0] else 2) for n in COUNTS)
     run = soak_cpp if arguments.kit == "cpp" else soak
     start = time.perf_counter()
-    print(f"{'step':>9}{'resident MB':>13}{'handles':>9}{'files':>7}{'loss':>10}")
+    print(head("step:", "resident MB:", "handles:", "files:", "loss:"))
     readings = []
     with tempfile.TemporaryDirectory(prefix="odtpack-soak-") as scratch:
         folder = Path(scratch)
         package = make_packages(folder / "packages")
         for reading in run(folder, package, counts):
             readings.append(reading)
-            print(
-                f"{reading.step:>9}{reading.resident_bytes / 1e6:>13.2f}{reading.handles:>9}"
-                f"{reading.files:>7}{reading.loss:>10.5f}",
-                flush=True,
-            )
+            print(row(reading.step, f"{reading.resident_bytes / 1e6:.2f}", reading.handles,
+                      reading.files, f"{reading.loss:.5f}"), flush=True)  # fmt: skip
         equal = undisturbed(folder, package, counts[0])
     first, last = readings[len(readings) // 10], readings[-1]
     growth = {
