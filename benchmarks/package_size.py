@@ -10,23 +10,19 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import onnx
 
+from benchmarks.workloads import WORKLOADS
 from odtpack.build import build_package
 from odtpack.choices import STORAGES, Storage
 from odtpack_runtime.package.manifest import Manifest
 from scripts.markdown import head, row
-from tests import zoo
 from tests.peer import client
 
 HEAD = "classifier.*"
-MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
-    "mobilenet": lambda: zoo.mobilenet_v2(batch_norm="fold"),
-    "transformer": lambda: zoo.transformer_encoder(opset=14),
-}
+MODELS = {name: WORKLOADS[name].build for name in ("mobilenet", "transformer")}
 
 
 @dataclasses.dataclass(frozen=True)

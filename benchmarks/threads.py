@@ -13,21 +13,18 @@ import contextlib
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+from benchmarks.fidelity.latency_worker import Worker
 from benchmarks.fidelity.models import CASES, build
 from odtpack_runtime.session import options
-from odtpack_simulator.replay.child.timing_run import open_trainer, whole_steps
-from odtpack_simulator.replay.child.training_run import Batches, Trainer
-from odtpack_simulator.replay.job import Indices, Job
+from odtpack_simulator.replay.job import Job
 from scripts.markdown import head, row, spread
 
 TURN_SECONDS = 0.2
 QUIET_SECONDS = 0.05
 """Between turns: long enough for spinning threads to fall asleep."""
-WARM_STEPS = 3
 
 
 def main() -> None:
@@ -49,13 +46,13 @@ def main() -> None:
         built = build(CASES[name])
         size = max(built.case.batches)
         with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as scratch:
-            turns = {
-                setting: Turns(
+            workers = {
+                setting: opened(
                     built.job(Path(tempfile.mkdtemp(dir=scratch)), size, threads, task="time"), rest
                 )
                 for setting, (threads, rest) in settings.items()
             }
-            rounds = [{name: turn.median_ms() for name, turn in turns.items()}
+            rounds = [{setting: median_ms(each) for setting, each in workers.items()}
                       for _ in range(given.rounds)]  # fmt: skip
         spinning, one = ([e["resting"] / e[to] for e in rounds] for to in ("spinning", "one"))
         gains.append(statistics.median(spinning))
@@ -64,33 +61,24 @@ def main() -> None:
     print(f"\nresting / spinning: geometric mean {statistics.geometric_mean(gains):.2f}")
 
 
-class Turns:
-    """A trainer that makes steps for some time when it is its turn."""
+def opened(job: Job, rest: bool) -> Worker:
+    """A trainer whose threads rest between runs, or spin."""
+    with contextlib.ExitStack() as stack:
+        if not rest:
+            stack.enter_context(mock.patch.object(options, "SESSION_CONFIG", {}))
+            alone = mock.patch(
+                "odtpack_runtime.training.module.session_of",
+                lambda _, model: options.session_of(None, model),
+            )
+            stack.enter_context(alone)
+        return Worker(job)
 
-    def __init__(self, job: Job, rest: bool) -> None:
-        self._batches = Batches(list(job.data.values()), job.schedule.largest_batch)
-        with contextlib.ExitStack() as stack:
-            if not rest:
-                spinning = mock.patch.object(options, "SESSION_CONFIG", {})
-                stack.enter_context(spinning)
-                alone = mock.patch(
-                    "odtpack_runtime.training.module.session_of",
-                    lambda _, model: options.session_of(None, model),
-                )
-                stack.enter_context(alone)
-            self._trainer: Trainer = open_trainer(job, self._batches)
-        self._source: Iterator[list[Indices]] = whole_steps(job)
 
-    def median_ms(self) -> float:
-        """The median step of one turn."""
-        time.sleep(QUIET_SECONDS)
-        for _ in range(WARM_STEPS):
-            self._trainer.step(next(self._source))
-        times: list[float] = []
-        end = time.perf_counter() + TURN_SECONDS
-        while len(times) < 3 or time.perf_counter() < end:
-            times.append(1e3 * self._trainer.step(next(self._source))[1])
-        return statistics.median(times)
+def median_ms(worker: Worker) -> float:
+    """The median step of one turn."""
+    time.sleep(QUIET_SECONDS)
+    worker.steps(0)  # which warms up
+    return statistics.median(wall for wall, _ in worker.steps(TURN_SECONDS)["steps"])
 
 
 if __name__ == "__main__":
