@@ -44,7 +44,7 @@ def _installed(content: dict[str, Any]) -> str:
         if any(ratios.values()):
             listed = ", ".join(f"{ratio:.2f} ({key})" for key, ratio in ratios.items() if ratio)
             found.append(f"{name} {listed}")
-    return f"Beside Python with ONNX Runtime {content['installed']}: {'; '.join(found)}."
+    return f"{content['installed']}: {'; '.join(found)}."
 
 
 def _step(step: dict[str, float] | None) -> str:

@@ -32,6 +32,7 @@ def spread(values: Sequence[float]) -> str:
 
 def filled(page: Path, parts: Mapping[str, object]) -> str:
     """A page with what is between ``<!-- generated: NAME -->`` and ``<!-- end -->`` replaced."""
+    # A line that begins with a mark and has text would be taken for HTML: such marks stand alone.
     text = page.read_text("utf-8")
     for name, part in parts.items():
         mark, end = f"<!-- generated: {name} -->", "<!-- end -->"
