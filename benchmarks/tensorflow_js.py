@@ -107,7 +107,7 @@ def main() -> int:
         own, theirs = (statistics.median(times) for times in found["times"])
         rows.append((network, size, f"{off:.1g}", f"{own:.0f}", f"{theirs:.0f}",
                      f"{own / theirs:.2f}"))  # fmt: skip
-        print(network, found["losses"], rows[-1], flush=True)
+        print(found["losses"], *rows[-1], flush=True)
     titles = ("network", "batch", "losses differ by", "odtpack, ms", "TensorFlow.js, ms", "ratio")
     gpu.write_table("tensorflow.js", table(titles, rows))
     return int(worst > BAR)
