@@ -2,12 +2,8 @@
 
     python -m benchmarks.build_cost
 
-The networks have random weights and are exported by PyTorch. A build is ``odtpack build`` on
-one thread with AdamW, in a process of its own. Seconds are those of the processor, user and
-system, of the process and its child, above those of ``odtpack --version``; those in which the child
-runs the models that were written are apart, as they are what training takes. Memory is the highest
-resident set of either process above that of ``--version``. The reference's ``generate_artifacts``
-is measured inside of its process, imports apart.
+The networks have random weights and are exported by PyTorch; docs/benchmarks.md#building says what
+is counted.
 """
 
 from __future__ import annotations
@@ -27,6 +23,7 @@ from torch import nn
 from benchmarks.fidelity import architectures
 from benchmarks.fidelity.models import Case
 from benchmarks.published.networks import googlenet, mobilenet
+from scripts.markdown import head, row
 from tests.exported.vision import InvertedResidual, conv_norm
 from tests.peer import client
 
@@ -104,7 +101,7 @@ CASES: Sequence[Case] = (
     _case("EfficientNet-B0", efficientnet_b0),
     _case("ResNet-50", resnet50),
     _case("GoogLeNet", googlenet),
-    _case("ConvNeXt-tiny", partial(architectures.ConvNeXt, 96, (3, 3, 9, 3))),
+    _case("ConvNeXt-tiny", partial(architectures.convnext, 96, (3, 3, 9, 3))),
     _case("ViT-tiny", _vit),
     _case("BERT, 12 layers", partial(architectures.bert, 8000, 128, 256, 12), inputs=_TOKENS),
     _case(
@@ -142,10 +139,8 @@ def main() -> None:
     missing = client.peer_available()
     _run("--version")  # which stores the bytecode
     started, held, _ = min(_run("--version") for _ in range(3))
-    print(
-        "| network | nodes | model, MB | seconds | running them | memory, MB | reference, s | MB |"
-    )
-    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    print(head("network", "nodes:", "model, MB:", "seconds:", "running them:", "memory, MB:",
+               "reference, s:", "MB:"))  # fmt: skip
     for case in CASES:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
@@ -162,16 +157,9 @@ def main() -> None:
                 except client.PeerError as error:
                     reference = [f"fails: {error.kind}", ""]
             nodes = sum(node.op_type != "Constant" for node in proto.graph.node)
-            row = [
-                *(case.title, nodes, f"{path.stat().st_size / 1e6:.0f}"),
-                *(
-                    f"{seconds - started - run:.1f}",
-                    f"{run:.1f}",
-                    f"{(peak - held) / 1e6:.0f}",
-                    *reference,
-                ),
-            ]
-            print("|", " | ".join(map(str, row)), "|", flush=True)
+            print(row(case.title, nodes, f"{path.stat().st_size / 1e6:.0f}",
+                      f"{seconds - started - run:.1f}", f"{run:.1f}", f"{(peak - held) / 1e6:.0f}",
+                      *reference), flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -1,12 +1,10 @@
 """Make system calls go wrong, one after the other, and count what is lost: nothing should be.
 
-Every action of a user or an app (build, sign, train, save, resume, export, update) is repeated,
-and each time another of its calls fails, is cut short, is late, or kills the process. What is
-left must be the state before, the state after, or a save in between; the error one clear error;
-and the next run must come to the same end, bit by bit, and leave no temporary file.
-
     python -m benchmarks.faults             # every call, many minutes
     python -m benchmarks.faults --every 10  # every tenth
+
+Every action of a user or an app is repeated, and each time another of its calls fails. What is left
+must be the state before, the state after, or a save in between, and the next run come to its end.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+from scripts.markdown import head, row, table
 from tests.faults.actions import ACTIONS
 from tests.faults.inject import FAULTS, compile_library, run_faults
 
@@ -30,32 +29,22 @@ def main() -> int:
     start = time.perf_counter()
     totals: Counter[str] = Counter()
     wrong: list[str] = []
-    width = max(map(len, ACTIONS))
-    print(f"{'action':{width}}  {'calls':>6}  {'faults':>6}  {'refused':>7}  {'killed':>6}  lost")
+    print(head("action", "calls:", "faults:", "refused:", "killed:", "lost:"))
     with tempfile.TemporaryDirectory(prefix="odtpack-faults-") as scratch:
         library = compile_library(Path(scratch))
         for index, action in enumerate(arguments.action or ACTIONS):
             folder = Path(scratch) / str(index)
             folder.mkdir()
-            rows, lost = [], []
-            for row in run_faults(library, action, folder, arguments.every):
-                rows.append(row)
-                if row["wrong"]:
-                    lost.append(row)
-                    wrong.append(f"{action}: {row['fault']} at {row['at']}: {row['wrong']}")
-                    print(wrong[-1], flush=True)
-            calls = max((row["calls"] for row in rows), default=0)
-            refused = sum(row["code"] in (3, 4) for row in rows)
-            killed = sum(row["signal"] != 0 for row in rows)
-            totals.update(row["fault"] for row in rows)
-            print(
-                f"{action:{width}}  {calls:>6}  {len(rows):>6}  {refused:>7}  {killed:>6}  "
-                f"{len(lost)}",
-                flush=True,
-            )
-    print()
-    for fault in FAULTS:
-        print(f"{fault.name:{width}}  {totals[fault.name]:>6}")
+            made = [*run_faults(library, action, folder, arguments.every)]
+            lost = [each for each in made if each["wrong"]]
+            wrong += [f"{action}: {e['fault']} at {e['at']}: {e['wrong']}" for e in lost]
+            calls = max((each["calls"] for each in made), default=0)
+            refused = sum(each["code"] in (3, 4) for each in made)
+            killed = sum(each["signal"] != 0 for each in made)
+            totals.update(each["fault"] for each in made)
+            print(row(action, calls, len(made), refused, killed, len(lost)), flush=True)
+    print("\n" + table(("fault", "times:"), ((each.name, totals[each.name]) for each in FAULTS)))
+    print("", *wrong, sep="\n")
     print(
         f"{totals.total()} faults, {len(wrong)} of them lost something or ended badly "
         f"({time.perf_counter() - start:.0f} s)"

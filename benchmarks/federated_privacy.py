@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from scripts.markdown import head, row
 from tests.federated.play import installed, play
 
-CLIPPING = 1.0
 FLEET = """\
 seed = 3
 [population]
@@ -44,15 +44,11 @@ def prepare(folder: Path, clients: int) -> dict[str, Any]:
     data = load_fleet_data(Package.open(folder / "package"), folder / "digits.npz", 3)
     held_out = {name: array[data.held_out] for name, array in data.arrays.items()}
     np.savez(folder / "held_out.npz", **held_out)
-    return {
-        "clients": clients,
-        "client": {"batch_size": 16, "epochs": 3, "learning_rate": 0.1, "seed": 3},
-        "package": folder / "package",
-        "data": folder / "digits.npz",
-        "held_out": folder / "held_out.npz",
-        "fleet": folder / "fleet.toml",
-        "out": folder / "federated.ckpt",
-    }
+    files = {"package": "package", "data": "digits.npz", "held_out": "held_out.npz",
+             "fleet": "fleet.toml", "out": "federated.ckpt"}  # fmt: skip
+    client = {"batch_size": 16, "epochs": 3, "learning_rate": 0.1, "seed": 3}
+    paths = {key: folder / name for key, name in files.items()}
+    return {"clients": clients, "client": client, **paths}
 
 
 def ways(clients: int) -> dict[str, dict[str, Any]]:
@@ -63,11 +59,7 @@ def ways(clients: int) -> dict[str, dict[str, Any]]:
         "SecAgg+": {"task": "secure", "diverged": (), "secure": shares},
     }
     for noise in (0.1, 0.3, 1.0):
-        settings = {
-            "noise_multiplier": noise,
-            "clipping_norm": CLIPPING,
-            "num_sampled_clients": clients,
-        }
+        settings = {"noise_multiplier": noise, "clipping_norm": 1.0, "num_sampled_clients": clients}
         rows[f"differential privacy, noise {noise:g}"] = {
             "task": "simulate",
             "mods": ["fixedclipping_mod"],
@@ -84,13 +76,13 @@ def main() -> None:
     if not installed():
         sys.exit("Flower is not installed in .venv-federated: run make federated")
     print(f"{arguments.clients} clients, {arguments.rounds} rounds\n")
-    print("| | accuracy | loss |\n|---|--:|--:|")
+    print(head("", "accuracy:", "loss:"))
     with tempfile.TemporaryDirectory() as temporary:
         common = prepare(Path(temporary), arguments.clients)
         for name, job in ways(arguments.clients).items():
             found = play(Path(temporary), rounds=arguments.rounds, **common, **job)
             last = found["server"][str(arguments.rounds)]
-            print(f"| {name} | {last['accuracy']:.1%} | {last['loss']:.3f} |", flush=True)
+            print(row(name, f"{last['accuracy']:.1%}", f"{last['loss']:.3f}"), flush=True)
 
 
 if __name__ == "__main__":

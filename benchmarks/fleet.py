@@ -10,16 +10,16 @@ Flower's engine runs in .venv-federated (make federated). Devices are ideal: it 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks import apart
+from scripts.markdown import head, row
 from tests.federated.play import ENVIRONMENT, ROOT, SETTINGS, installed
 
 FLEET = """\
@@ -52,29 +52,28 @@ def prepare(folder: Path, arguments: argparse.Namespace) -> None:
     (folder / "fleet.toml").write_text(text)
 
 
-def odtpack(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+def odtpack(*, folder: str, jobs: int, **_: Any) -> dict[str, Any]:
     """The fleet's own engine."""
     from odtpack_simulator.fleet.federation import Federation
     from odtpack_simulator.fleet.fleet_file import read_fleet
 
+    root = Path(folder)
     start = time.perf_counter()
-    fleet = read_fleet(folder / "fleet.toml")
-    federation = Federation(folder / "package", folder / "digits.npz", fleet)
-    result, _ = federation.simulate(jobs=arguments.jobs)
-    seconds = time.perf_counter() - start
-    trained = result.ends()["averaged"]
-    accuracy = result.rounds[-1].accuracy
+    fleet = read_fleet(root / "fleet.toml")
+    result, _ = Federation(root / "package", root / "digits.npz", fleet).simulate(jobs=jobs)
     return {
-        "seconds": seconds,
-        "trained": trained,
-        "accuracy": accuracy,
+        "seconds": time.perf_counter() - start,
+        "trained": result.ends()["averaged"],
+        "accuracy": result.rounds[-1].accuracy,
         "peak_mb": peak_mb(),
         "took_part": result.took_part,
         "days": result.days,
     }
 
 
-def flower(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+def flower(
+    *, folder: str, clients: int, per_round: int, rounds: int, jobs: int, **_: Any
+) -> dict[str, Any]:
     """Flower's simulation of the same clients; runs in its environment."""
     import logging
 
@@ -85,10 +84,9 @@ def flower(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     from odtpack.flower import client_app, fleet_data, guarded, initial_arrays, server_evaluation
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
-    package, data = folder / "package", folder / "digits.npz"
-    app = client_app(
-        package, fleet_data(folder / "fleet.toml", package, data), batch_size=16, learning_rate=0.1
-    )
+    package, data = Path(folder, "package"), Path(folder, "digits.npz")
+    own_data = fleet_data(Path(folder, "fleet.toml"), package, data)
+    app = client_app(package, own_data, batch_size=16, learning_rate=0.1)
     server = ServerApp()
     found: dict[str, Any] = {}
 
@@ -96,35 +94,22 @@ def flower(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     def main(grid: Any, context: Any) -> None:
         evaluate = server_evaluation(package, data)
         strategy = FedAvg(
-            fraction_train=arguments.per_round / arguments.clients,
-            fraction_evaluate=0.0,
-            min_available_nodes=arguments.clients,
+            fraction_train=per_round / clients, fraction_evaluate=0.0, min_available_nodes=clients
         )
         result = guarded(strategy).start(
-            grid,
-            initial_arrays(package),
-            num_rounds=arguments.rounds,
+            grid, initial_arrays(package), num_rounds=rounds,
             evaluate_fn=lambda number, arrays: (
-                evaluate(number, arrays) if number == arguments.rounds else None
+                evaluate(number, arrays) if number == rounds else None
             ),
-        )
-        found.update(result.evaluate_metrics_serverapp[arguments.rounds])
+        )  # fmt: skip
+        found.update(result.evaluate_metrics_serverapp[rounds])
 
     start = time.perf_counter()
-    run_simulation(
-        server,
-        app,
-        num_supernodes=arguments.clients,
-        backend_config={
-            "client_resources": {"num_cpus": 1},
-            "init_args": {"num_cpus": arguments.jobs},
-        },
-    )
-    seconds = time.perf_counter() - start
-    trained = arguments.per_round * arguments.rounds
+    backend = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": jobs}}
+    run_simulation(server, app, num_supernodes=clients, backend_config=backend)
     return {
-        "seconds": seconds,
-        "trained": trained,
+        "seconds": time.perf_counter() - start,
+        "trained": per_round * rounds,
         "accuracy": found["accuracy"],
         "peak_mb": peak_mb(),
     }
@@ -143,54 +128,30 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--a-day", type=int, help="clients that take part per simulated day")
     parser.add_argument("--only", choices=("odtpack", "flower"))
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--folder", type=Path)
     arguments = parser.parse_args()
-    if arguments.folder is not None:  # in a process of its own, by the call below
-        done = {"odtpack": odtpack, "flower": flower}[arguments.only](arguments.folder, arguments)
-        print("\n" + json.dumps(done))
-        return
-    rows = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        prepare(folder, arguments)
-        for name in ("odtpack", "flower"):
-            if arguments.only in (None, name):
-                rows[name] = in_process(name, folder, arguments)
-    if arguments.json:
-        print(json.dumps(rows))
-        return
+    if arguments.only != "odtpack" and not installed():
+        sys.exit("Flower is not installed in .venv-federated: run make federated")
     print(
         f"{arguments.clients:,} clients, {arguments.per_round} a round, {arguments.rounds} rounds, "
-        f"{arguments.jobs} processes\n\n| | seconds | ms a client | accuracy | peak |\n"
-        "|---|--:|--:|--:|--:|"
+        f"{arguments.jobs} processes\n"
     )
-    for name, row in rows.items():
-        each = 1e3 * row["seconds"] / row["trained"]
-        print(
-            f"| {name} | {row['seconds']:.1f} | {each:.2f} | {row['accuracy']:.1%} | "
-            f"{row['peak_mb']:.0f} MB |"
-        )
-
-
-def in_process(name: str, folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    python = ENVIRONMENT / "bin" / "python" if name == "flower" else Path(sys.executable)
-    if name == "flower" and not installed():
-        sys.exit("Flower is not installed in .venv-federated: run make federated")
-    paths = [str(ROOT / "packager"), str(ROOT / "runtime"), str(ROOT)]
-    command = [str(python), "-W", "ignore", "-m", "benchmarks.fleet", "--only", name]
-    command += ["--folder", str(folder), "--clients", str(arguments.clients)]
-    command += ["--per-round", str(arguments.per_round), "--rounds", str(arguments.rounds)]
-    done = subprocess.run(
-        [*command, "--jobs", str(arguments.jobs)],
-        cwd=ROOT,
-        env=os.environ | SETTINGS | {"PYTHONPATH": os.pathsep.join(paths)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    print(head("", "seconds:", "ms a client:", "accuracy:", "peak:", "took part:", "days:"))
+    paths = os.pathsep.join(map(str, (ROOT / "packager", ROOT / "runtime", ROOT)))
+    with tempfile.TemporaryDirectory() as temporary:
+        prepare(Path(temporary), arguments)
+        for engine in (odtpack, flower):
+            if arguments.only not in (None, engine.__name__):
+                continue
+            python = ENVIRONMENT / "bin" / "python" if engine is flower else sys.executable
+            found = apart.call(
+                engine, python=python, environment=SETTINGS | {"PYTHONPATH": paths},
+                folder=temporary, **vars(arguments),
+            )  # fmt: skip
+            seconds, days = found["seconds"], found.get("days")
+            each, took_part = 1e3 * seconds / found["trained"], found.get("took_part", "")
+            print(row(engine.__name__, f"{seconds:.1f}", f"{each:.2f}", f"{found['accuracy']:.1%}",
+                      f"{found['peak_mb']:.0f} MB", took_part, f"{days:.1f}" if days else ""),
+                  flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

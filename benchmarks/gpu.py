@@ -4,17 +4,14 @@
     python -m benchmarks.gpu run FOLDER --out gpu.json  needs numpy, onnxruntime and its plug-in
     python -m benchmarks.gpu copies FOLDER --software   writes the table of docs/guides/gpu.md
 
-First each network's gradients on each device are held against the processor's and those in
-float64, then five steps of AdamW and of SGD, and a batch with a NaN must change nothing: where one
-fails, the exit code is 1. Then steps of the processor, with one
-thread and with all, and of each device are timed in turns; a time is the median of all steps, each
-with its loss read. `--small` builds shapes for an adapter in software.
+First gradients are held against the processor's and those in float64, then five steps of AdamW and
+of SGD, and a batch with a NaN must change nothing: where one fails, the exit code is 1. A time is
+the median of all steps, in turns. `--small` builds shapes for an adapter in software.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import platform
@@ -41,6 +38,7 @@ from odtpack_runtime import (
 )
 from odtpack_runtime.session.device import Device
 from odtpack_runtime.training.loop import loss_of
+from scripts.markdown import DOCS, filled, table
 
 BAR = 1e-5
 """Of each gradient's largest element, or twice what the processor is off from float64."""
@@ -53,49 +51,39 @@ step of one that is only rounding."""
 LARGE_RATE = 1000.0  # at which the rounding of parameters does not show in a step of SGD
 EXACT = "float64.npz"
 TARGETS = ("onnxruntime", "webgpu", "webgpu-sgd")
+LORA = {"loss": "next_token", "adapter": "lora", "adapter_on": ("*proj*",), "base": "int4"}
 Batch = Sequence[np.ndarray]
 
 
 # Building: every network with the plain forms and with those for WebGPU.
 
 
-def networks(
-    small: bool,
-) -> dict[str, tuple[Callable[[Path], Any], tuple[int, ...], dict[str, Any]]]:
-    """Model, batch sizes and further build options of each network."""
+Network = tuple[Callable[..., Any], dict[str, Any], tuple[int, int]]
+
+
+def networks(small: bool) -> dict[str, Network]:
+    """What makes the model of each network, its arguments, and batch sizes."""
+    from benchmarks.decoder.model import SHAPES, Shape, write_model
     from benchmarks.workloads import vit_tiny
     from tests import zoo
 
-    def decoder(folder: Path) -> Any:
-        from benchmarks.decoder.model import SHAPES, Shape, write_model
-
-        shape = Shape("tiny", 2, 64, 4, 2, 96, 200) if small else SHAPES["small"]
-        return write_model(shape, folder)
-
     tiny = {"vocab": 50, "d": 32, "layers": 2, "heads": 4, "T": 16, "ff": 64}
-    mobile = {"size": 32, "width_mult": 0.25} if small else {}
-    lora = {"loss": "next_token", "adapter": "lora", "adapter_on": ("*proj*",), "base": "int4"}
-    return {
-        "mlp": (lambda _: zoo.mlp((16, 24, 10)) if small else zoo.mlp(), (64, 1024), {}),
-        "big-mlp": (
-            lambda _: zoo.mlp((64, 96, 10) if small else (4096, 4096, 1000)), (1, 256), {},
-        ),
-        "cnn": (
-            lambda _: zoo.cnn(size=8, width=(4, 8)) if small else zoo.cnn(hidden=128),
-            (32, 256), {},
-        ),
-        "mobilenet": (lambda _: zoo.mobilenet_v2(batch_norm="fold", **mobile), (8, 64), {}),
+    fold, train, quarter = {"batch_norm": "fold"}, {"batch_norm": "train"}, {"width_mult": 0.25}
+    vit = {"size": 32, "d": 48, "depth": 2, "patch": 8}
+    decoder = Shape("tiny", 2, 64, 4, 2, 96, 200) if small else SHAPES["small"]
+    found: dict[str, Network] = {
+        "mlp": (zoo.mlp, {"sizes": (16, 24, 10)} if small else {}, (64, 1024)),
+        "big-mlp": (zoo.mlp, {"sizes": (64, 96, 10) if small else (4096, 4096, 1000)}, (1, 256)),
+        "cnn": (zoo.cnn, {"size": 8, "width": (4, 8)} if small else {"hidden": 128}, (32, 256)),
+        "mobilenet": (zoo.mobilenet_v2, fold | (quarter | {"size": 32} if small else {}), (8, 64)),
         "mobilenet-bn": (
-            lambda _: zoo.mobilenet_v2(batch_norm="train", **mobile | {"size": 2 * mobile["size"]})
-            if small else zoo.mobilenet_v2(batch_norm="train"),
-            (8, 64), {},
+            zoo.mobilenet_v2, train | (quarter | {"size": 64} if small else {}), (8, 64),
         ),
-        "vit": (lambda _: vit_tiny(*((32, 48, 2, 8) if small else ()), opset=17), (8, 64), {}),
-        "transformer": (
-            lambda _: zoo.transformer_encoder(**(tiny if small else {})), (8, 64), {},
-        ),
-        "decoder": (decoder, (1, 8), lora),
+        "vit": (vit_tiny, {"opset": 17} | (vit if small else {}), (8, 64)),
+        "transformer": (zoo.transformer_encoder, tiny if small else {}, (8, 64)),
+        "decoder": (write_model, {"shape": decoder}, (1, 8)),
     }  # fmt: skip
+    return found
 
 
 def build(
@@ -104,14 +92,16 @@ def build(
     """Build the packages, with a batch beside each."""
     from odtpack.build import build_package
 
-    for name, (make, sizes, options) in networks(small).items():
+    for name, (make, arguments, sizes) in networks(small).items():
         if names and name not in names:
             continue
         with tempfile.TemporaryDirectory() as scratch:
-            model = make(Path(scratch))
+            place = {"folder": Path(scratch)} if name == "decoder" else {}
+            model = make(**arguments, **place)
             for target in targets:
                 runtime, _, optimizer = target.partition("-")
-                settings = {"loss": "cross_entropy", "optimizer": optimizer or "adamw", **options}
+                settings = LORA if name == "decoder" else {"loss": "cross_entropy"}
+                settings = {"optimizer": optimizer or "adamw", **settings}
                 build_package(
                     model, folder / name / target, runtime=runtime, step_model="always", **settings
                 )
@@ -161,24 +151,39 @@ def batch_of(package: Package, size: int, other: int) -> Batch:
     return arrays
 
 
-class Subject:
+class Timed:
+    """What makes steps in its turns."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def step(self, batch: Batch) -> None:
+        raise NotImplementedError
+
+    def turn(self, batch: Batch, seconds: float) -> None:
+        """Make steps for some time, one at least where none was made."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or not self.times:
+            start = time.perf_counter()
+            self.step(batch)
+            self.times.append(1000 * (time.perf_counter() - start))
+
+
+class Subject(Timed):
     """A package on a device."""
 
     def __init__(
         self, folder: Path, device: str, threads: int = 1, *, step_model: bool = True
     ) -> None:
+        super().__init__()
         self.package = package = Package.open(folder)
         self.state = CheckpointState.load_checkpoint(package.checkpoint)
         self.module = Module(
-            package.training_model,
-            self.state,
-            package.eval_model,
-            device=device,
+            package.training_model, self.state, package.eval_model, device=device,
             session_options=default_session_options(package.training_model, threads),
             step_model_uri=package.step_model if step_model else None,
-        )
+        )  # fmt: skip
         self.optimizer = Optimizer(package.optimizer_model, self.module)
-        self.times: list[float] = []
 
     def gradients(self, batch: Batch) -> tuple[float, dict[str, np.ndarray]]:
         """Loss and gradients of a batch."""
@@ -189,13 +194,8 @@ class Subject:
         self.module.lazy_reset_grad()
         return loss_of(loss), found
 
-    def turn(self, batch: Batch, seconds: float) -> None:
-        """Make steps for some time."""
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end or not self.times:
-            start = time.perf_counter()
-            self.optimizer.step_on(*batch)
-            self.times.append(1000 * (time.perf_counter() - start))
+    def step(self, batch: Batch) -> None:
+        self.optimizer.step_on(*batch)
 
 
 def first_batch(folder: Path) -> Batch:
@@ -296,10 +296,9 @@ def card() -> list[str]:
     found = []
     for each in onnxruntime.get_ep_devices():
         if each.ep_name != "CPUExecutionProvider":
-            hardware = each.device
-            known = {**hardware.metadata, **each.ep_metadata}
+            known = {**each.device.metadata, **each.ep_metadata}
             known.pop("library_path", None)
-            found.append(f"{each.ep_name}: {hardware.type.name}, {hardware.vendor}, {known}")
+            found.append(f"{each.ep_name}: {each.device.type.name}, {each.device.vendor}, {known}")
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         done = subprocess.run(query, capture_output=True, text=True, check=False)
@@ -307,13 +306,14 @@ def card() -> list[str]:
     return found
 
 
-class TorchSubject:
+class TorchSubject(Timed):
     """The same shapes in PyTorch on CUDA, in float32 without TF32, for the time alone."""
 
     def __init__(self, name: str) -> None:
         import torch
         from torch import nn
 
+        super().__init__()
         if not torch.cuda.is_available():
             raise ImportError("PyTorch has no CUDA here")
         if name == "vit":
@@ -332,22 +332,16 @@ class TorchSubject:
             raise ImportError(f"{name} is not written in PyTorch")
         self.model = model.cuda().train()
         self.optimizer = torch.optim.AdamW(self.model.parameters())
-        self.times: list[float] = []
 
-    def turn(self, batch: Batch, seconds: float) -> None:
-        """Make steps for some time."""
+    def step(self, batch: Batch) -> None:
         import torch
 
-        end = time.perf_counter() + seconds
-        while time.perf_counter() < end or not self.times:
-            start = time.perf_counter()
-            x, labels = (torch.from_numpy(each).cuda() for each in batch)
-            self.optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(self.model(x), labels)
-            loss.backward()
-            self.optimizer.step()
-            loss.item()
-            self.times.append(1000 * (time.perf_counter() - start))
+        x, labels = (torch.from_numpy(each).cuda() for each in batch)
+        self.optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(self.model(x), labels)
+        loss.backward()
+        self.optimizer.step()
+        loss.item()
 
 
 def timed(
@@ -361,13 +355,10 @@ def timed(
         "processor, forms for webgpu, 1 thread": (forms, "cpu", 1),
         **{each: (forms if "webgpu" in each else plain, each, 1) for each in devices},
     }
-    makers = {
-        name: functools.partial(Subject, *arguments) for name, arguments in subjects.items()
-    } | {"PyTorch CUDA": functools.partial(TorchSubject, folder.name)}
-    opened: dict[str, Subject | TorchSubject] = {}
-    for name, make in makers.items():
+    opened: dict[str, Timed] = {}
+    for name, given_to in {**subjects, "PyTorch CUDA": None}.items():
         try:
-            opened[name] = make()
+            opened[name] = Subject(*given_to) if given_to else TorchSubject(folder.name)
             opened[name].turn(batch, 0)  # the first step compiles
             opened[name].turn(batch, given.seconds)
             opened[name].times.clear()
@@ -387,31 +378,25 @@ def timed(
 
 
 COPIES = ("MemcpyToHost", "MemcpyFromHost")
-GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "gpu.md"
+GUIDE = DOCS / "guides" / "gpu.md"
 
 
 def copies(folder: Path) -> int:
     """Write the guide's table of copies inside one training step, and of nodes on the processor."""
-    rows = [
-        "| network | to the processor before | with the target | from it before | with the target "
-        "| on it before | with the target |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    rows = []
     for each in sorted(path for path in folder.iterdir() if path.is_dir()):
         counts = [_copies(Package.open(each / target)) for target in TARGETS[:2]]
-        cells = [str(count[i]) for i in range(3) for count in counts]
-        rows.append(f"| {each.name} | {' | '.join(cells)} |")
-    write_table("copies", rows)
+        rows.append((each.name, *(count[i] for i in range(3) for count in counts)))
+    before = ("to the processor before", "from it before", "on it before")
+    titles = ("network", *(title for each in before for title in (each, "with the target")))
+    write_table("copies", table(titles, rows))
     return 0
 
 
-def write_table(name: str, rows: Sequence[str]) -> None:
+def write_table(name: str, text: str) -> None:
     """Put a table in its place in the guide."""
-    mark, table = f"<!-- {name} -->\n", "\n".join(rows)
-    start, rest = GUIDE.read_text("utf-8").split(mark, 1)
-    _, end = rest.split("<!-- end -->", 1)
-    GUIDE.write_text(f"{start}{mark}{table}\n<!-- end -->{end}", "utf-8")
-    print(table)
+    GUIDE.write_text(filled(GUIDE, {name: text}), "utf-8")
+    print(text)
 
 
 def _copies(package: Package) -> list[int]:
@@ -425,28 +410,21 @@ def _copies(package: Package) -> list[int]:
         session = Device("webgpu").session(str(package.training_model), options)
         model = onnx.load(options.optimized_model_filepath, load_external_data=False)
     made = [node.op_type for node in model.graph.node]
-    here = [
-        node
-        for part in session.get_provider_graph_assignment_info()
-        for node in part.get_nodes()
-        if part.ep_name == "CPUExecutionProvider"
-    ]
-    return [*(made.count(name) for name in COPIES), len(here)]
+    parts = session.get_provider_graph_assignment_info()
+    here = sum(len(e.get_nodes()) for e in parts if e.ep_name == "CPUExecutionProvider")
+    return [*(made.count(name) for name in COPIES), here]
 
 
 def run(given: argparse.Namespace) -> int:
     """Check and time; print a table."""
     onnxruntime.set_default_logger_severity(3)
-    devices = list(given.devices)
-    failed = False
+    devices, failed = list(given.devices), False
     rows: list[dict[str, Any]] = []
-    cores = os.cpu_count() or 1
     for folder in sorted(path for path in given.folder.iterdir() if path.is_dir()):
         if given.networks and folder.name not in given.networks:
             continue
         sizes = json.loads((folder / "sizes.json").read_text())
         plain, forms = folder / "onnxruntime", folder / "webgpu"
-        batches = functools.partial(batch_of, Package.open(plain), other=sizes["other"])
         first = first_batch(folder)
         for device in list(devices):
             own = forms if device.startswith("webgpu") else plain
@@ -460,14 +438,14 @@ def run(given: argparse.Namespace) -> int:
             rows.append({"network": folder.name, "device": device, "check": result})
             print(f"{folder.name} {device}: {json.dumps(result)}", flush=True)
         for size in sizes["batches"] if not given.check_only else ():
-            batch = batches(size)
+            batch = batch_of(Package.open(plain), size, sizes["other"])
             times = timed(folder, devices, batch, given)
             rows.append({"network": folder.name, "batch": size, "ms": times})
             shown = "; ".join(f"{name} {value:.2f} ms" for name, value in times.items())
             print(f"{folder.name}, batch {size}: {shown}", flush=True)
     found = {
         "cards": card(), "onnxruntime": onnxruntime.__version__, "machine": platform.processor(),
-        "cores": cores, "rows": rows,
+        "cores": os.cpu_count() or 1, "rows": rows,
     }  # fmt: skip
     for line in found["cards"]:
         print(line)

@@ -1,14 +1,12 @@
 """Kill trainings at random points and compare their ends, bit by bit, with undisturbed ones.
 
-Half of the kills come between two steps, half in the middle of a save; half as many low-memory
-warnings come on top. Every kill is a SIGKILL to a process that trains for real.
-
-    python -m benchmarks.interruption --kills 200
+python -m benchmarks.interruption --kills 200
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import dataclasses
 import sys
 import tempfile
@@ -113,7 +111,6 @@ def make_job(workload: Workload, folder: Path) -> Job:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200, help="over all models together")
-    parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     start = time.perf_counter()
     titles = ("steps", "at steps", "in saves", "resumed", "warnings", "repeated", "equal")
@@ -126,21 +123,16 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as scratch:
             job = make_job(workload, Path(scratch))
             # Two of three interruptions are kills.
-            info = interrupt(
-                job, seed=arguments.seed + index, count=share * 3 // 2, save_every=SAVE_EVERY
-            )
-        kinds = [each.at for each in info.interruptions]
-        at_steps, in_saves = kinds.count("step"), kinds.count("save")
-        warnings = kinds.count("memory warning")
-        again = len(kinds) - warnings
+            info = interrupt(job, seed=index, count=share * 3 // 2, save_every=SAVE_EVERY)
+        kinds = collections.Counter(each.at for each in info.interruptions)
+        warnings = kinds["memory warning"]
+        again = kinds.total() - warnings
         repeated = sum(each.repeated_steps for each in info.interruptions)
-        row = (job.steps, at_steps, in_saves, again, warnings, repeated)
-        print(
-            f"{workload.title:{width}}", *(f"{n:>9}" for n in row),
-            f"{'yes' if info.equal else 'NO':>9}", flush=True,
-        )  # fmt: skip
+        equal = "yes" if info.equal else "NO"
+        cells = (job.steps, kinds["step"], kinds["save"], again, warnings, repeated, equal)
+        print(f"{workload.title:{width}}", *(f"{each:>9}" for each in cells), flush=True)
         print(f"    {info.detail}")
-        kills += at_steps + in_saves
+        kills += kinds["step"] + kinds["save"]
         resumed += again
         if not info.equal:
             differs.append(workload.title)

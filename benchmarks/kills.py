@@ -1,11 +1,10 @@
 """Kill trainings in their saves, over eight packages, and compare what is left bit by bit.
 
-A process resumes a training from its last save, makes steps and saves after each, until it is
-killed with SIGKILL a moment after a save; the next one goes on. What is left must be a save of an
-undisturbed training, to the bit, and no older than the last that was done. Every second process
-keeps the save before; half of the trainings have their elements in a data file.
-
     python -m benchmarks.kills --kills 1000
+
+Each process resumes a training from its last save and saves after each step, until it is killed.
+What is left must be a save of an undisturbed training, no older than the last that was done. Every
+second process keeps the save before; half of the trainings have their elements in a data file.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ import numpy as np
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.package.package import Package
+from scripts.markdown import head, row
 from tests.kits.cases import CASES
 from tests.kits.kills import PACKAGES
 from tests.kits.vectors import Folder, Run, build
@@ -118,8 +118,7 @@ def main() -> int:
     arguments = parser.parse_args()
     random_ = random.Random(0)
     start = time.perf_counter()
-    width = max(map(len, PACKAGES))
-    print(f"{'package':{width}}  {'kills':>5}  {'in a save':>9}  {'steps':>5}  lost")
+    print(head("package", "kills:", "in a save:", "steps:", "lost:"))
     totals = [0, 0, 0]
     for index, name in enumerate(PACKAGES):
         writer.EXTERNAL_DATA_THRESHOLD = 2**30 if index % 2 == 0 else 64
@@ -142,7 +141,7 @@ def main() -> int:
                 if step >= arguments.steps // 2:
                     for path in folder.glob("trained*"):
                         path.unlink()
-        print(f"{name:{width}}  {count:>5}  {torn:>9}  {made:>5}  {lost}", flush=True)
+        print(row(name, count, torn, made, lost), flush=True)
         totals = [sum(pair) for pair in zip(totals, (count, torn, lost), strict=True)]
     print(f"{totals[0]} kills, {totals[1]} in the middle of a save, {totals[2]} lost something "
           f"({time.perf_counter() - start:.0f} s)")  # fmt: skip

@@ -1,12 +1,10 @@
 """Step times of the training kits beside Python's, and what each adds to an app.
 
-``python -m benchmarks.kits [--rounds 3] [--kit NAME ...] [--record]`` trains the same packages for
-the same steps with Python and each kit that is set up, in turns, one thread, as processor time, the
-optimizer included, with the step model of a package that has one (the JavaScript kit takes two
-models). Where a kit has an ONNX Runtime of its own, Python has the same (and a second column, the
-installed one). Writes ``build/kits/record.json``, with what the tests said of each platform (``make
-kits``), and with ``--record`` docs/kits.json, of which the page of the documentation is made. Kits
-that are not asked for keep what is there.
+    python -m benchmarks.kits [--rounds 3] [--kit NAME ...] [--record]
+
+docs/kits.md says how. Writes ``build/kits/record.json``, with what the tests said of each platform
+(``make kits``), and with ``--record`` docs/kits.json, of which that page is made. Kits that are not
+asked for keep what is there.
 """
 
 from __future__ import annotations
@@ -26,10 +24,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnxruntime
 
+from benchmarks import gpu
 from odtpack.build import build_package
+from odtpack_runtime import Package
 from tests import zoo
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit, web
 from tests.kits.ran import PLATFORMS, RAN, Ran
@@ -42,20 +41,7 @@ NETWORKS: dict[str, tuple[Any, int, int]] = {
 }
 """Model, samples in a batch, steps; the first half of them warms up. A Java machine compiles for
 two seconds and more: in a shorter run that is measured, and not the step."""
-Batch = dict[str, np.ndarray[Any, Any]]
 Task = dict[str, Any]
-
-
-def batch_of(package: Path, samples: int) -> Batch:
-    """A batch of noise; classes and words are all 0 to 1."""
-    rng = np.random.default_rng(0)
-    batch = {}
-    for entry in json.loads((package / "manifest.json").read_text())["inputs"]:
-        shape = [size if isinstance(size, int) else samples for size in entry["shape"]]
-        integer = "int" in entry["dtype"]
-        array = rng.integers(0, 2, shape) if integer else rng.standard_normal(shape)
-        batch[entry["name"]] = array.astype(entry["dtype"])
-    return batch
 
 
 def _milliseconds(found: dict[str, Any]) -> float:
@@ -80,25 +66,19 @@ def _native(kit: Any) -> Callable[[Task], dict[str, Any]]:
     """How a program in C++, Swift or C# trains: it says what all steps took together."""
 
     def train(task: Task) -> dict[str, Any]:
-        found = kit.measure(_job(task), Path(task["package"]).parent)
+        batch = {"inputs": [{"name": name, **each} for name, each in task["data"].items()]}
+        job = {"package": "package", "steps": [batch], "evaluation": batch, "threads": 1,
+               "count": task["steps"]}  # fmt: skip
+        found = kit.measure(job, Path(task["package"]).parent)
         return {"times": [found["processor_seconds"] / task["steps"] * 1e3]}
 
     return train
 
 
-def _job(task: Task) -> dict[str, Any]:
-    """A task in the form that the programs in C++, Swift and C# take."""
-    inputs = [{"name": name, **each} for name, each in task["data"].items()]
-    steps = [{"inputs": inputs}]
-    return {"package": "package", "steps": steps, "evaluation": steps[0], "threads": 1,
-            "count": task["steps"]}  # fmt: skip
-
-
 def _kotlin(task: Task) -> dict[str, Any]:
     # Compiled as far as it goes: the tests' option spares short programs that.
-    return dict(
-        json.loads(kotlin_kit.run("train", json.dumps(task), options=("-XX:+UseSerialGC",)))
-    )
+    found = kotlin_kit.run("train", json.dumps(task), options=("-XX:+UseSerialGC",))
+    return dict(json.loads(found))
 
 
 def _lines(pattern: str) -> int:
@@ -142,40 +122,28 @@ class Kit:
 
 KITS = {
     "C++ on x86-64": Kit(
-        cpp_kit.unavailable,
-        _native(cpp_kit),
-        lambda: _stripped(cpp_kit.built("former")),
+        cpp_kit.unavailable, _native(cpp_kit), lambda: _stripped(cpp_kit.built("former")),
         "cpp/include/odtpack/*.hpp",
     ),
     "Node.js": Kit(
-        javascript.unavailable,
-        lambda task: javascript.train(task, "node"),
-        _size_of_js,
-        "js/src/*.ts",
-        lambda task: javascript.train(task, "python"),
-        javascript.runtime_version,
+        javascript.unavailable, lambda task: javascript.train(task, "node"), _size_of_js,
+        "js/src/*.ts", lambda task: javascript.train(task, "python"), javascript.runtime_version,
     ),
     "Kotlin and Java on the JVM": Kit(
-        kotlin_kit.unavailable,
-        _kotlin,
-        _size_of_kotlin,
+        kotlin_kit.unavailable, _kotlin, _size_of_kotlin,
         "kotlin/src/main/kotlin/org/odtpack/*.kt",
-        lambda task: kotlin_kit.train(task, "python"),
-        kotlin_kit.runtime_version,
+        lambda task: kotlin_kit.train(task, "python"), kotlin_kit.runtime_version,
     ),
     "Swift on Linux": Kit(
-        swift_kit.unavailable,
-        _native(swift_kit),
-        lambda: _stripped(swift_kit.built()),
+        swift_kit.unavailable, _native(swift_kit), lambda: _stripped(swift_kit.built()),
         "swift/Sources/Odtpack/*.swift",
     ),
     "C# under Mono": Kit(
-        csharp_kit.unavailable,
-        _native(csharp_kit),
+        csharp_kit.unavailable, _native(csharp_kit),
         lambda: _stripped(csharp_kit.core()) + csharp_kit.assembly().stat().st_size,
         "csharp/src/*.cs",
     ),
-}
+}  # fmt: skip
 
 
 def measured(rounds: int, kits: Sequence[str]) -> dict[str, Any]:
@@ -201,7 +169,10 @@ def _compared(kit: Kit, network: str, rounds: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as scratch:
         package = Path(scratch) / "package"
         build_package(model(), package, loss="cross_entropy")
-        data = javascript.save_batch(Path(scratch), **batch_of(package, samples))
+        opened = Package.open(package)
+        batch = gpu.batch_of(opened, samples, other=0)
+        named = dict(zip((each.name for each in opened.manifest.inputs), batch, strict=True))
+        data = javascript.save_batch(Path(scratch), **named)
         task = {"package": str(package), "data": data, "steps": steps, "step_model": True}
         python, own, installed = [], [], []
         for _ in range(rounds):

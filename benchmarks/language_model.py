@@ -1,22 +1,13 @@
 """Memory and time of training decoders of published shapes, segment by segment, in int4.
 
-Each figure comes from a process of its own. Memory is all that the process has, Python included:
-anonymous memory, which the system cannot drop, and what is resident. With ``--held`` a step is made
-once more in a control group of 32 MB more than its anonymous memory, Python's included, where the
-files are read anew: more would end it. That takes Linux and root.
-
     python -m benchmarks.language_model              the shape of Qwen2.5-0.5B, at four lengths
     python -m benchmarks.language_model --shape Qwen2.5-1.5B --tokens 256
-    python -m benchmarks.language_model --activations build
     python -m benchmarks.language_model --tokens 256 --steps 10 --timeline build/memory.svg
-    python -m benchmarks.language_model --kit cpp        as that kit trains it, once it is set up
-    python -m benchmarks.language_model --kit cpp --native   with native kernels
-    python -m benchmarks.language_model --kit cpp --steps 1 --held --generate --record
-    python -m benchmarks.language_model --kit cpp --threads 1 --rounds 2 --record [--native]
+    python -m benchmarks.language_model --kit cpp [--native]    as that kit trains it
 
-The last two keep memory, and times, in ``benchmarks/decoder/record.json``, of which
-``scripts/generate_docs`` makes docs/decoders.md. ``--generate``: the process then saves the
-adapter, closes the training, and generates with the adapter; times are not kept then.
+Each figure comes from a process of its own, and is all that it has, Python included. What they are,
+and which options record them, says docs/decoders.md. ``--held`` takes Linux and root. With
+``--generate`` times are not kept.
 """
 
 from __future__ import annotations
@@ -27,7 +18,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -38,11 +28,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import apart
 from benchmarks.decoder import page
 from benchmarks.decoder.genai import DECODERS, GenaiWriter
 from benchmarks.decoder.model import write_model
 from odtpack_simulator.measure.host import processor_name
+from scripts.markdown import head, row
 
+FOLDER = apart.ROOT / "build" / "decoder"
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, ALPHA, WORDS = 8, 16.0, 1024
 SPARE = 32  # MB that a control group has beside a step's anonymous memory
@@ -57,8 +50,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=1, help="steps and forward passes in turns")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--folder", type=Path, default=Path("build/decoder"))
-    parser.add_argument("--activations", type=Path, help="folder for values between segments")
     parser.add_argument("--held", action="store_true", help="in a control group, too")
     parser.add_argument("--kit", choices=("python", "cpp", "swift"), default="python")
     parser.add_argument("--generate", action="store_true", help="in the C++ kit, after the steps")
@@ -67,22 +58,14 @@ def main() -> None:
     parser.add_argument("--keep-products", type=int, default=0, metavar="N", help="in N segments")
     parser.add_argument("--record", action="store_true", help="keep what the C++ kit takes")
     parser.add_argument("--timeline", type=Path, help="draw the memory of a length there, as SVG")
-    parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.timeline and len(given.tokens) != 1:
         parser.error("--timeline shows one length: give one with --tokens")
-    folder = given.folder / given.shape
-    if given.kit != "python" and (given.activations or given.timeline):
-        parser.error("--activations and --timeline are for Python")
+    if given.kit != "python" and given.timeline:
+        parser.error("--timeline is for Python")
     if given.kit != "cpp" and (given.generate or given.record):
         parser.error("--generate and --record are for the C++ kit")
-    if given.task:
-        with _Memory("self") as memory:
-            found = TASKS[given.task](folder, given)
-        over_time = {"samples": memory.samples} if given.timeline else {}
-        print(json.dumps({**found, **memory.figures(), **over_time}))
-        return
-    write_model(DECODERS[given.shape], folder, writer=GenaiWriter)
+    write_model(DECODERS[given.shape], FOLDER / given.shape, writer=GenaiWriter)
     if not (_package(given) / "manifest.json").exists():
         built = _apart("build", given)
         print(
@@ -91,8 +74,7 @@ def main() -> None:
         )  # fmt: skip
     key = "core_seconds" if given.threads == 1 else "seconds"
     train = _apart if given.kit == "python" else _in_kit
-    print(f"| tokens | {' | '.join(page.SHOWN)} | step | forward pass | ratio |")
-    print("|---" * (4 + len(page.SHOWN)) + "|")
+    print(head("tokens", *page.SHOWN, "step", "forward pass", "ratio"))
     for tokens in given.tokens:
         steps, forwards, rates = [], [], []
         for _ in range(given.rounds):
@@ -114,7 +96,7 @@ def main() -> None:
             page.keep_times(given.shape, tokens, _way(given), *taken, max(rates), processor())
         times = [f"{each:.2f} s" if each else "" for each in taken]
         times.append(f"{taken[0] / taken[1]:.2f}" if taken[0] and taken[1] else "")
-        print(f"| {' | '.join([str(tokens), *shown, *times])} |", flush=True)
+        print(row(tokens, *shown, *times), flush=True)
         if given.timeline:
             _draw(given, tokens, step)
 
@@ -138,33 +120,24 @@ def _draw(given: argparse.Namespace, tokens: int, step: dict[str, Any]) -> None:
 def _apart(
     task: str, given: argparse.Namespace, tokens: int = 0, group: Path | None = None
 ) -> dict[str, Any]:
-    """Run a task in a process of its own, and in a control group if one is given."""
-    options: dict[str, object] = {
-        "task": task, "shape": given.shape, "folder": given.folder, "steps": given.steps,
-        "threads": given.threads, "tokens": tokens, "activations": given.activations,
-        "timeline": given.timeline,
-    }  # fmt: skip
-    command = [sys.executable, "-m", "benchmarks.language_model"]
-    for name, value in options.items():
-        if value is not None:
-            command += [f"--{name}", str(value)]
-    command += ["--native"] if given.native else []
-    command += ["--keep-products", str(given.keep_products)]
-    done = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, preexec_fn=_joining(group)
-    )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    """Do a task in a process of its own, and in a control group if one is given."""
+    found: dict[str, Any] = apart.call(
+        watched, how={"preexec_fn": _joining(group)}, task=task,
+        given={**vars(given), "tokens": [tokens]},
+    )  # fmt: skip
     return found
 
 
-def _joining(group: Path | None) -> Callable[[], None]:
+def watched(*, task: str, given: dict[str, Any]) -> dict[str, Any]:
+    """What a task finds, and the memory of this process meanwhile."""
+    with _Memory("self") as memory:
+        found = TASKS[task](argparse.Namespace(**given))
+    return {**found, **memory.figures(), "samples": memory.samples}
+
+
+def _joining(group: Path | None) -> Callable[[], object]:
     """What a new process does to be in a control group."""
-
-    def join() -> None:
-        if group is not None:
-            (group / "cgroup.procs").write_text(str(os.getpid()))
-
-    return join
+    return lambda: group and (group / "cgroup.procs").write_text(str(os.getpid()))
 
 
 def _in_kit(
@@ -278,24 +251,24 @@ def _way(given: argparse.Namespace) -> str:
 
 
 def _package(given: argparse.Namespace) -> Path:
-    return Path(given.folder / given.shape / f"package-{_way(given).replace(', ', '-')}")
+    return FOLDER / given.shape / f"package-{_way(given).replace(', ', '-')}"
 
 
-def _build(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+def _build(given: argparse.Namespace) -> dict[str, Any]:
     from odtpack.adapters import AdapterSpec
     from odtpack.build import build_package
 
     shutil.rmtree(_package(given), ignore_errors=True)
     start = time.perf_counter()
     build_package(
-        folder / "model.onnx", _package(given), loss="next_token", segments=True,
+        FOLDER / given.shape / "model.onnx", _package(given), loss="next_token", segments=True,
         loss_options={"words": WORDS}, native=given.native, keep_products=given.keep_products,
         adapter=AdapterSpec("lora", tuple(f"*.{name}" for name in LINEARS), (), RANK, ALPHA),
     )  # fmt: skip
     return {"seconds": time.perf_counter() - start}
 
 
-def _step(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+def _step(given: argparse.Namespace) -> dict[str, Any]:
     from odtpack_runtime import CheckpointState, Module, Optimizer
     from odtpack_runtime.session.options import default_session_options
 
@@ -303,7 +276,7 @@ def _step(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     state = CheckpointState.load_checkpoint(package / "checkpoint")
     training = package / "training_model.onnx"
     options = default_session_options(training, given.threads)
-    module = Module(training, state, session_options=options, activations=given.activations)
+    module = Module(training, state, session_options=options)
     optimizer = Optimizer(package / "optimizer_model.onnx", module)
     losses = []
 
@@ -317,9 +290,9 @@ def _step(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     return {**_timed(lambda: step(ids), given.steps), "losses": losses}
 
 
-def _forward(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
+def _forward(given: argparse.Namespace) -> dict[str, Any]:
     """The same model in int4 as ONNX Runtime infers with it, by its default options."""
-    session = _session(folder / "model.onnx", given.threads)
+    session = _session(FOLDER / given.shape / "model.onnx", given.threads)
     ids, shape = _tokens(given), DECODERS[given.shape]
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids)} | {
         node.name: np.zeros((1, shape.shared, 0, shape.size), np.float32)
@@ -366,7 +339,7 @@ def _tokens(given: argparse.Namespace) -> np.ndarray:
     return random.integers(0, DECODERS[given.shape].words, (1, given.tokens[0]))
 
 
-def _speed(_: Path, given: argparse.Namespace) -> dict[str, Any]:
+def _speed(given: argparse.Namespace) -> dict[str, Any]:
     """What ONNX Runtime's products of float32 run at here, in GFLOP/s."""
     import onnx
 

@@ -18,8 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from odtpack.build import build_package
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
@@ -28,6 +26,7 @@ from odtpack_simulator.replay.executor import default_jobs, make_executor
 from odtpack_simulator.reports import render_report, report_formats
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.units import Quantity
+from scripts.markdown import head, row
 from tests import zoo
 
 DEVICES = 50
@@ -53,17 +52,9 @@ def run(
     """Simulate, judge and render every report; return the seconds and the measured peak."""
     started = time.perf_counter()
     result = judge(
-        simulate(
-            package,
-            data,
-            profiles,
-            batch_size=32,
-            epochs=3,
-            seed=0,
-            interruptions=3,
-            executor=make_executor(jobs),
-        )
-    )
+        simulate(package, data, profiles, batch_size=32, epochs=3, seed=0, interruptions=3,
+                 executor=make_executor(jobs))
+    )  # fmt: skip
     for name in report_formats():
         render_report(result, name)
     return time.perf_counter() - started, result.memory.measured_peak_bytes or 0
@@ -75,7 +66,6 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=default_jobs())
     arguments = parser.parse_args()
     random = np.random.default_rng(0)
-    table = Table("round", "one device", f"{DEVICES} devices", "ratio")
     ratios = []
     with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as scratch:
         folder = Path(scratch)
@@ -85,14 +75,14 @@ def main() -> None:
         np.savez(data, input=images, labels=random.integers(0, 10, SAMPLES))
         _, peak = run(package, data, [], arguments.jobs)  # files and libraries are warm now
         profiles = fifty(peak)
+        print(head("round", "one device:", f"{DEVICES} devices:", "ratio:"))
         for number in range(1, arguments.rounds + 1):
             one, _ = run(package, data, profiles[:1], arguments.jobs)
             all_of_them, _ = run(package, data, profiles, arguments.jobs)
             ratios.append(all_of_them / one)
-            table.add_row(str(number), f"{one:.1f} s", f"{all_of_them:.1f} s", f"{ratios[-1]:.2f}")
-    console = Console()
-    console.print(table)
-    console.print(f"median ratio {statistics.median(ratios):.2f}, target at most 2")
+            times = (f"{one:.1f} s", f"{all_of_them:.1f} s", f"{ratios[-1]:.2f}")
+            print(row(number, *times), flush=True)
+    print(f"median ratio {statistics.median(ratios):.2f}, target at most 2")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,9 @@
 """What computing again saves, and what it costs: activations and time of training models.
 
-``python -m benchmarks.memory_budget [NAME ...] [--rounds 5]`` builds each workload of
-:mod:`benchmarks.workloads` with all kept, by default, and with limits of a half and of a quarter of
-the activations, and runs the four training models in turns, one thread. Shown are the megabytes of
-activations at the peak of a step, as planned for the model as written, and the processor time of a
-run beside that of the model with all kept: the median of the rounds' ratios.
+    python -m benchmarks.memory_budget [NAME ...] [--rounds 5] [--sparse]
 
-With ``--sparse`` biases and the last blocks of MobileNetV2 are trained, and shown is what its order
-of execution alone saves, and what a default build does; nothing is run.
+Four training models of each workload run in turns, one thread; docs/memory.md says what is shown.
+With ``--sparse`` biases and the last blocks of MobileNetV2 are trained, and nothing is run.
 """
 
 from __future__ import annotations
@@ -29,6 +25,7 @@ from odtpack.memory.spec import MemorySpec
 from odtpack.model.loading import load_model
 from odtpack.package.task import Graphs, Task
 from odtpack.package.training import build_graphs
+from scripts.markdown import head, row
 from tests.packaging_tools import batch, trainable_names
 
 _ANY_TIME = 2.0
@@ -39,8 +36,7 @@ def build(
     model: onnx.ModelProto, memory: MemorySpec | None, train: Sequence[str] | None = None
 ) -> Graphs:
     """Graphs of a model some of whose parameters are trained, or all."""
-    names = tuple(train or trainable_names(model))
-    loss = losses.make_loss("cross_entropy")
+    names, loss = tuple(train or trainable_names(model)), losses.make_loss("cross_entropy")
     return build_graphs(Task(load_model(model), names, (), loss, memory=memory))
 
 
@@ -81,14 +77,11 @@ def measure(workload: Workload, rounds: int) -> list[str]:
         usual = build(model, MemorySpec(batch=workload.batch, limit=0, slowdown=0.0))
     assert usual.memory is not None
     kept = usual.memory.before
-    limited = [
-        build(
-            model,
-            MemorySpec(batch=workload.batch, limit=int(share * kept), slowdown=_ANY_TIME),
-        )
-        for share in (0.5, 0.25)
-    ]
-    built = [usual, *limited]
+    limits = (int(kept / 2), int(kept / 4))
+    built = [usual, *(
+        build(model, MemorySpec(batch=workload.batch, limit=limit, slowdown=_ANY_TIME))
+        for limit in limits
+    )]  # fmt: skip
     runners = [_Runner(graphs, model, workload.batch) for graphs in (plain, *built)]
     times = [[runner.seconds() for runner in runners] for _ in range(rounds)]
     cells = [f"{kept / 1e6:.1f}"]
@@ -127,18 +120,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sparse", action="store_true", help="what order alone saves")
     options = parser.parse_args()
+    names = options.names or (("mobilenet", "mobilenet-bn") if options.sparse else WORKLOADS)
     if options.sparse:
-        print("| network, sparse update | as differentiated | order alone | default |")
-        print("|---|---:|---:|---:|")
-        for name in options.names or ("mobilenet", "mobilenet-bn"):
-            cells = " | ".join(order_alone(WORKLOADS[name]))
-            print(f"| {WORKLOADS[name].title} | {cells} |", flush=True)
-        return
-    print("| network | all kept | default | limit of a half | limit of a quarter |")
-    print("|---|---:|---:|---:|---:|")
-    for name in options.names or WORKLOADS:
-        workload = WORKLOADS[name]
-        print(f"| {workload.title} | {' | '.join(measure(workload, options.rounds))} |", flush=True)
+        print(head("network, sparse update", "as differentiated:", "order alone:", "default:"))
+    else:
+        print(head("network", "all kept:", "default:", "limit of a half:", "limit of a quarter:"))
+    for workload in map(WORKLOADS.__getitem__, names):
+        found = order_alone(workload) if options.sparse else measure(workload, options.rounds)
+        print(row(workload.title, *found), flush=True)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from odtpack_simulator.device.app import memory_fit
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import run_training_child
+from scripts.markdown import head, row
 from tests import zoo
 from tests.packaging_tools import batch, generate
 
@@ -65,32 +66,34 @@ def job_of(
     )  # fmt: skip
 
 
+def shapes(job: Job) -> dict[str, tuple[int, ...]]:
+    """Shape of one batch of each input."""
+    size = job.batch_size
+    return {name: (size, *np.load(file, "r").shape[1:]) for name, file in job.data.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--no-limits", action="store_true", help="only compare the peaks")
     limits = () if parser.parse_args().no_limits else LIMITS
     errors: list[float] = []
     verdicts = {"right": 0, "under": 0, "refused": 0}
-    print(f"{'workload':36}{'optimizer':>10}{'predicted':>12}{'measured':>12}{'error':>9}")
+    print(head("workload", "optimizer", "predicted:", "measured:", "error:"))
     for name, (factory, size) in WORKLOADS.items():
         for optimizer in (OptimType.SGD, OptimType.AdamW):
             with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as scratch:
                 job = make_job(factory(), size, optimizer, Path(scratch))
-                shapes = {n: (size, *np.load(f, "r").shape[1:]) for n, f in job.data.items()}
                 package = Package.open(Path(scratch) / "package")
-                plan = plan_memory(package, shapes)
-                predicted = plan.peak.nbytes
+                predicted = plan_memory(package, shapes(job)).peak.nbytes
                 measured = run_training_child(job).peak_bytes
                 assert measured is not None, "memory is measured on Linux only"
                 errors.append(predicted / measured - 1)
-                print(
-                    f"{name:36}{optimizer.name:>10}{predicted / 1e6:>9.2f} MB"
-                    f"{measured / 1e6:>9.2f} MB{100 * errors[-1]:>+8.1f}%"
-                )
+                cells = (f"{predicted / 1e6:.2f} MB", f"{measured / 1e6:.2f} MB")
+                print(row(name, optimizer.name, *cells, f"{errors[-1]:+.1%}"), flush=True)
                 for share in limits:
                     limit = int(share * measured)
                     fits = run_training_child(dataclasses.replace(job, limit_bytes=limit)).outcome
-                    said = memory_fit(plan.peak.nbytes, limit)
+                    said = memory_fit(predicted, limit)
                     right = (fits == "completed") == said == "fits"
                     verdicts["right" if right else "under" if said == "fits" else "refused"] += 1
     print(f"median error {100 * statistics.median(map(abs, errors)):.1f} %, "

@@ -3,10 +3,8 @@
     make native && python -m benchmarks.native
     python -m benchmarks.native big-mlp vit --optimizer sgd --steps 20
 
-Two trainings of one package that was built with ``--native``: the sessions of one take the kernels
-of ``build/native``, those of the other run the bodies. Shown are the shortest step of each, in
-processor time, the median ratio of two steps in a row, and by how much losses differ at most. The
-load of the machine is printed before and after: with others at work the ratios are wide.
+Shown are the shortest step of each, in processor time, the median ratio of two steps in a row, and
+by how much losses differ at most. With others at work the ratios are wide.
 """
 
 from __future__ import annotations
@@ -19,18 +17,18 @@ import time
 from pathlib import Path
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+import onnx
 
+from benchmarks.worker import open_training
 from benchmarks.workloads import OPTIMIZERS, WORKLOADS
 from odtpack.build import build_package
-from odtpack_runtime import CheckpointState, Module, Optimizer, default_session_options
-from odtpack_runtime.session.native import ENTRY, VARIABLE
+from odtpack_runtime.session.native import VARIABLE
+from scripts.markdown import head, row
 from tests.native_library import library
 from tests.packaging_tools import trainable_names
 
 
-def main() -> int:
+def main() -> None:
     """Measure what the command line asks for; print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.native")
     parser.add_argument("workloads", nargs="*", choices=[[], *WORKLOADS])
@@ -38,28 +36,21 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=20)
     given = parser.parse_args()
     os.environ[VARIABLE] = str(library())
-    console = Console()
-    console.print(f"load before: {os.getloadavg()[0]:.1f}")
-    table = Table("step, ms of a processor", "bodies", "kernels", "median ratio", "losses")
+    print(f"load before: {os.getloadavg()[0]:.1f}\n")
+    print(head("step, ms of a processor", "bodies:", "kernels:", "median ratio:", "losses:"))
     for name in given.workloads or WORKLOADS:
         bodies, kernels, losses = measure(name, given.optimizer, given.steps)
         ratios = [b / a for a, b in zip(bodies, kernels, strict=True)]
-        table.add_row(
-            WORKLOADS[name].title, f"{min(bodies) * 1e3:.2f}", f"{min(kernels) * 1e3:.2f}",
-            f"{statistics.median(ratios):.2f}",
-            f"{max(abs(b / a - 1) for a, b in zip(*losses, strict=True)):.0e}",
-        )  # fmt: skip
-    console.print(table)
-    console.print(f"load after: {os.getloadavg()[0]:.1f}")
-    return 0
+        off = max(abs(b / a - 1) for a, b in zip(*losses, strict=True))
+        print(row(WORKLOADS[name].title, f"{min(bodies) * 1e3:.2f}", f"{min(kernels) * 1e3:.2f}",
+                  f"{statistics.median(ratios):.2f}", f"{off:.0e}"), flush=True)  # fmt: skip
+    print(f"\nload after: {os.getloadavg()[0]:.1f}")
 
 
 def measure(
     name: str, optimizer: str, steps: int
 ) -> tuple[list[float], list[float], tuple[list[float], list[float]]]:
     """Seconds of each step without and with the kernels, and the losses of both."""
-    import onnx
-
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "package"
         model, data = WORKLOADS[name].write(Path(scratch))
@@ -81,23 +72,5 @@ def measure(
     return *times, losses
 
 
-def open_training(folder: Path, *, native: bool) -> tuple[Module, Optimizer]:
-    """Open a package for training with the kernels or without."""
-    options = default_session_options(folder / "training_model.onnx", 1)
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    if not native:
-        options.add_session_config_entry(ENTRY, "0")
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    step = folder / "step_model.onnx"
-    module = Module(
-        folder / "training_model.onnx", state, session_options=options,
-        step_model_uri=step if step.is_file() else None,
-    )  # fmt: skip
-    update = Optimizer(folder / "optimizer_model.onnx", module)
-    update.set_learning_rate(1e-4)
-    return module, update
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

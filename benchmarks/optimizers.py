@@ -20,6 +20,7 @@ import onnxruntime
 
 from odtpack import optimizers
 from odtpack.build import build_package
+from scripts.markdown import head, row
 from tests import zoo
 from tests.packaging_tools import batch, open_training
 
@@ -60,9 +61,7 @@ def measure(
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--optimizer", action="append", choices=CASES, help="repeatable")
     parser.add_argument("--clip-norm", type=float)
     parser.add_argument("--clip-value", type=float)
@@ -70,12 +69,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     given = parser.parse_args()
     update = {"clip_norm": given.clip_norm, "clip_value": given.clip_value}
-    print(f"{'optimizer':<16}{'parameters':>12}{'state/param':>14}{'ms/million':>12}")
+    print(head("optimizer", "parameters:", "state/param:", "ms/million:"))
     for name in given.optimizer or CASES:
         for millions in given.millions or (1, 20):
             width = round((millions * 5e5) ** 0.5)
             count, milliseconds, kept = measure(CASES[name], update, width, given.steps)
-            print(f"{name:<16}{count:>10.1f} M{kept:>12.3f} B{milliseconds:>12.2f}")
+            print(row(name, f"{count:.1f} M", f"{kept:.3f} B", f"{milliseconds:.2f}"), flush=True)
 
 
 if __name__ == "__main__":

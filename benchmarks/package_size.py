@@ -2,38 +2,27 @@
 
     python -m benchmarks.package_size
 
-``all`` counts every file that a side needs to train: models, checkpoint and, on our side, the
-manifest. ``nominal`` counts the same with a checkpoint without values, as an app ships it that
-gets the weights from a server. The reference's side of a row trains and freezes what ours does; its
-weights stay float32, it has no other way. A nominal package is compared with all that the
-reference needs. The sizes are the same on every machine.
+docs/size.md says what is counted. The sizes are the same on every machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import onnx
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.workloads import WORKLOADS
 from odtpack.build import build_package
 from odtpack.choices import STORAGES, Storage
 from odtpack_runtime.package.manifest import Manifest
-from tests import zoo
+from scripts.markdown import head, row
 from tests.peer import client
 
 HEAD = "classifier.*"
-MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
-    "mobilenet": lambda: zoo.mobilenet_v2(batch_norm="fold"),
-    "transformer": lambda: zoo.transformer_encoder(opset=14),
-}
+MODELS = {name: WORKLOADS[name].build for name in ("mobilenet", "transformer")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,13 +44,9 @@ def measure(name: str, storage: Storage | None = None, *, head: bool = False) ->
         model = MODELS[name]()
         onnx.save(model, folder / "model.onnx")
         manifest = build_package(
-            folder / "model.onnx",
-            folder / "package",
-            loss="cross_entropy",
-            train=[HEAD] if head else [],
-            frozen_storage=storage,
-            nominal=True,
-        )
+            folder / "model.onnx", folder / "package", loss="cross_entropy",
+            train=[HEAD] if head else [], frozen_storage=storage, nominal=True,
+        )  # fmt: skip
         total = sum(path.stat().st_size for path in (folder / "package").iterdir())
         nominal = (folder / "package" / "nominal_checkpoint").stat().st_size
         return Sizes(
@@ -78,42 +63,29 @@ def _reference(folder: Path, manifest: Manifest) -> int:
         for role in ("trainable", "frozen")
     }
     made = client.generate(
-        model=folder / "model.onnx",
-        folder=folder / "reference",
-        requires_grad=sides["trainable"],
-        frozen=sides["frozen"],
-    )
+        model=folder / "model.onnx", folder=folder / "reference",
+        requires_grad=sides["trainable"], frozen=sides["frozen"],
+    )  # fmt: skip
     return sum(made["files"].values())
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON on stdout")
-    arguments = parser.parse_args()
-    table = Table("Model", "Trained", "Frozen weights", "Package", "Reference", "Ratio",
-                  "Nominal", "Ratio")  # fmt: skip
-    rows = []
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.parse_args()
+    print(head("Model", "Trained", "Frozen weights", "Package:", "Reference:", "Ratio:", "Nominal:",
+               "Ratio:"))  # fmt: skip
     for name in MODELS:
-        for head, storage in ((False, None), (True, None), *((True, each) for each in STORAGES)):
-            sizes = measure(name, storage, head=head)
-            trained = "classifier" if head else "all"
-            rows.append({"model": name, "trained": trained, "storage": storage or "float32"}
-                        | dataclasses.asdict(sizes))  # fmt: skip
-            table.add_row(
-                name, trained, storage or ("float32" if head else "none"),
-                f"{sizes.package:,}", f"{sizes.reference:,}", _ratio(sizes.package, sizes),
-                f"{sizes.nominal:,}", _ratio(sizes.nominal, sizes),
-            )  # fmt: skip
-    if arguments.json:
-        sys.stdout.write(json.dumps(rows, indent=1) + "\n")
-    else:
-        Console(width=110).print(table)
-        missing = client.peer_available()
-        if missing:
-            Console().print(f"not compared with the reference: {missing}")
+        for head_only, storage in ((False, None), *((True, each) for each in (None, *STORAGES))):
+            found = measure(name, storage, head=head_only)
+            print(row(
+                name, "classifier" if head_only else "all",
+                storage or ("float32" if head_only else "none"),
+                f"{found.package:,}", f"{found.reference:,}", _ratio(found.package, found),
+                f"{found.nominal:,}", _ratio(found.nominal, found),
+            ), flush=True)  # fmt: skip
+    if missing := client.peer_available():
+        print(f"not compared with the reference: {missing}")
 
 
 def _ratio(nbytes: int, sizes: Sizes) -> str:

@@ -4,11 +4,9 @@
     python -m benchmarks.profile cnn --optimizer sgd --by shape --rows 30
     python -m benchmarks.profile transformer --by layer
 
-From ONNX Runtime's own profiles of a few steps on one thread. The time of a node is the lowest
-of all steps, which other work on the machine disturbs least; profiling adds a microsecond or two
-to each. ``--by operator`` adds the nodes up by operator, ``--by shape`` by operator and shapes.
-``--by layer`` is for ours alone: a node belongs to the layer whose parameter it reads or whose
-gradient it makes, any other to that of its first input. An If counts as what its branch holds.
+A node takes the lowest time of all steps, plus a microsecond or two that profiling adds. ``--by
+layer`` is for ours alone: a node belongs to the layer whose parameter it reads or whose gradient it
+makes, any other to that of its first input. An If counts as what its branch holds.
 """
 
 from __future__ import annotations
@@ -23,12 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks import processes
-from benchmarks.workloads import OPTIMIZERS, WORKLOADS, Workload
+from benchmarks import apart, worker
+from benchmarks.workloads import OPTIMIZERS, WORKLOADS
 from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
+from scripts.markdown import head, row
 from tests import packaging_tools
 from tests.peer import client
 
@@ -36,7 +33,7 @@ Event = dict[str, Any]
 Key = Callable[[str, Event], str]
 
 
-def main() -> int:
+def main() -> None:
     """Profile what the command line asks for; print a table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.profile")
     parser.add_argument("workload", choices=list(WORKLOADS))
@@ -59,25 +56,22 @@ def main() -> int:
         "shape": lambda _, event: f"{event['args']['op_name']} {shapes(event['args'])}",
         "layer": lambda name, _: layers.get(name, "(optimizer and others)"),
     }
-    key = keys[given.by]
-    Console(width=160).print(
-        table(workload, [times(e, key) for e in ours], [times(e, key) for e in theirs], given.rows)
-    )
-    return 0
+    print(f"{workload.title}: milliseconds in kernels of a step, one thread\n")
+    show([total(side, keys[given.by]) for side in (ours, theirs)], given.rows)
 
 
 def profile_ours(
     model: Path, data: Path, folder: Path, optimizer: str, steps: int
 ) -> list[list[Event]]:
-    """Events of our training model and optimizer, each with ``runs`` in a step."""
+    """Events of our training model and optimizer."""
     package = packaging_tools.generate(
         onnx.load(model), folder / "ours", packaging_tools.OPTIMIZERS[optimizer]
     )
-    answer = processes.measure(
-        "profile", malloc="default", folder=package, inputs=data, steps=steps, warm_up=3,
+    found: list[list[Event]] = apart.call(
+        worker.profile, folder=package, inputs=data, steps=steps, warm_up=3,
         optimized=folder / "optimized.onnx",
     )  # fmt: skip
-    return list(answer["events"].values())
+    return found
 
 
 def profile_peer(
@@ -154,36 +148,24 @@ def layers_of(model: onnx.ModelProto) -> dict[str, str]:
     return found
 
 
-def table(
-    workload: Workload,
-    ours: list[tuple[Counter[str], Counter[str]]],
-    theirs: list[tuple[Counter[str], Counter[str]]],
-    rows: int,
-) -> Table:
+def total(profiles: list[list[Event]], key: Key) -> tuple[Counter[str], Counter[str]]:
+    """Microseconds and nodes in a step of several models by key."""
+    found = [times(events, key) for events in profiles]
+    return sum((us for us, _ in found), Counter()), sum((n for _, n in found), Counter())
+
+
+def show(sides: list[tuple[Counter[str], Counter[str]]], rows: int) -> None:
     """Milliseconds of a step, the largest first."""
-    result = Table(title=f"{workload.title}: milliseconds in kernels of a step, one thread")
-    result.add_column("", no_wrap=True, max_width=100)
-    for heading in ("ours ms", "nodes", "reference ms", "nodes"):
-        result.add_column(heading, justify="right")
-    sides = [
-        (sum((spent for spent, _ in side), Counter()), sum((n for _, n in side), Counter()))
-        for side in (ours, theirs)
-    ]
-    labels = sorted({*sides[0][0], *sides[1][0]}, key=lambda x: -max(s[0][x] for s in sides))
+    print(head("", "ours ms:", "nodes:", "reference ms:", "nodes:"))
+    labels = sorted({*sides[0][0], *sides[1][0]}, key=lambda x: -max(us[x] for us, _ in sides))
     for label in labels[:rows]:
-        result.add_row(label, *(cell for side in sides for cell in _cells(side, label)))
-    result.add_section()
-    totals = [
-        (Counter({"": spent.total()}), Counter({"": nodes.total()})) for spent, nodes in sides
-    ]
-    result.add_row("all", *(cell for side in totals for cell in _cells(side, "")))
-    return result
+        print(row(label, *(cell for us, n in sides for cell in _cells(us[label], n[label]))))
+    print(row("all", *(cell for us, n in sides for cell in _cells(us.total(), n.total()))))
 
 
-def _cells(side: tuple[Counter[str], Counter[str]], label: str) -> tuple[str, str]:
-    spent, nodes = side
-    return (f"{spent[label] / 1e3:.3f}", str(nodes[label])) if nodes[label] else ("", "")
+def _cells(us: int, nodes: int) -> tuple[str, str]:
+    return (f"{us / 1e3:.3f}", str(nodes)) if nodes else ("", "")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

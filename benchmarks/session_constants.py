@@ -1,22 +1,17 @@
 """Fit what a process and its sessions take besides tensors, on the zoo's networks alone.
 
-First every model of a package is opened in a process of its own, and what that takes is a line: so
-much per session, node, node that optimization removes, input and subgraph. Then every network is
-trained for some steps in a child process, and the plan is made with these figures and without
-those of the process. What is left is so much once, and so much per thread
-(``odtpack_simulator.memory.session_memory``).
-
     python -m benchmarks.session_constants
+
+First every model of a package is opened in a process of its own; what that takes is a line. Then
+every network is trained for some steps in a child process, and planned with these figures and
+without those of the process: what is left is so much once, and so much per thread
+(``odtpack_simulator.memory.session_memory``).
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
-import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +21,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from benchmarks.memory_prediction import WORKLOADS, make_job
+from benchmarks import apart
+from benchmarks.memory_prediction import WORKLOADS, make_job, shapes
 from benchmarks.worker import status_bytes
 from odtpack.artifacts import OptimType
 from odtpack_runtime.package.package import Package
@@ -50,12 +46,6 @@ _SMALL = 1e6
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--open", nargs=2, metavar=("FOLDER", "MODEL"), help="for this program")
-    given = parser.parse_args()
-    if given.open:
-        print(_opened(Path(given.open[0]), given.open[1]))
-        return
     tuning = {name: load for name, load in WORKLOADS.items() if "batch norm" not in name}
     tuning |= {name: (MODELS[name][0], MODELS[name][2]) for name in ("batchnorm", "recurrent")}
     sessions: list[tuple[list[int], int]] = []
@@ -67,19 +57,18 @@ def main() -> None:
                 folder.mkdir()
                 job = make_job(factory(), size, optimizer, folder)
                 package = Package.open(folder / "package")
-                shapes = {n: (size, *np.load(f, "r").shape[1:]) for n, f in job.data.items()}
-                jobs.append((job, package, shapes))
-                sessions += _sessions(package, shapes)
+                jobs.append((job, package))
+                sessions += _sessions(package, shapes(job))
                 print(name, optimizer.name, flush=True)
         found = _fit(sessions)
         with _constants(found):
             running = []
-            for job, package, shapes in jobs:
+            for job, package in jobs:
                 for threads in (1, 2):
                     child = dataclasses.replace(job, threads=threads)
                     peaks = run_training_child(child).phase_peaks
                     with _constants(dict.fromkeys(PROCESS, 0)):
-                        plan = plan_memory(package, shapes, threads=threads)
+                        plan = plan_memory(package, shapes(job), threads=threads)
                     planned = {phase.name: phase.nbytes for phase in plan.phases}
                     running += [
                         (threads, peaks[phase] - max(planned[n] for n in names), peaks[phase])
@@ -95,7 +84,7 @@ def main() -> None:
 
 
 def _sessions(
-    package: Package, shapes: Mapping[str, Sequence[int]]
+    package: Package, sizes: Mapping[str, Sequence[int]]
 ) -> Iterator[tuple[list[int], int]]:
     """Of each model what is counted, in the order of :data:`SESSION`, and what opening it takes."""
     models = (package.training_model, package.eval_model, package.step_model)
@@ -104,21 +93,19 @@ def _sessions(
         stored = onnx.load(str(path), load_external_data=False).graph
         nodes, subgraphs = session_memory.count(stored)
         level = session.optimization_level if session else "all"
-        executed = sum(1 for _ in load_runtime_graph(path, shapes, level=level).walk())
-        command = [sys.executable, "-m", __spec__.name, "--open", str(package.path), path.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        executed = sum(1 for _ in load_runtime_graph(path, sizes, level=level).walk())
         counts = [1, executed, max(0, nodes - executed), len(stored.input), subgraphs]
-        yield counts, json.loads(done.stdout)
+        yield counts, apart.call(opened, folder=package.path, name=path.name)
 
 
-def _opened(folder: Path, name: str) -> int:
+def opened(*, folder: str, name: str) -> int:
     """Bytes that a session takes in a process that has one already."""
-    options = default_session_options(folder / "training_model.onnx", 1)
+    options = default_session_options(Path(folder, "training_model.onnx"), 1)
     providers = ["CPUExecutionProvider"]
-    first = onnxruntime.InferenceSession(folder / "optimizer_model.onnx", options, providers)
+    first = onnxruntime.InferenceSession(Path(folder, "optimizer_model.onnx"), options, providers)
     give_back_memory()
     before = status_bytes("RssAnon")
-    session = onnxruntime.InferenceSession(folder / name, options, providers)
+    session = onnxruntime.InferenceSession(Path(folder, name), options, providers)
     give_back_memory()
     taken = status_bytes("RssAnon") - before
     del first, session

@@ -1,13 +1,8 @@
 """Eight hours of training in minutes: what grows, and whether the losses are as undisturbed ones.
 
-One process trains, saves (with the save before kept), evaluates, and moves to another package
-again and again, going on from its checkpoint each time. Memory that stays after everything
-is freed, open files and files on disk are compared with those after a first tenth, and the
-trained state at the end, bit by bit, with a run that only trains.
-
-    python -m benchmarks.soak               # 200,000 steps, 2,000 saves, 50 updates
-    python -m benchmarks.soak --share 0.01
-    python -m benchmarks.soak --kit cpp     # a program of the C++ kit (make kits)
+python -m benchmarks.soak               # 200,000 steps, 2,000 saves, 50 updates
+python -m benchmarks.soak --share 0.01
+python -m benchmarks.soak --kit cpp     # a program of the C++ kit (make kits)
 """
 
 from __future__ import annotations
@@ -30,10 +25,12 @@ from odtpack.build import build_package
 from odtpack.optimizers import AdamW
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
+from scripts.markdown import head, row
 from tests import zoo
 from tests.kits import cpp_kit
 
-STEPS, SAVES, EVALUATIONS, UPDATES = 200_000, 2_000, 200, 50
+Counts = tuple[int, ...]
+COUNTS = (200_000, 2_000, 200, 50)  # steps, saves, evaluations, package updates
 GROWTH = 0.01
 _SIZES = (20, 32, 5)
 _BATCHES = 1000
@@ -94,29 +91,24 @@ class App:
         return float(np.mean(losses))
 
 
-def make_packages(folder: Path) -> tuple[Path, Path]:
-    """Two packages of the same training, between which an app goes to and fro."""
-    model = zoo.mlp(_SIZES)
+def make_packages(folder: Path) -> Path:
+    """Packages ``a`` and ``b`` of the same training, whose manifests differ; returns the first."""
     for name in ("a", "b"):
-        options = {"loss": "cross_entropy", "optimizer": AdamW()}
-        # The same training in two packages, whose manifests differ.
-        build_package(model, folder / name, self_check=name == "a", **options)
-    return folder / "a", folder / "b"
+        build_package(zoo.mlp(_SIZES), folder / name, loss="cross_entropy", optimizer=AdamW(),
+                      self_check=name == "a")  # fmt: skip
+    return folder / "a"
 
 
-def soak(folder: Path, steps: int, saves: int, evaluations: int, updates: int) -> Iterator[Reading]:
+def soak(folder: Path, package: Path, counts: Counts) -> Iterator[Reading]:
     """Train as an app does over months; yield a reading after each twentieth."""
-    (folder / "packages").mkdir()
-    packages = make_packages(folder / "packages")
     saved = folder / "trained.ckpt"
-    app = App(packages[0], packages[0] / "checkpoint")
+    app = App(package, package / "checkpoint")
+    steps = counts[0]
     save_at, evaluate_at, update_at, read_at = (
-        {steps * i // count for i in range(1, count + 1)}
-        for count in (saves, evaluations, updates, 20)
+        {steps * i // count for i in range(1, count + 1)} for count in (*counts[1:], 20)
     )
-    events = sorted({0} | save_at | evaluate_at | update_at | read_at)
     made, loss = 0, float("nan")
-    for before, step in pairwise(events):
+    for before, step in pairwise(sorted({0} | save_at | evaluate_at | update_at | read_at)):
         app.train(step - before)
         if step in save_at or step in update_at:
             CheckpointState.save_checkpoint(app.state, saved, True, keep_previous=True)
@@ -124,17 +116,13 @@ def soak(folder: Path, steps: int, saves: int, evaluations: int, updates: int) -
             loss = app.evaluate()
         if step in update_at:
             made += 1
-            app = App(packages[made % 2], saved)
+            app = App(package.with_name("ab"[made % 2]), saved)
         if step in read_at:
             yield read(step, folder, loss)
 
 
-def soak_cpp(
-    folder: Path, steps: int, saves: int, evaluations: int, updates: int
-) -> Iterator[Reading]:
-    """The same in a program of the C++ kit, which moves between the two packages."""
-    (folder / "packages").mkdir()
-    package, _ = make_packages(folder / "packages")
+def soak_cpp(folder: Path, package: Path, counts: Counts) -> Iterator[Reading]:
+    """The same in a program of the C++ kit, which then trains alone as well."""
     batches = [batch(step) for step in range(_BATCHES)]
     for index, name in enumerate(("samples", "labels")):
         np.concatenate([each[index] for each in batches]).tofile(folder / f"{name}.bin")
@@ -143,35 +131,27 @@ def soak_cpp(
         cpp_kit.built("soak"), package, package.with_name("b"), folder / "samples.bin",
         folder / "labels.bin",
     ]  # fmt: skip
-    numbers = (steps, saves, evaluations, updates)
-    with subprocess.Popen(
-        [*map(str, (*words, folder / "saves" / "trained.ckpt", *numbers))],
-        stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+    command = [*map(str, (*words, folder / "saves" / "trained.ckpt", *counts))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
             step, resident, handles, files, loss = line.split()
             yield Reading(int(step), int(resident), int(handles), int(files), float(loss))
     assert process.returncode == 0
-    alone = (*words, folder / "alone.ckpt", steps, 0, 0, 0)
+    alone = (*words, folder / "alone.ckpt", counts[0], 0, 0, 0)
     subprocess.run([*map(str, alone)], check=True)
 
 
-def undisturbed(folder: Path, steps: int) -> bool:
+def undisturbed(folder: Path, package: Path, steps: int) -> bool:
     """Whether the end of the soak equals that of a run that only trains, bit by bit."""
-    package = folder / "packages" / "a"
-    alone = App(package, package / "checkpoint")
-    alone.train(steps)
-    return content(alone.state) == loaded(folder / "trained.ckpt")
-
-
-def undisturbed_cpp(folder: Path, steps: int) -> bool:
-    """The same of the C++ kit, whose program has run alone as well."""
-    return loaded(folder / "alone.ckpt") == loaded(folder / "saves" / "trained.ckpt")
-
-
-def loaded(path: Path) -> bytes:
-    return content(CheckpointState.load_checkpoint(path))
+    if (folder / "alone.ckpt").exists():  # the C++ kit's
+        alone = CheckpointState.load_checkpoint(folder / "alone.ckpt")
+        return content(alone) == content(
+            CheckpointState.load_checkpoint(folder / "saves" / "trained.ckpt")
+        )
+    app = App(package, package / "checkpoint")
+    app.train(steps)
+    return content(app.state) == content(CheckpointState.load_checkpoint(folder / "trained.ckpt"))
 
 
 def content(state: CheckpointState) -> bytes:
@@ -183,23 +163,19 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=1.0, help="of all numbers")
     parser.add_argument("--kit", choices=["python", "cpp"], default="python")
     arguments = parser.parse_args()
-    steps, saves, evaluations, updates = (
-        max(int(number * arguments.share), 20 if number == STEPS else 2)
-        for number in (STEPS, SAVES, EVALUATIONS, UPDATES)
-    )
-    run, equals = (soak_cpp, undisturbed_cpp) if arguments.kit == "cpp" else (soak, undisturbed)
+    counts = tuple(max(int(n * arguments.share), 20 if n == COUNTS[0] else 2) for n in COUNTS)
+    run = soak_cpp if arguments.kit == "cpp" else soak
     start = time.perf_counter()
-    print(f"{'step':>9}{'resident MB':>13}{'handles':>9}{'files':>7}{'loss':>10}")
+    print(head("step:", "resident MB:", "handles:", "files:", "loss:"))
     readings = []
     with tempfile.TemporaryDirectory(prefix="odtpack-soak-") as scratch:
-        for reading in run(Path(scratch), steps, saves, evaluations, updates):
+        folder = Path(scratch)
+        package = make_packages(folder / "packages")
+        for reading in run(folder, package, counts):
             readings.append(reading)
-            print(
-                f"{reading.step:>9}{reading.resident_bytes / 1e6:>13.2f}{reading.handles:>9}"
-                f"{reading.files:>7}{reading.loss:>10.5f}",
-                flush=True,
-            )
-        equal = equals(Path(scratch), steps)
+            print(row(reading.step, f"{reading.resident_bytes / 1e6:.2f}", reading.handles,
+                      reading.files, f"{reading.loss:.5f}"), flush=True)  # fmt: skip
+        equal = undisturbed(folder, package, counts[0])
     first, last = readings[len(readings) // 10], readings[-1]
     growth = {
         "memory": last.resident_bytes / first.resident_bytes - 1,
@@ -207,8 +183,8 @@ def main() -> int:
         "files": last.files / first.files - 1,
     }
     print(
-        f"{steps:,} steps, {saves:,} saves, {evaluations:,} evaluations, {updates:,} package "
-        f"updates in {time.perf_counter() - start:.0f} s"
+        "{:,} steps, {:,} saves, {:,} evaluations, {:,} package updates ".format(*counts)
+        + f"in {time.perf_counter() - start:.0f} s"
     )
     print("growth since a tenth: " + ", ".join(f"{k} {v:+.2%}" for k, v in growth.items()))
     print(f"the end equals that of a run that only trains, bit by bit: {'yes' if equal else 'NO'}")

@@ -2,10 +2,7 @@
 
     python -m benchmarks.tensorflow_js [FOLDER] [--rounds N]
 
-An MLP and a CNN begin with the same parameters and learn the same batch with Adam, on the adapter
-in software that Chromium brings. The first losses must agree. Then steps are timed in turns; each
-copies its batch in and reads its loss. The modules come from npm. The result is the table of
-docs/guides/gpu.md.
+The result is the table of docs/guides/gpu.md, which says how. The modules come from npm.
 """
 
 from __future__ import annotations
@@ -27,6 +24,7 @@ import onnx
 from benchmarks import gpu
 from odtpack.build import build_package
 from odtpack_runtime import Package
+from scripts.markdown import table
 from tests import zoo
 from tests.kits import javascript, web
 from tests.reports.browser import Browser
@@ -100,21 +98,18 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     given = parser.parse_args()
     installed = modules(given.folder)
-    rows = [
-        "| network | batch | losses differ by | odtpack, ms | TensorFlow.js, ms | ratio |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows = []
     worst = 0.0
     for network, (_, size) in NETWORKS.items():
         found = compared(network, installed, given.rounds)
         off = float(np.abs(np.divide(*found["losses"]) - 1).max())
         worst = max(worst, off)
         own, theirs = (statistics.median(times) for times in found["times"])
-        rows.append(
-            f"| {network} | {size} | {off:.1g} | {own:.0f} | {theirs:.0f} | {own / theirs:.2f} |"
-        )
-        print(network, found["losses"], rows[-1], flush=True)
-    gpu.write_table("tensorflow.js", rows)
+        rows.append((network, size, f"{off:.1g}", f"{own:.0f}", f"{theirs:.0f}",
+                     f"{own / theirs:.2f}"))  # fmt: skip
+        print(found["losses"], *rows[-1], flush=True)
+    titles = ("network", "batch", "losses differ by", "odtpack, ms", "TensorFlow.js, ms", "ratio")
+    gpu.write_table("tensorflow.js", table(titles, rows))
     return int(worst > BAR)
 
 

@@ -38,44 +38,31 @@ THEME = ROOT / "runtime" / "odtpack_simulator" / "reports" / "templates" / "them
 TOOLS = ROOT / "build" / "docs-tools"
 """What scripts/setup_docs.sh made of the kits' sources, where their tools are installed."""
 MERMAID, SHIM = TOOLS / "mermaid.min.js", TOOLS / "iframe-worker.js"
-KITS = {  # title, folder of the tools, first page, guide
-    "cpp": ("C++ and C", "cpp/html", "annotated.html", "guides/cpp.md"),
-    "javascript": ("JavaScript", "javascript", "index.html", "guides/javascript.md"),
-}
+KITS = {"cpp": ("cpp/html", "annotated.html"), "javascript": ("javascript", "index.html")}
+"""Folder of the tools, and first page."""
 _LINK = re.compile(r'(\]\(|\bsrc=")([^)\s"#]+)(#[^)\s"]*)?(?=[)\s"])')
 
 
 def error_page(code: str, entry: ErrorCode) -> str:
     """The page of an error code as Markdown; ``odtpack explain`` prints the same."""
-    lines = [f"# {code}", "", f"`error[{code}]`", "", entry.means, ""]
-    if entry.cause:
-        lines += ["## Typical cause", "", entry.cause, ""]
-    lines += ["## What to do", "", _sentence(entry.advice), ""]
-    if entry.example:
-        lines += ["## Example", "", "```text", entry.example.rstrip(), "```", ""]
+    parts = [f"# {code}", f"`error[{code}]`", entry.means]
+    parts += ["## Typical cause", entry.cause] if entry.cause else []
+    parts += ["## What to do", _sentence(entry.advice)]
+    parts += ["## Example", f"```text\n{entry.example.rstrip()}\n```"] if entry.example else []
     raised = "odtpack and its training kits raise" if entry.kits else "odtpack raises"
     command = shlex.join(["odtpack", "explain", code])
-    lines += [f"{raised} this error. `{command}` prints this page. [All codes](../errors.md)", ""]
-    return "\n".join(lines)
+    parts.append(f"{raised} this error. `{command}` prints this page. [All codes](../errors.md)\n")
+    return "\n\n".join(parts)
 
 
 def errors_index() -> str:
     """The page that leads to the page of each code."""
-    lines = [
-        "# Error codes",
-        "",
-        "A command that fails prints the code of its error, what is wrong, where, and what to do, "
-        "and exits with code 2. From Python the code is the attribute `code` of an `OdtpackError`. "
-        "`odtpack explain CODE` prints the page of a code in the terminal. Codes do not change. "
-        "The training kits of other languages raise those in the last column too.",
-        "",
-        "| code | what it means | kits |",
-        "|---|---|:---:|",
-    ]
+    before = (ROOT / "docs" / "errors.md").read_text("utf-8").partition("<!--")[0]
+    lines = ["| code | what it means | kits |", "|---|---|:---:|"]
     for code, entry in error_codes().items():
         kits = "yes" if entry.kits else ""
         lines.append(f"| [`{code}`](errors/{code}.md) | {entry.means} | {kits} |")
-    return "\n".join(lines) + "\n"
+    return before + "\n".join(lines) + "\n"
 
 
 def _sentence(text: str) -> str:
@@ -102,26 +89,17 @@ def python_page(module: str, names: list[str]) -> str:
 def kits_page(built: list[str]) -> str:
     """The page that leads to the references of the kits."""
     lines = [
-        "# Training kits",
-        "",
+        "# Training kits\n",
         "The kits train a package in an app. [Their behaviour](../formats/kits.md) is the same in "
-        "every language; the guides show how to use one.",
-        "",
+        "every language; the guides show how to use one.\n",
         "| language | guide | reference |",
         "|---|---|---|",
     ]
-    guides = {
-        **{title: guide for title, _, _, guide in KITS.values()},
-        "Kotlin and Java": "guides/kotlin.md",
-        "Swift": "guides/swift.md",
-        "C#": "guides/csharp.md",
-    }
-    references = {
-        KITS[key][0]: f"[generated from the sources]({key}/{KITS[key][2]})" for key in built
-    }
-    for title, guide in guides.items():
-        reference = references.get(title, "in the sources")
-        lines.append(f"| {title} | [guide](../{guide}) | {reference} |")
+    guides = {"cpp": "C++ and C", "javascript": "JavaScript", "kotlin": "Kotlin and Java",
+              "swift": "Swift", "csharp": "C#"}  # fmt: skip
+    for key, title in guides.items():
+        made = f"[generated from the sources]({key}/{KITS[key][1]})" if key in built else ""
+        lines.append(f"| {title} | [guide](../guides/{key}.md) | {made or 'in the sources'} |")
     return "\n".join(lines) + "\n"
 
 
@@ -205,7 +183,7 @@ def generated() -> dict[str, str]:
 
 
 def _built_kits() -> list[str]:
-    return [key for key, kit in KITS.items() if (TOOLS / kit[1] / kit[2]).is_file()]
+    return [key for key, kit in KITS.items() if TOOLS.joinpath(*kit).is_file()]
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -278,4 +256,4 @@ def on_post_build(config: MkDocsConfig) -> None:
     for key in _built_kits():
         target = Path(config.site_dir) / "reference" / key
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(TOOLS / KITS[key][1], target)
+        shutil.copytree(TOOLS / KITS[key][0], target)

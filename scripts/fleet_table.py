@@ -12,27 +12,25 @@ from pydantic.fields import FieldInfo
 
 from odtpack_simulator.fleet.fleet_file import FleetFile, Quantity
 from odtpack_simulator.values.units import format_limit
+from scripts import markdown
 
 
 def fleet_keys() -> str:
     """A table for each table of the file."""
-    lines: list[str] = []
+    parts: list[str] = []
     for title, model, meaning in tables(FleetFile, ""):
-        lines += [
-            f"### {title}",
-            "",
-            *([meaning, ""] if meaning else []),
-            "| key | value | default | |",
-            "|---|---|---|---|",
-        ]
-        for name, field in model.model_fields.items():
-            if not table_of(field):
-                text = " ".join((field.description or "").split())
-                lines.append(
-                    f"| `{field.alias or name}` | {value(field)} | {default(field)} | {text} |"
-                )
-        lines.append("")
-    return "\n".join(lines)
+        rows = [
+            (f"`{field.alias or name}`", value(field), default(field), described(field))
+            for name, field in model.model_fields.items() if not table_of(field)
+        ]  # fmt: skip
+        parts += [f"### {title}", *filter(None, [meaning])]
+        parts.append(markdown.table(("key", "value", "default", ""), rows))
+    return "\n\n".join(parts)
+
+
+def described(field: FieldInfo) -> str:
+    """The meaning of a key on one line."""
+    return " ".join((field.description or "").split())
 
 
 def tables(
@@ -46,8 +44,7 @@ def tables(
         inner = table_of(field)
         if inner:
             key = f"{path}.{field.alias or name}".lstrip(".")
-            text = " ".join((field.description or "").split())
-            text = re.sub(r"^`\[.*?`: ", "", text)
+            text = re.sub(r"^`\[.*?`: ", "", described(field))
             text = text[:1].upper() + text[1:]
             yield from tables(inner, f"[{key}]" if listed(field) else key, text)
 

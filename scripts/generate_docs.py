@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,140 +36,72 @@ from odtpack_simulator.values.units import Interval, Quantity, Unknown, format_b
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a file too
-from benchmarks.decoder.page import decoders_page  # noqa: E402
-from benchmarks.exporters.page import exporters_page  # noqa: E402
+from benchmarks.decoder.page import decoders_parts  # noqa: E402
+from benchmarks.exporters.page import exporters_parts  # noqa: E402
 from scripts.fleet_table import fleet_keys  # noqa: E402
-from scripts.kits_table import kits_page  # noqa: E402
+from scripts.kits_table import kits_parts  # noqa: E402
 from scripts.manifest_schema import manifest_schema  # noqa: E402
-from scripts.published_phones import published_phones_page  # noqa: E402
+from scripts.markdown import DOCS, filled, table  # noqa: E402
+from scripts.published_phones import published_phones_parts  # noqa: E402
 from scripts.recipe_reference import reference  # noqa: E402
-from scripts.registry_tables import losses_page, optimizers_page, reports_page  # noqa: E402
-
-_INTRODUCTION = """# Operators
-
-Generated from the registry by `python -m scripts.generate_docs`; a test keeps it current.
-`odtpack ops coverage` prints the same table, and `odtpack ops check MODEL.onnx` lists the nodes of
-a model that block gradients.
-
-- **rule**: differentiated by its own rule.
-- **expansion**: the standard defines the operator as a function of other operators, which are
-  differentiated.
-- **rewritten**: replaced before differentiation if possible. Operators of ONNX Runtime's domain
-  `com.microsoft` are replaced by standard ones when a model is read. Sequence operators with
-  constant lengths and positions become Split and Concat. A QuantizeLinear followed by a
-  DequantizeLinear of the same scale and zero point simulates quantization and is differentiated by
-  the straight-through estimator: the gradient of the input passes where its level is
-  representable, and is zero where it was clipped; the gradient of the scale is that of learned
-  step size quantization. Any other QuantizeLinear blocks gradients. What `quantize_dynamic` of ONNX
-  Runtime writes (MatMulInteger and ConvInteger between DynamicQuantizeLinear, Cast and Mul;
-  DynamicQuantizeLSTM) runs as it is, with weights that stay as they are, and the gradient is that
-  of the product or LSTM of the numbers that the codes stand for, as if nothing else were rounded.
-- **no gradient**: piecewise constant or not numeric. Gradients stop here by definition.
-- **none**: not differentiable yet. If a parameter would have to be trained through the operator,
-  `odtpack build` fails with an error that names the node.
-"""
+from scripts.registry_tables import losses_parts, optimizers_parts, reports_parts  # noqa: E402
 
 
-def operators_page() -> str:
-    """The support table as Markdown."""
+def operators() -> str:
+    """The support table."""
     rows = coverage()
-    counts = {
-        how: sum(row.how == how for row in rows) for how in dict.fromkeys(r.how for r in rows)
-    }
+    counts = collections.Counter(row.how for row in rows)
     summary = ", ".join(f"{how}: {count}" for how, count in sorted(counts.items()))
-    lines = [_INTRODUCTION, f"{len(rows)} operators. {summary}.", ""]
-    lines += [
-        "| operator | definitions since opset | trainable inputs | how |",
-        "|---|---|---|---|",
-    ]
-    for row in rows:
-        name = row.op_type if row.domain == "ai.onnx" else f"{row.domain}.{row.op_type}"
-        opsets = ", ".join(map(str, row.opsets))
-        lines.append(f"| {name} | {opsets} | {', '.join(row.inputs)} | {row.how} |")
-    return "\n".join(lines) + "\n"
+    cells = [
+        (
+            each.op_type if each.domain == "ai.onnx" else f"{each.domain}.{each.op_type}",
+            ", ".join(map(str, each.opsets)), ", ".join(each.inputs), each.how,
+        )
+        for each in rows
+    ]  # fmt: skip
+    titles = ("operator", "definitions since opset", "trainable inputs", "how")
+    return f"{len(rows)} operators. {summary}.\n\n{table(titles, cells)}"
 
 
-_ERRORS = """# Errors
-
-Generated from `runtime/odtpack_runtime/error_codes.toml` by `python -m scripts.generate_docs`.
-A command that fails prints the code of its error, what is wrong, where, and what to do, and exits
-with code 2. From Python the code is the attribute `code` of an `OdtpackError`.
-`odtpack explain CODE` prints a section of this page in the terminal. Codes do not change. The
-training kits of other languages raise those with **kits** too.
-"""
-
-
-def errors_page() -> str:
-    """Every error code with its meaning, cause and help, as Markdown."""
-    lines = [_ERRORS]
+def errors() -> str:
+    """Every error code with its meaning, cause and help."""
+    lines = []
     for code, entry in error_codes().items():
         lines += [f"## {code}", "", entry.means + (" **kits**" if entry.kits else ""), ""]
         lines += [f"Cause: {entry.cause}", ""] if entry.cause else []
         lines += [f"Help: {entry.advice}", ""]
         lines += ["```text", *entry.example.splitlines(), "```", ""] if entry.example else []
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip()
 
 
-# Of each schema: its title, and what makes it; a model's is that of the JSON that a command prints.
-_SCHEMAS: dict[str, tuple[str, type[BaseModel] | Callable[[], dict[str, Any]]]] = {
-    "manifest": ("Manifest of an odtpack package", manifest_schema),
-    "diff": ("Difference between two odtpack packages", PackageDiff),
-    "result": ("Result of an odtpack simulation", SimulationResult),
-    "comparison": ("Comparison of two results of odtpack", Comparison),
-    "measurements": (
-        "Measurements of a device by an odtpack training kit",
-        partial(DeviceMeasurements.model_json_schema, mode="validation"),
+def _json(content: object) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def _schema(title: str, source: type[BaseModel] | Callable[[], dict[str, Any]]) -> str:
+    """A schema as text; a model's is that of the JSON that a command prints."""
+    made = source.model_json_schema(mode="serialization") if isinstance(source, type) else source()
+    content = {key: value for key, value in made.items() if key != "title"}
+    draft = "https://json-schema.org/draft/2020-12/schema"
+    return _json({"$schema": draft, "title": title, **content})
+
+
+_MEASUREMENTS = partial(DeviceMeasurements.model_json_schema, mode="validation")
+SCHEMAS: dict[str, Callable[[], str]] = {
+    "manifest": partial(_schema, "Manifest of an odtpack package", manifest_schema),
+    "diff": partial(_schema, "Difference between two odtpack packages", PackageDiff),
+    "result": partial(_schema, "Result of an odtpack simulation", SimulationResult),
+    "comparison": partial(_schema, "Comparison of two results of odtpack", Comparison),
+    "measurements": partial(
+        _schema, "Measurements of a device by an odtpack training kit", _MEASUREMENTS
     ),
-    "fleet": ("Result of a simulated federation of odtpack", FleetResult),
-    "fleet-fit": ("Result of odtpack fleet fit", FleetFitResult),
+    "fleet": partial(_schema, "Result of a simulated federation of odtpack", FleetResult),
+    "fleet-fit": partial(_schema, "Result of odtpack fleet fit", FleetFitResult),
+    "fit": lambda: _json(fit_json_schema()),
+    "recipe": schema_text,
+    "budgets": lambda: _json(budget_schema()),
 }
 
-
-def _schema(name: str) -> str:
-    """One of these schemas as text."""
-    title, source = _SCHEMAS[name]
-    content = (
-        source.model_json_schema(mode="serialization") if isinstance(source, type) else source()
-    )
-    schema = {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": title,
-        **{k: v for k, v in content.items() if k != "title"},
-    }
-    return json.dumps(schema, indent=2) + "\n"
-
-
-_KEYS = "<!-- Generated by scripts/generate_docs.py from here to the end. -->\n"
-
-
-def _below(page: Path, mark: str, generated: str) -> str:
-    """A page whose part below a mark is generated."""
-    written, _, _ = page.read_text().partition(mark)
-    return f"{written}{mark}\n{generated}"
-
-
-_RECIPE = ROOT / "docs" / "recipe.md"
-_FLEET = ROOT / "docs" / "fleet.md"
-
-
-_DEVICES = """# Devices
-
-Generated from `device_profiles/` by `python -m scripts.generate_docs`; a test keeps it current.
-`odtpack devices show NAME` prints the kind and source of every figure.
-[Device profiles](formats/device-profile.md) describes how to write or measure your own profile.
-
-**None of these profiles has been validated on the hardware.** A figure with a star is assumed:
-taken from a similar device or computed, for the reason that the profile gives. A dash is unknown;
-checks that need the figure are "not judged".
-
-- **app memory**: limit of an app in the foreground; after the slash, with the entitlement.
-- **rate**: rate of a large single-precision matrix product with the threads of a training: typical
-  value and interval in GFLOPS.
-- **storage**: sequential read / write in MB/s.
-- **power**: whole device under load, in watts. **battery**: in watt-hours.
-- **unknown**: number of unknown figures.
-- **compared with**: measurements with which its predictions were compared.
-"""
 
 _ASSUMED = Quantity(value=1, unit="1", kind="assumed", source="share of a published peak")
 """Stands for what is computed from a data sheet."""
@@ -179,13 +112,10 @@ _COLUMNS = (
 )
 
 
-def devices_page() -> str:
-    """The table of shipped devices as Markdown."""
+def devices() -> str:
+    """The table of shipped devices."""
     profiles = [load_profile(name) for name in list_profiles()]
-    lines = [_DEVICES, f"{len(profiles)} devices.", ""]
-    lines += [f"| {' | '.join(_COLUMNS)} |", "|---" * len(_COLUMNS) + "|"]
-    lines += [f"| {' | '.join(_device_row(profile))} |" for profile in profiles]
-    return "\n".join(lines) + "\n"
+    return f"{len(profiles)} devices.\n\n{table(_COLUMNS, map(_device_row, profiles))}"
 
 
 def _device_row(profile: DeviceProfile) -> list[str]:
@@ -234,108 +164,59 @@ def _ranged(interval: Interval | None, factor: float, figure: Quantity | Unknown
     return f"{typical}{_star(figure)}" + ("" if low == high else f" ({low} to {high})")
 
 
-_BUDGETS = ROOT / "docs" / "formats" / "budgets.md"
-
-
-def budgets_page() -> str:
-    """The page on budgets, whose table of keys is generated."""
-    lines = [
-        "## Keys",
-        "",
-        "| key | example | against a baseline | what is judged |",
-        "|---|---|---|---|",
-    ]
+def budgets() -> dict[str, str]:
+    """The keys of budgets, and what is taken for the app around a training."""
+    keys = []
     for metric in METRICS.values():
         quote = "" if metric.unit == "1" else '"'
         sign = "-" if metric.better == "higher" else "+"
         whose = "" if metric.scope == "device" else " Judged once, not per device."
-        lines.append(
-            f"| `{metric.key}` | `{quote}{metric.example}{quote}` | "
-            f'`"{sign}5 %"` | {metric.meaning}{whose} |'
-        )
-    lines += [
-        "",
-        "## What is taken for the app",
-        "",
-        "`app_footprint` in place of these says what your app holds; see "
-        "[above](#the-app-around-the-training).",
-        "",
-        "| system | app | known how | from what |",
-        "|---|---:|---|---|",
-    ]
-    lines += [
-        f"| `{system}` | {format_bytes(app.nbytes)} | {app.kind} | {app.source} |"
+        keys.append((f"`{metric.key}`", f"`{quote}{metric.example}{quote}`", f'`"{sign}5 %"`',
+                     f"{metric.meaning}{whose}"))  # fmt: skip
+    apps = [
+        (f"`{system}`", format_bytes(app.nbytes), app.kind, app.source)
         for system, app in APP_FOOTPRINTS.items()
     ]
     library = format_bytes(RUNTIME_LIBRARY_BYTES)
-    lines.append(
-        f"| all: ONNX Runtime's library | {library} | measured | 1.32.0 on x86-64 Linux over the C "
-        "API, before any model is loaded: relocated pages and the schemas of all operators |"
-    )
-    lines += [
-        f"| not `web`: the process of the {kit} kit | {format_bytes(base)} and {percent} % of the "
-        "peak | measured | no row of `python -m benchmarks.fidelity.processes` takes more above "
-        "its plan: a JVM 17 and a Node 20 on x86-64 Linux; a phone's Java was not run |"
+    apps.append(("all: ONNX Runtime's library", library, "measured", _LIBRARY))
+    apps += [
+        (f"not `web`: the process of the {kit} kit",
+         f"{format_bytes(base)} and {percent} % of the peak", "measured", _PROCESS)
         for kit, (base, percent) in PROCESSES.items()
-    ]
-    return _below(_BUDGETS, _KEYS, "\n".join(lines) + "\n")
+    ]  # fmt: skip
+    titles = ("key", "example", "against a baseline", "what is judged")
+    return {
+        "keys": table(titles, keys),
+        "apps": table(("system", "app:", "known how", "from what"), apps),
+    }
 
 
-_RUNTIMES = """# Releases of ONNX Runtime
-
-The field `minimum_onnxruntime` in `manifest.json` is the oldest ONNX Runtime that loads all models
-of a package. It follows from the opset, the IR version, and the kernels of each operator for the
-types in the package. A model of opset 19 needs 1.16, although 1.15 knows that opset, because its
-kernels came later. A package with files in ORT format needs 1.16, the first that
-reads the format, or more if a fused operator does. `odtpack build --onnxruntime VERSION`, or
-`[target]` in a recipe, refuses models that this version does not load, and names the operator.
-
-## What ran
-
-Generated by `make runtimes` on {date} ({machine}). It trained each package for {steps} steps and
-evaluated it on the official Python wheel of each release, one thread, memory patterns off, and
-compared the losses with those of the newest release here, {newest}. The figure is the largest
-relative difference of a loss; the test requires at most {tolerance:g}. A dash marks a release that
-is older than the manifest allows, and that refused the package.
-
-{table}
-
-Keep memory patterns off (`enable_mem_pattern = False`), as all kits do: with them, 1.14 to 1.18
-silently compute a wrong loss from the second step of a GRU on.
-
-## Where the minimum comes from
-
-`packager/odtpack/ort/kernels.json` says since which release each CPU kernel takes which type, and
-which opset and IR version each release loads. `scripts/kernel_table.py` writes it: it installs
-every release from 1.8 on and asks it. From 1.16 on the Python module lists its kernels. Older ones
-get a model of one node for each operator, version and type that 1.16 lists, and refuse it if they
-have no kernel; any other error counts as a refusal. Where a kernel lacks float16 but has float32,
-ONNX Runtime inserts casts, so float32 is enough. An operator's types are looked at one by one: a
-kernel that takes each of two types, but not both together, is counted as taking them.
-
-The table is about the CPU kernels of full builds, and not about NNAPI, CoreML or reduced builds.
-"""
+_LIBRARY = (
+    "1.32.0 on x86-64 Linux over the C API, before any model is loaded: relocated pages and the "
+    "schemas of all operators"
+)
+_PROCESS = (
+    "no row of `python -m benchmarks.fidelity.processes` takes more above its plan: a JVM 17 and a "
+    "Node 20 on x86-64 Linux; a phone's Java was not run"
+)
 
 
-def runtimes_page() -> str:
-    """Return the page as Markdown."""
-    content = json.loads((ROOT / "docs" / "runtimes.json").read_text())
-    releases = list(content["releases"])
-    lines = [
-        f"| package | `minimum_onnxruntime` | {' | '.join(releases)} |",
-        "|---" * (len(releases) + 2) + "|",
-    ]
-    for name, package in content["packages"].items():
-        cells = [_difference(content["releases"][release][name]) for release in releases]
-        lines.append(f"| {package['title']} | {package['minimum']} | {' | '.join(cells)} |")
-    return _RUNTIMES.format(
-        date=content["date"],
-        machine=content["machine"],
-        steps=content["steps"],
-        tolerance=content["tolerance"],
-        newest=releases[-1],
-        table="\n".join(lines),
-    )
+def runtimes() -> dict[str, str]:
+    """What ran on which release."""
+    content = json.loads((DOCS / "runtimes.json").read_text())
+    releases = content["releases"]
+    rows = [
+        (each["title"], each["minimum"],
+         *(_difference(losses[name]) for losses in releases.values()))
+        for name, each in content["packages"].items()
+    ]  # fmt: skip
+    return {
+        "run": f"{content['date']} ({content['machine']})",
+        "steps": content["steps"],
+        "newest": [*releases][-1],
+        "tolerance": f"{content['tolerance']:g}",
+        "releases": table(("package", "`minimum_onnxruntime`", *releases), rows),
+    }
 
 
 def _difference(difference: float | None) -> str:
@@ -344,56 +225,48 @@ def _difference(difference: float | None) -> str:
     return "equal" if difference == 0 else f"{difference:.0e}"
 
 
-_CHECKPOINT = ROOT / "docs" / "formats" / "checkpoint.md"
-_FIELDS = "## Fields\n"
 _DEFAULTS = {"int64": "0", "int32": "0", "float": "0", "bool": "false", "TensorDataType": "0"}
 
 
-def checkpoint_page() -> str:
-    """The page on checkpoints, whose table of fields is generated from the schema."""
-    lines = [
-        "Generated from the schema. A field that a file does not hold has its default.",
-        "",
-        "| table | number | field | type | default | meaning |",
-        "|---|---|---|---|---|---|",
-    ]
-    schema = _CHECKPOINT.with_suffix(".fbs").read_text()
-    tables = re.findall(r"^table (\w+) \{\n(.*?)^\}", schema, re.M | re.S)
-    for table, body in reversed(tables):
+def checkpoint_fields() -> str:
+    """The fields of a checkpoint, from its schema."""
+    schema = (DOCS / "formats" / "checkpoint.fbs").read_text()
+    rows = []
+    for name, body in reversed(re.findall(r"^table (\w+) \{\n(.*?)^\}", schema, re.M | re.S)):
         fields = re.findall(r"(?:^  /// (.*)\n)?^  (\w+):(\S+?)(?: = (\S+))?;", body, re.M)
-        for number, (meaning, name, kind, default) in enumerate(fields):
-            default = default or _DEFAULTS.get(kind, "none")  # noqa: PLW2901 - as flatc has it
-            lines.append(f"| {table} | {number} | `{name}` | `{kind}` | {default} | {meaning} |")
-    return _below(_CHECKPOINT, _FIELDS, "\n".join(lines) + "\n")
+        rows += [
+            (name, number, f"`{field}`", f"`{kind}`", default or _DEFAULTS.get(kind, "none"), said)
+            for number, (said, field, kind, default) in enumerate(fields)
+        ]  # as flatc has it
+    return table(("table", "number", "field", "type", "default", "meaning"), rows)
 
 
-PAGES = {
-    _CHECKPOINT: checkpoint_page,
-    ROOT / "docs" / "exporters.md": exporters_page,
-    ROOT / "docs" / "runtimes.md": runtimes_page,
-    ROOT / "docs" / "kits.md": kits_page,
-    ROOT / "docs" / "devices.md": devices_page,
-    ROOT / "docs" / "losses.md": losses_page,
-    ROOT / "docs" / "optimizers.md": optimizers_page,
-    ROOT / "docs" / "reports.md": reports_page,
-    ROOT / "docs" / "errors.md": errors_page,
-    ROOT / "docs" / "operators.md": operators_page,
-    ROOT / "docs" / "decoders.md": decoders_page,
-    ROOT / "docs" / "published-phones.md": published_phones_page,
-    ROOT / "docs" / "schemas" / "fit.schema.json": lambda: (
-        json.dumps(fit_json_schema(), indent=2) + "\n"
-    ),
-    ROOT / "docs" / "schemas" / "recipe.schema.json": schema_text,
-    ROOT / "docs" / "schemas" / "budgets.schema.json": lambda: (
-        json.dumps(budget_schema(), indent=2, ensure_ascii=False) + "\n"
-    ),
-    _BUDGETS: budgets_page,
-    _RECIPE: lambda: _below(_RECIPE, _KEYS, reference()),
-    _FLEET: lambda: _below(_FLEET, _KEYS, f"## Keys of `fleet.toml`\n\n{fleet_keys()}"),
-    **{
-        ROOT / "docs" / "schemas" / f"{name}.schema.json": partial(_schema, name)
-        for name in _SCHEMAS
-    },
+PARTS: dict[str, Callable[[], Mapping[str, object]]] = {
+    "formats/checkpoint": lambda: {"fields": checkpoint_fields()},
+    "exporters": exporters_parts,
+    "runtimes": runtimes,
+    "kits": kits_parts,
+    "devices": lambda: {"devices": devices()},
+    "losses": losses_parts,
+    "optimizers": optimizers_parts,
+    "reports": reports_parts,
+    "errors": lambda: {"codes": errors()},
+    "operators": lambda: {"operators": operators()},
+    "decoders": decoders_parts,
+    "published-phones": published_phones_parts,
+    "formats/budgets": budgets,
+    "recipe": lambda: {"keys": reference()},
+    "fleet": lambda: {"keys": fleet_keys()},
+}
+"""What is generated of each page, by the names of its marks."""
+
+
+def _page(name: str) -> str:
+    return filled(DOCS / f"{name}.md", PARTS[name]())
+
+
+PAGES = {DOCS / f"{name}.md": partial(_page, name) for name in PARTS} | {
+    DOCS / "schemas" / f"{name}.schema.json": text for name, text in SCHEMAS.items()
 }
 
 

@@ -1,12 +1,7 @@
 """Writes packager/odtpack/ort/kernels.json: since which release ONNX Runtime has which CPU kernel.
 
-Every release from 1.8 on is installed (scripts/old_runtimes.py) and asked. From 1.16 on its
-Python module lists its kernels with their types. Older ones are asked by loading models of one
-node, one for each type that 1.16 lists: a session is refused with NOT_IMPLEMENTED if there is no
-kernel. What gives any other error counts as not there, which errs towards a newer release.
-
-Only what opset 12 and newer can contain is in the table, and `com.microsoft…`, which ONNX Runtime
-writes into files in ORT format.
+docs/runtimes.md says how releases are asked. Only what opset 12 and newer can contain is in the
+table, and `com.microsoft…`, which ONNX Runtime writes into files in ORT format.
 
 usage: python -m scripts.kernel_table        takes minutes, and 3 GB of disk
 """
@@ -14,11 +9,11 @@ usage: python -m scripts.kernel_table        takes minutes, and 3 GB of disk
 from __future__ import annotations
 
 import base64
+import collections
 import json
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,15 +42,15 @@ def ask(release: str, *arguments: str) -> Any:
 
 def versions() -> Iterator[onnx.defs.OpSchema]:
     """Operators of the standard, each version that a model of today may contain."""
-    history: dict[str, list[onnx.defs.OpSchema]] = {}
-    for schema in onnx.defs.get_all_schemas_with_history():
-        if not schema.domain and schema.support_level.name == "COMMON":
-            history.setdefault(schema.name, []).append(schema)
-    for _, schemas in sorted(history.items()):
-        schemas.sort(key=lambda schema: schema.since_version)
-        for schema, following in zip(schemas, [*schemas[1:], None], strict=True):
-            if following is None or following.since_version > OLDEST_OPSET:
-                yield schema
+    known = sorted(
+        (each for each in onnx.defs.get_all_schemas_with_history()
+         if not each.domain and each.support_level.name == "COMMON"),
+        key=lambda each: (each.name, each.since_version),
+    )  # fmt: skip
+    for schema, following in zip(known, [*known[1:], None], strict=True):
+        last = following is None or following.name != schema.name
+        if last or following.since_version > OLDEST_OPSET:
+            yield schema
 
 
 def _takes(kernel: Kernel, version: int) -> bool:
@@ -66,9 +61,9 @@ def _takes(kernel: Kernel, version: int) -> bool:
 
 def listed(kernels: list[Kernel]) -> Found:
     """What a list of kernels holds."""
-    by_name: dict[tuple[str, str], list[Kernel]] = {}
+    by_name: dict[tuple[str, str], list[Kernel]] = collections.defaultdict(list)
     for kernel in kernels:
-        by_name.setdefault((kernel[0], kernel[1]), []).append(kernel)
+        by_name[kernel[:2]].append(kernel)
     wanted = [("ai.onnx", schema.name, schema.since_version) for schema in versions()]
     wanted += sorted(
         {(_CONTRIB, name, 1) for domain, name in by_name if domain.startswith(_CONTRIB)}
@@ -125,16 +120,12 @@ def probe(schema: onnx.defs.OpSchema, types: dict[str, str]) -> bytes | None:
     outputs = [
         f"y{i}" for i, formal in enumerate(schema.outputs) if formal.option.name != "Optional"
     ]
-    attributes: dict[str, Any] = {}
     if schema.name in _BODIES:
         return with_bodies(schema, declared(types.get("V", "")))
-    for attribute in schema.attributes.values():
-        if not attribute.required:
-            continue
-        value = _ATTRIBUTES.get(attribute.type.name)
-        if value is None:
-            return None
-        attributes[attribute.name] = value
+    needed_attributes = [each for each in schema.attributes.values() if each.required]
+    attributes = {each.name: _ATTRIBUTES.get(each.type.name) for each in needed_attributes}
+    if None in attributes.values():
+        return None
     if schema.name == "Cast":
         target = declared(types.get("T2", "tensor(float)"))
         attributes["to"] = 1 if target is None else target.tensor_type.elem_type
@@ -208,12 +199,10 @@ def formats(release: str) -> dict[str, int]:
 
 
 def empty(opset: int, ir_version: int) -> bytes:
-    kind = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
-    ends = [helper.make_value_info(name, kind) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("Abs", ["x"], ["y"])], "g", ends[:1], ends[1:])
-    model = onnx.ModelProto(ir_version=ir_version, graph=graph)
-    model.opset_import.add(domain="", version=opset)
-    return model.SerializeToString()
+    return onnx.parser.parse_model(
+        f'<ir_version: {ir_version}, opset_import: ["" : {opset}]> g (float x) => (float y) '
+        "{ y = Abs(x) }"
+    ).SerializeToString()
 
 
 def load(release: str, models: Iterable[bytes]) -> list[str]:
@@ -238,7 +227,9 @@ def main() -> int:
             answers = dict(zip(models, load(release, models.values()), strict=True))
             found = {key for key, answer in answers.items() if answer == "yes"}
             found |= {(*key[:3], "", "") for key in found}
-            strange = Counter(a[:90] for a in answers.values() if a not in ("yes", "no"))
+            strange = collections.Counter(
+                a[:90] for a in answers.values() if a not in ("yes", "no")
+            )
             print(release, len(found), f"{strange.total()} other errors", file=sys.stderr)
             for message, count in strange.most_common(4):
                 print(f"  {count} {message}", file=sys.stderr)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import ast
 import collections
-import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,22 +18,13 @@ OTHERS = ("tests", "benchmarks", "scripts", "examples")
 KINDS = ("code", "docstrings", "imports", "comments", "blank")
 
 
-@dataclasses.dataclass
-class Count:
-    """Lines by kind of the files of a room."""
-
-    files: int = 0
-    lines: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+class Count(collections.Counter[str]):
+    """Lines by kind, and the number of files."""
 
     @property
-    def total(self) -> int:
+    def total_lines(self) -> int:
         """All lines."""
-        return self.lines.total()
-
-    def add(self, other: Count) -> None:
-        """Add the files and lines of another count."""
-        self.files += other.files
-        self.lines += other.lines
+        return sum(self[kind] for kind in KINDS)
 
 
 def count(path: Path) -> Count:
@@ -52,21 +41,21 @@ def count(path: Path) -> Count:
             _mark(kinds, node, "imports")
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             kinds[node.lineno] = "imports"
-    found = Count(1)
+    found = Count(files=1)
     for number, line in enumerate(text.splitlines(), 1):
         bare = line.strip()
         usual = "blank" if not bare else "comments" if bare.startswith("#") else "code"
-        found.lines[kinds.get(number, usual)] += 1
+        found[kinds.get(number, usual)] += 1
     return found
 
 
-def rooms(root: Path) -> Iterator[tuple[str, Count]]:
-    """Yield each room of a package, a folder below it, with its count; files beside them as "."."""
+def rooms(root: Path) -> list[tuple[str, Count]]:
+    """Each room of a package, a folder below it, with its count; files beside them as "."."""
     found: dict[str, Count] = collections.defaultdict(Count)
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
-        found[parts[0] if len(parts) > 1 else "."].add(count(path))
-    yield from sorted(found.items(), key=lambda item: -item[1].total)
+        found[parts[0] if len(parts) > 1 else "."].update(count(path))
+    return sorted(found.items(), key=lambda item: -item[1].total_lines)
 
 
 def _is_text(node: ast.expr) -> bool:
@@ -78,28 +67,25 @@ def _mark(kinds: dict[int, str], node: ast.stmt, kind: str) -> None:
         kinds.setdefault(line, kind)
 
 
-def _row(name: str, each: Count) -> str:
-    cells = "".join(f"{each.lines[kind]:>12,}" for kind in KINDS)
-    return f"{name:<40}{each.files:>6,}{each.total:>9,}{cells}"
+def _print(name: str, *counts: Count) -> Count:
+    whole = Count()
+    for each in counts:
+        whole.update(each)
+    cells = "".join(f"{whole[kind]:>12,}" for kind in KINDS)
+    print(f"{name:<40}{whole['files']:>6,}{whole.total_lines:>9,}{cells}")
+    return whole
 
 
 def main() -> None:
     """Print the table."""
     print(f"{'':<40}{'files':>6}{'lines':>9}" + "".join(f"{kind:>12}" for kind in KINDS))
-    production = Count()
+    packages = []
     for package in PRODUCTION:
-        whole = Count()
-        for room, each in rooms(ROOT / package):
-            print(_row(f"{package}/{room}", each))
-            whole.add(each)
-        print(_row(package, whole))
-        production.add(whole)
-    print(_row("production", production))
+        found = [_print(f"{package}/{room}", each) for room, each in rooms(ROOT / package)]
+        packages.append(_print(package, *found))
+    _print("production", *packages)
     for folder in OTHERS:
-        whole = Count()
-        for _, each in rooms(ROOT / folder):
-            whole.add(each)
-        print(_row(folder, whole))
+        _print(folder, *(each for _, each in rooms(ROOT / folder)))
 
 
 if __name__ == "__main__":

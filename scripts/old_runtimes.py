@@ -38,15 +38,7 @@ class NoPythonError(RuntimeError):
 
 
 def environment(release: str) -> Path:
-    """Return the Python of an environment with a release, which is set up if it is not there.
-
-    Args:
-        release: Its first two numbers, such as ``"1.20"``.
-
-    Raises:
-        NoPythonError: No installed Python has wheels of it.
-        subprocess.CalledProcessError: pip cannot install it.
-    """
+    """The Python of an environment with a release such as 1.20, set up if it is not there."""
     folder = CACHE / release
     python = folder / "bin" / "python"
     numpy = "numpy" if _version(release) >= _FIRST_WITH_NUMPY_2 else "numpy<2"

@@ -9,28 +9,30 @@ from typing import Any
 from odtpack.option import BOUNDS
 from odtpack.recipe.schema import json_schema
 from odtpack.spec import keys_of
+from scripts import markdown
 
 _SHOWN_ELSEWHERE = {"budgets"}
 
 
 def reference() -> str:
     """All tables of a recipe with their keys, what these take, and their defaults."""
-    schema = json_schema()
-    lines = []
+    schema, parts = json_schema(), []
     for title, table in _tables(schema):
-        text = " ".join(str(table.get("description", "")).split())
-        lines += [f"### {title}", "", *([text, ""] if text else [])]
-        lines += ["| key | value | default | option | |", "|---|---|---|---|---|"]
+        parts += [f"### {title}", *filter(None, [_described(table)])]
         above = re.sub(r"[^a-z].*", "", title.strip("`[]"))
-        flags = {key: option.flag for key, option in keys_of(above)}
+        flags = {key: f"`{option.flag.replace('/', '`, `')}`" for key, option in keys_of(above)}
         required = table.get("required", ())
-        for key, value in table["properties"].items():
-            default = _default(value, key in required)
-            meaning = " ".join(str(value.get("description", "")).split())
-            flag = f"`{flags[key].replace('/', '`, `')}`" if key in flags else ""
-            lines.append(f"| `{key}` | {_value(value, schema)} | {default} | {flag} | {meaning} |")
-        lines.append("")
-    return "\n".join(lines)
+        rows = [
+            (f"`{key}`", _value(value, schema), _default(value, key in required),
+             flags.get(key, ""), _described(value))
+            for key, value in table["properties"].items()
+        ]  # fmt: skip
+        parts.append(markdown.table(("key", "value", "default", "option", ""), rows))
+    return "\n\n".join(parts)
+
+
+def _described(value: dict[str, Any]) -> str:
+    return " ".join(str(value.get("description", "")).split())
 
 
 def _tables(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

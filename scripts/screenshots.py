@@ -34,13 +34,9 @@ IMAGES = ROOT / "docs" / "images"
 RECORD = IMAGES / "pictures.json"
 DEMO = ROOT / "tests" / "reports" / "demo_run"
 DEVICES = [
-    "apple/iphone-12-mini",
-    "apple/iphone-16-pro",
-    "google/pixel-8a",
-    "raspberrypi/pi-4",
-    "raspberrypi/zero-2-w",
-    "samsung/galaxy-a12",
-]
+    "apple/iphone-12-mini", "apple/iphone-16-pro", "google/pixel-8a", "raspberrypi/pi-4",
+    "raspberrypi/zero-2-w", "samsung/galaxy-a12",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -91,12 +87,9 @@ def take(folder: Path, names: list[str] | None = None) -> dict[str, Path]:
         for name in names or list(PICTURES):
             picture = PICTURES[name]
             browser.open(
-                paths[picture.page],
-                width=picture.width,
-                scale=picture.scale,
-                phone=picture.phone,
-                dark=picture.dark,
-            )
+                paths[picture.page], width=picture.width, scale=picture.scale,
+                phone=picture.phone, dark=picture.dark,
+            )  # fmt: skip
             top = 0
             if picture.section:
                 top = browser.evaluate(f"document.getElementById('{picture.section}').offsetTop")
@@ -132,12 +125,9 @@ def main() -> None:
         STORED.write_text(f"{text}\n", "utf-8")
     for path in take(IMAGES).values():
         print(f"wrote {path.relative_to(ROOT)}")
-    record = {
-        "pages": digests(),
-        "pictures": {
-            name: hashlib.sha256((IMAGES / name).read_bytes()).hexdigest() for name in PICTURES
-        },
-    }
+    pictures = {name: hashlib.sha256((IMAGES / name).read_bytes()) for name in PICTURES}
+    shown = {name: digest.hexdigest() for name, digest in pictures.items()}
+    record = {"pages": digests(), "pictures": shown}
     RECORD.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
 
 

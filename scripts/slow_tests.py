@@ -58,13 +58,10 @@ def main() -> None:
     """Write the list."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("durations", type=Path, help="output of pytest with --durations=0 -vv")
-    parser.add_argument(
-        "--share", type=float, default=1.0, help="of these times, on a quiet machine"
-    )
     given = parser.parse_args()
     seconds: dict[str, float] = collections.defaultdict(float)
     for time, test in _LINE.findall(given.durations.read_text()):
-        seconds[test] += given.share * float(time)
+        seconds[test] += float(time)
     known = [test for test in LIST.read_text().splitlines() if test not in seconds]
     LIST.write_text("".join(f"{test}\n" for test in sorted([*known, *chosen(seconds)])))
 

@@ -1,17 +1,15 @@
 """The way of one model through the files of a build, in visits.
 
-    python -m scripts.walk [--walk] [--every-call]
+    python -m scripts.walk
 
 Traces a build of a small network with ``sys.setprofile``. A call from one file into another that
 passes a model, a graph or a specification on is a visit; consecutive calls into one file are one
 visit, and a loop is walked through once. A file that was visited before is revisited. Leaves stand
-apart: files that import no other file of ours but ``errors``. With ``--every-call`` calls that
-pass a node or a value on count too.
+apart: files that import no other file of ours but ``errors``.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import collections
 import sys
@@ -62,9 +60,9 @@ PASSED = (ir.Model, ir.Graph, onnx.ModelProto, onnx.GraphProto, Task, Graphs, Bu
 class Walk:
     """Collects the visits of a thread while it is traced."""
 
-    def __init__(self, shown: set[str], passed: tuple[type, ...]) -> None:
+    def __init__(self, shown: set[str]) -> None:
         self.visits: list[str] = []  # paths, in order
-        self._shown, self._passed = shown, passed
+        self._shown = shown
         self._sites = collections.defaultdict[FrameType, set[tuple[int, str]]](set)
         self._last: dict[FrameType, str] = {}
         self._muted: FrameType | None = None
@@ -81,7 +79,7 @@ class Walk:
             return
         code = frame.f_code
         given = [frame.f_locals.get(name) for name in code.co_varnames[: code.co_argcount]]
-        if code.co_name == "<module>" or not any(isinstance(each, self._passed) for each in given):
+        if code.co_name == "<module>" or not any(isinstance(each, PASSED) for each in given):
             return
         caller = frame.f_back
         while caller is not None and caller.f_code.co_filename not in self._shown:
@@ -115,14 +113,14 @@ def model() -> onnx.ModelProto:
     )
 
 
-def trace(shown: set[str], passed: tuple[type, ...] = PASSED) -> list[str]:
+def trace(shown: set[str]) -> list[str]:
     """The files that a build visits, in order."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
         onnx.save(model(), path)
         options = {"loss": "cross_entropy", "train": ["w*", "b*"]}
         build.build_package(path, Path(folder) / "warm", **options)  # type: ignore[arg-type]
-        walk = Walk(shown, passed)
+        walk = Walk(shown)
         sys.setprofile(walk)
         try:
             build.build_package(path, Path(folder) / "package", **options)  # type: ignore[arg-type]
@@ -133,28 +131,18 @@ def trace(shown: set[str], passed: tuple[type, ...] = PASSED) -> list[str]:
 
 def main() -> None:
     """Print visits and revisits by file, then the leaves."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--walk", action="store_true", help="print the visits in their order")
-    parser.add_argument("--every-call", action="store_true", help="count every call")
-    given = parser.parse_args()
     imported = files()
     leaves = {path for path, names in imported.items() if not names}
-    passed = (object,) if given.every_call else PASSED
-    everything = trace(set(imported), passed)
-    visits = trace(imported.keys() - leaves, passed)
+    everything, visits = trace(set(imported)), trace(imported.keys() - leaves)
 
     def name(path: str) -> str:
         return Path(path).relative_to(ROOT).as_posix().partition("/")[2]
 
-    if given.walk:
-        for path in visits:
-            print(name(path))
     for path, count in collections.Counter(visits).most_common():
         print(f"{count:>5}  {name(path)}")
     seen = sorted(map(name, leaves & set(everything)))
-    print(
-        f"\n{len(visits)} visits, {len(visits) - len(set(visits))} of them revisits, leaves apart"
-    )
+    revisits = len(visits) - len(set(visits))
+    print(f"\n{len(visits)} visits, {revisits} of them revisits, leaves apart")
     print(f"{len(seen)} leaves were visited: {', '.join(seen)}")
 
 

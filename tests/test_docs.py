@@ -192,6 +192,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_generated_pages_are_fresh(page: Path) -> None:
     assert page.read_text() == PAGES[page](), "run: python -m scripts.generate_docs"
+    # A line that begins with a mark is HTML to Markdown, and its text would be shown as it stands.
+    assert not re.search(r"^<!-- .*-->.", page.read_text(), re.M)
 
 
 def test_readme_shows_the_commands_that_the_makefile_has() -> None:

@@ -13,27 +13,25 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from benchmarks.decoder.model import Writer
+from benchmarks.decoder.model import Shape, Writer
 
 MICROSOFT, BLOCK = "com.microsoft", 32
 
 
 @dataclasses.dataclass(frozen=True)
-class Decoder:
-    """A decoder whose last product shares the matrix of its embedding."""
+class Decoder(Shape):
+    """A decoder as the builder writes it."""
 
-    name: str
-    blocks: int
-    width: int
-    heads: int
-    shared: int
-    inner: int
-    words: int
-    positions: int
-    size: int = 64  # of a head
+    positions: int = 0
+    head: int = 0  # its size, where it is no share of the width
     bias: bool = False
     # Gemma 3: two more norms a block, norms of queries and keys, windows but in each sixth block.
     gemma: bool = False
+
+    @property
+    def size(self) -> int:
+        """Width of a head."""
+        return self.head or super().size
 
 
 DECODERS = {
@@ -43,8 +41,8 @@ DECODERS = {
         Decoder("Gemma-3-270M", 18, 640, 4, 1, 2048, 262_144, 32_768, 256, gemma=True),
         Decoder("Qwen2.5-0.5B", 24, 896, 14, 2, 4864, 151_936, 32_768, bias=True),
         Decoder("Llama-3.2-1B", 16, 2048, 32, 8, 8192, 128_256, 131_072),
-        Decoder("Qwen2.5-1.5B", 28, 1536, 12, 2, 8960, 151_936, 32_768, 128, bias=True),
-        Decoder("small", 6, 128, 4, 2, 256, 1000, 512, 32, gemma=True),
+        Decoder("Qwen2.5-1.5B", 28, 1536, 12, 2, 8960, 151_936, 32_768, bias=True),
+        Decoder("small", 6, 128, 4, 2, 256, 1000, 512, gemma=True),
     )
 }
 

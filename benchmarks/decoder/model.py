@@ -33,11 +33,7 @@ SHAPES = {"small": Shape("small", 3, 128, 4, 2, 256, 1000)}
 
 
 def write_model(shape: Any, folder: Path, writer: type[Writer] | None = None) -> Path:
-    """Write ``model.onnx`` and its weights in float32 into a folder, unless they lie there.
-
-    Returns:
-        Path of the model. Its input is ``input_ids`` [batch, tokens], its output ``logits``.
-    """
+    """Write a model from ``input_ids`` to ``logits``, and its weights, unless they are there."""
     path = folder / "model.onnx"
     if path.exists():
         return path

@@ -8,16 +8,7 @@ from statistics import median
 
 from markupsafe import Markup
 
-from odtpack_simulator.reports.svg import (
-    element,
-    horizontal,
-    horizontal_grid,
-    linear_axis,
-    path,
-    percent,
-    stretched,
-    x_ticks,
-)
+from odtpack_simulator.reports import svg
 
 WIDTH, HEIGHT = 900, 420
 LEFT, RIGHT, TOP, BOTTOM = 64, 150, 64, 56
@@ -41,47 +32,43 @@ class Sample:
 
 
 def draw(samples: Sequence[Sample], title: str, published: Sequence[tuple[str, float]]) -> str:
-    """A stand-alone SVG: memory that stays and all that is resident, and a line for each peak.
-
-    There is a sample at least, and they ascend in time; ``published`` are names of systems and the
-    MB that they were published with.
-    """
+    """An SVG: memory that stays, all that is resident, and a line for what each system has."""
     end = samples[-1].seconds or 1.0
-    times = linear_axis(end)
+    times = svg.linear_axis(end)
     tops = [value for _, value in published]
-    axis = linear_axis(1.08 * max([*tops, *(each.resident for each in samples)]))
+    axis = svg.linear_axis(1.08 * max([*tops, *(each.resident for each in samples)]))
 
     def curve(key: str) -> list[tuple[float, float] | None]:
         return [(each.seconds / end, axis.position(getattr(each, key))) for each in samples]
 
     anonymous = curve("anonymous")
     layers = [
-        horizontal_grid(axis, lambda tick: f"{tick:g}"),
-        x_ticks(times, lambda tick: f"{tick:g}", most=end),
-        stretched(
-            path(anonymous, "area", closed=True),
-            path(anonymous, "series"),
-            path(curve("resident"), "resident"),
+        svg.horizontal_grid(axis, lambda tick: f"{tick:g}"),
+        svg.x_ticks(times, lambda tick: f"{tick:g}", most=end),
+        svg.stretched(
+            svg.path(anonymous, "area", closed=True),
+            svg.path(anonymous, "series"),
+            svg.path(curve("resident"), "resident"),
         ),
     ]
     for name, value in published:
-        layers.append(horizontal(axis.position(value), "limit"))
+        layers.append(svg.horizontal(axis.position(value), "limit"))
         layers.append(_beside(axis.position(value), f"{name} {value:,.0f} MB"))
     for name in ("anonymous", "resident"):
         usual = median(getattr(each, name) for each in samples)
         layers.append(_beside(axis.position(usual), name))
-    plot = element(
+    plot = svg.element(
         "svg", *layers, x=LEFT, y=TOP, width=WIDTH - LEFT - RIGHT, height=HEIGHT - TOP - BOTTOM,
         overflow="visible",
     )  # fmt: skip
     peak = max(each.anonymous for each in samples)
     heading = f"{title}: at most {peak:.0f} MB of anonymous memory"
-    return element(
+    return svg.element(
         "svg",
-        element("style", _STYLE),
-        element("title", heading),
-        element("text", heading, x=LEFT, y=26, class_="title"),
-        element("text", "MB, the whole process, over seconds", x=LEFT, y=48, class_="name"),
+        svg.element("style", _STYLE),
+        svg.element("title", heading),
+        svg.element("text", heading, x=LEFT, y=26, class_="title"),
+        svg.element("text", "MB, the whole process, over seconds", x=LEFT, y=48, class_="name"),
         plot,
         xmlns="http://www.w3.org/2000/svg", view_box=f"0 0 {WIDTH} {HEIGHT}", width=WIDTH,
         height=HEIGHT, role="img",
@@ -89,6 +76,6 @@ def draw(samples: Sequence[Sample], title: str, published: Sequence[tuple[str, f
 
 
 def _beside(y: float, text: str) -> Markup:
-    return element(
-        "text", text, x="100%", y=percent(1.0 - y), dx=8, dy="0.32em", class_="name"
+    return svg.element(
+        "text", text, x="100%", y=svg.percent(1.0 - y), dx=8, dy="0.32em", class_="name"
     )  # fmt: skip

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -20,31 +18,29 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import apart
 from benchmarks.exporters import page
 from benchmarks.exporters.generate import hand_over
 from benchmarks.exporters.one import compare
 from benchmarks.exporters.subjects import SUBJECTS
-from benchmarks.exporters.write import EXPORTERS
+from benchmarks.exporters.write import EXPORTERS, write_all
 
 # Whose decoder and adapter are given to onnxruntime-genai's generator, and where that is.
 GENERATES = {"genai-0.18-int4-cpu": "transformers-5"}
-ROOT = Path(__file__).resolve().parents[2]
-FILES = ROOT / "build" / "exporters"
+FILES = apart.ROOT / "build" / "exporters"
 
 
 def python(environment: str) -> Path:
     """The interpreter of an environment."""
-    return ROOT / ".venv-exporters" / environment / "bin" / "python"
+    return apart.ROOT / ".venv-exporters" / environment / "bin" / "python"
 
 
 def write(label: str, subjects: list[str]) -> None:
     """Run an exporter in its environment."""
-    environment = EXPORTERS[label].environment
-    interpreter = python(environment) if environment else sys.executable
-    command = [interpreter, "-W", "ignore", "-m", "benchmarks.exporters.write", label, FILES]
-    subprocess.run(
-        [*command, *subjects], cwd=ROOT, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=True,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    own = EXPORTERS[label].environment
+    apart.call(
+        write_all, python=python(own) if own else sys.executable, label=label, root=FILES,
+        subjects=subjects, environment={"HF_HUB_OFFLINE": "1"},
     )  # fmt: skip
 
 

@@ -1,18 +1,13 @@
-"""The decoder of a package, and an adapter that was trained with it, in onnxruntime-genai.
-
-    python -m benchmarks.exporters.generate FOLDER
-
-prints the tokens that its generator draws after 3, 4, 5, without and with FOLDER's adapter. Run in
-the environment of an exporter; :func:`hand_over` prepares the folder and compares.
-"""
+"""The decoder of a package, and an adapter that was trained with it, in onnxruntime-genai."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+from benchmarks import apart
 
 PROMPT, COUNT = [3, 4, 5], 6
 
@@ -51,18 +46,19 @@ def hand_over(written: Path, work: Path, interpreter: Path) -> str:
     settings["model"]["decoder"]["filename"] = "decoder.onnx"
     settings["model"]["eos_token_id"] = settings["model"]["vocab_size"] - 1
     (work / "genai_config.json").write_text(json.dumps(settings))
-    command = [interpreter, "-m", "benchmarks.exporters.generate", work]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return "equal" if done.stdout.strip().endswith(str(ours)) else "other"
+    with contextlib.suppress(RuntimeError):
+        return "equal" if apart.call(drawn, python=interpreter, work=work) == ours else "other"
+    return "other"
 
 
-def main() -> None:
+def drawn(*, work: str) -> list[list[int]]:
+    """The tokens that its generator draws, without and with the adapter; in its environment."""
     import onnxruntime_genai
 
-    work, found = Path(sys.argv[1]), []
-    model = onnxruntime_genai.Model(str(work))
+    found = []
+    model = onnxruntime_genai.Model(work)
     adapters = onnxruntime_genai.Adapters(model)
-    adapters.load(str(work / "mine.onnx_adapter"), "mine")
+    adapters.load(str(Path(work, "mine.onnx_adapter")), "mine")
     for used in (False, True):
         settings = onnxruntime_genai.GeneratorParams(model)
         settings.set_search_options(max_length=len(PROMPT) + COUNT, do_sample=False)
@@ -75,8 +71,4 @@ def main() -> None:
             generator.generate_next_token()
             tokens.append(int(generator.get_next_tokens()[0]))
         found.append(tokens)
-    print(found)
-
-
-if __name__ == "__main__":
-    main()
+    return found

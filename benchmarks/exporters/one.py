@@ -21,16 +21,8 @@ from benchmarks.exporters.subjects import Subject
 from benchmarks.exporters.write import Exporter
 from odtpack.adapters import AdapterSpec
 from odtpack.errors import OdtpackError
-from tests.adapters.test_follow_peft import (
-    ALPHA,
-    EPSILON,
-    RANK,
-    RATES,
-    STEPS,
-    config,
-    follow,
-    next_token,
-)
+from tests.adapters import test_follow_peft as peft_tests
+from tests.adapters.test_follow_peft import ALPHA, RANK, follow
 from tests.adapters.written.models import HEADS
 from tests.adapters.written.values import LINEAR, Undecided, matrices, take_over
 
@@ -42,7 +34,7 @@ HALF_SHARE = 3e-2  # of a file in float16, whose gradients are off by 0.5 %, in 
 
 def loss_of(subject: Subject) -> tuple[str, Any]:
     """The loss by its name, and PyTorch's."""
-    own = next_token if subject.loss == "next_token" else nn.functional.cross_entropy
+    own = peft_tests.next_token if subject.loss == "next_token" else nn.functional.cross_entropy
     return subject.loss, lambda output, labels: own(output.logits, labels)
 
 
@@ -125,14 +117,16 @@ def off_in_half(module: nn.Module, subject: Subject, names: list[str], seed: int
     for kind in (torch.float64, torch.float16):
         torch.manual_seed(seed)  # which draws the same adapter
         base = copy.deepcopy(module).to(kind)
-        model = peft.get_peft_model(base, config(spec, names)).eval()  # it stays float32
+        model = peft.get_peft_model(base, peft_tests.config(spec, names)).eval()  # it stays float32
         if kind == torch.float64:
             model = model.double()
         trained = [each for each in model.parameters() if each.requires_grad]
         start = {n: v.double().clone() for n, v in peft.get_peft_model_state_dict(model).items()}
-        optimizer = torch.optim.AdamW(trained, RATES["lora"], eps=EPSILON, weight_decay=0.01)
+        optimizer = torch.optim.AdamW(
+            trained, peft_tests.RATES["lora"], eps=peft_tests.EPSILON, weight_decay=0.01
+        )
         steps = []
-        for _ in range(STEPS):
+        for _ in range(peft_tests.STEPS):
             optimizer.zero_grad()
             loss_of(subject)[1](model(input_ids=ids), labels).backward()
             optimizer.step()
@@ -231,22 +225,16 @@ def compare(subject: Subject, exporter: Exporter, folder: Path, **build: Any) ->
         return {"kind": "wrong", "said": "every batch has values between two codes"}
     if (off := unlike(model, module, subject, first)) > (ROUNDED if rounds else UNLIKE):
         said = f"the file's logits are {off:.1%} off the module's"
-        if (
-            exporter.precision == "dynamic"
-            and unlike(exact(proto), module, subject, first) < UNLIKE
-        ):
+        dynamic = exporter.precision == "dynamic"
+        if dynamic and unlike(exact(proto), module, subject, first) < UNLIKE:
             said = (
                 "products of bytes saturate on this processor; exact ones give the module's logits"
             )
         return {"kind": "other", "said": said}
     if half:
         build["share"] = HALF_SHARE
-    names = [
-        name
-        for name, each in module.named_modules()
-        if type(each).__name__ in LINEAR
-        and any(fnmatchcase(name, pattern) for pattern in subject.on)
-    ]
+    linear = [name for name, each in module.named_modules() if type(each).__name__ in LINEAR]
+    names = [name for name in linear if any(fnmatchcase(name, on) for on in subject.on)]
     try:
         with tempfile.TemporaryDirectory() as place:
             package = Path(place) / "package"

@@ -1,9 +1,4 @@
-"""The exporters, and the export of models by one of them, in the environment that it needs.
-
-    python -m benchmarks.exporters.write EXPORTER FOLDER SUBJECT...
-
-writes FOLDER/EXPORTER/SUBJECT/model.onnx, or says in error.txt why the exporter does not.
-"""
+"""The exporters, and the export of models by one of them, in the environment that it needs."""
 
 from __future__ import annotations
 
@@ -139,20 +134,20 @@ EXPORTERS = {
 }
 
 
-def main() -> None:
-    label, root = sys.argv[1], Path(sys.argv[2])
+def write_all(*, label: str, root: str, subjects: list[str]) -> None:
+    """Write ROOT/LABEL/SUBJECT/model.onnx, or say in error.txt why the exporter does not."""
     exporter = EXPORTERS[label]
-    for name in sys.argv[3:]:
+    for name in subjects:
         if exporter.only and SUBJECTS[name].head != exporter.only:
             continue
         if {label, exporter.over} & {*SUBJECTS[name].without}:
             continue
-        subject, out, model = SUBJECTS[name], root / label / name, root / "models" / name
+        subject, out, model = SUBJECTS[name], Path(root, label, name), Path(root, "models", name)
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
         try:
             if exporter.over:
-                model = root / exporter.over / name
+                model = Path(root, exporter.over, name)
             elif exporter.environment:
                 model = model.with_name(f"{name}-{exporter.environment}")
                 save(subject.module(), model)
@@ -161,7 +156,3 @@ def main() -> None:
         except (Exception, SystemExit) as error:
             text = (str(error).replace(f"{model}", name).strip().splitlines() or [""])[0]
             (out / "error.txt").write_text(f"{type(error).__name__}: {text:.200}")
-
-
-if __name__ == "__main__":
-    main()

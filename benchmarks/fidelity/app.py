@@ -15,8 +15,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks.fidelity.models import STEPS, Built
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.kits import Loop
@@ -40,14 +38,10 @@ class App:
         self._program = cpp_kit.built("measure")
         self._scratch = tempfile.TemporaryDirectory(prefix="odtpack-app-")
         self._folder = Path(self._scratch.name)
-        batch = {
-            name: np.ascontiguousarray(np.load(path, "r")[:batch_size])
-            for name, path in built.data.items()
-        }
         accumulate = built.case.accumulation_steps
         self._job: dict[str, Any] = {
             "package": str(built.package.path),
-            "steps": [cpp_kit.save_batch(self._folder, batch)],
+            "steps": [cpp_kit.save_batch(self._folder, built.batch(batch_size))],
             "count": STEPS * accumulate,
             "accumulate": accumulate,
             "threads": threads,
@@ -70,9 +64,9 @@ class App:
     def measure(self) -> Lives:
         """Live both lives without a limit."""
         first = self._live({})
-        assert first is not None
         (self._folder / "saved").rename(self._folder / "resumed from")
         second = self._live({"checkpoint": "resumed from"})
+        assert first is not None
         assert second is not None
         return first, second
 

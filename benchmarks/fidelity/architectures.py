@@ -7,7 +7,8 @@ joined to whole networks.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -47,86 +48,106 @@ class UNet(nn.Module):
         return self.head(x)
 
 
-class Mobile(nn.Module):
+class Apply(nn.Module):
+    """A function between layers."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Skip(nn.Sequential):
+    """Layers and a shortcut."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+class Across(nn.Sequential):
+    """Layers over the axis before the last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+class Dense(nn.Sequential):
+    """Layers whose channels are joined to those that they read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, super().forward(x)], dim=1)
+
+
+def _mean(*axes: int) -> Apply:
+    return Apply(lambda x: x.mean(axes))
+
+
+def _patches(d: int, size: int) -> nn.Module:
+    """Images to tokens [N, T, d]."""
+    convolution = nn.Conv2d(3, d, size, stride=size)
+    return nn.Sequential(convolution, Apply(lambda x: x.flatten(2).transpose(1, 2)))
+
+
+def _mlp(d: int, ratio: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(d, ratio * d), nn.GELU(), nn.Linear(ratio * d, d))
+
+
+def mobile(activation: type[nn.Module], gate: type[nn.Module], width: int = 16) -> nn.Module:
     """Inverted residuals with squeeze-excite: MobileNetV3 or EfficientNet by its activations."""
-
-    def __init__(self, activation: type[nn.Module], gate: type[nn.Module], width: int = 16) -> None:
-        super().__init__()
-        self.stem = conv_norm(3, width, 3, activation, stride=2)
-        plan = [(1, 3, 1), (2, 3, 2), (2, 3, 1), (4, 5, 2), (4, 5, 1), (6, 5, 2), (6, 3, 1)]
-        blocks, fan_in = [], width
-        for factor, size, stride in plan:
-            fan_out = factor * width
-            blocks.append(
-                InvertedResidual(
-                    fan_in, fan_out, size=size, stride=stride, activation=activation, gate=gate
-                )
-            )
-            fan_in = fan_out
-        self.blocks = nn.Sequential(*blocks)
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.classifier = nn.Sequential(
-            nn.Linear(fan_in, 256), activation(), nn.Dropout(0.0), nn.Linear(256, 20)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.classifier(torch.flatten(self.pool(self.blocks(self.stem(x))), 1))
+    plan = [(1, 3, 1), (2, 3, 2), (2, 3, 1), (4, 5, 2), (4, 5, 1), (6, 5, 2), (6, 3, 1)]
+    kinds = {"activation": activation, "gate": gate}
+    blocks, fan_in = [], width
+    for factor, size, stride in plan:
+        block = InvertedResidual(fan_in, factor * width, size=size, stride=stride, **kinds)
+        blocks.append(block)
+        fan_in = factor * width
+    return nn.Sequential(
+        conv_norm(3, width, 3, activation, stride=2), *blocks, nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(), nn.Linear(fan_in, 256), activation(), nn.Dropout(0.0), nn.Linear(256, 20),
+    )  # fmt: skip
 
 
-class ConvNeXt(nn.Module):
+def convnext(width: int = 32, depths: tuple[int, ...] = (1, 2, 1)) -> nn.Module:
     """Depthwise 7x7 convolutions, layer normalization over channels, GELU."""
+    stages: list[nn.Module] = [nn.Conv2d(3, width, 4, stride=4), ChannelNorm(width)]
+    for level, depth in enumerate(depths):
+        if level:
+            stages += [ChannelNorm(width), nn.Conv2d(width, 2 * width, 2, stride=2)]
+            width *= 2
+        stages += [ConvNeXtBlock(width) for _ in range(depth)]
+    return nn.Sequential(*stages, _mean(-2, -1), nn.LayerNorm(width), nn.Linear(width, 20))
 
-    def __init__(self, width: int = 32, depths: tuple[int, ...] = (1, 2, 1)) -> None:
-        super().__init__()
-        stages: list[nn.Module] = [nn.Conv2d(3, width, 4, stride=4), ChannelNorm(width)]
-        for level, depth in enumerate(depths):
-            if level:
-                stages += [ChannelNorm(width), nn.Conv2d(width, 2 * width, 2, stride=2)]
-                width *= 2
-            stages += [ConvNeXtBlock(width) for _ in range(depth)]
-        self.stages = nn.Sequential(*stages)
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, 20)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.norm(self.stages(x).mean([-2, -1])))
+class Attention(nn.MultiheadAttention):
+    """Tokens attend to one another."""
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x, x, x, need_weights=False)[0]
 
 
 class VisionTransformer(nn.Module):
     """Patches, a class token, blocks of nn.MultiheadAttention."""
 
     def __init__(
-        self,
-        size: int = 64,
-        d: int = 128,
-        depth: int = 4,
-        *,
-        patch: int = 8,
-        heads: int = 4,
+        self, size: int = 64, d: int = 128, depth: int = 4, *, patch: int = 8, heads: int = 4,
         ratio: int = 3,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.patches = nn.Conv2d(3, d, patch, stride=patch)
+        self.patches = _patches(d, patch)
         self.class_token = nn.Parameter(0.1 * torch.randn(1, 1, d))
         self.positions = nn.Parameter(0.1 * torch.randn(1, (size // patch) ** 2 + 1, d))
-        self.norms = nn.ModuleList(nn.LayerNorm(d) for _ in range(2 * depth + 1))
-        self.attention = nn.ModuleList(
-            nn.MultiheadAttention(d, heads, batch_first=True) for _ in range(depth)
-        )
-        self.mlp = nn.ModuleList(
-            nn.Sequential(nn.Linear(d, ratio * d), nn.GELU(), nn.Linear(ratio * d, d))
-            for _ in range(depth)
-        )
+        blocks: list[nn.Module] = []
+        for _ in range(depth):
+            blocks.append(Skip(nn.LayerNorm(d), Attention(d, heads, batch_first=True)))
+            blocks.append(Skip(nn.LayerNorm(d), _mlp(d, ratio)))
+        self.blocks = nn.Sequential(*blocks, nn.LayerNorm(d))
         self.head = nn.Linear(d, 20)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.patches(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), x], dim=1) + self.positions
-        for index, (attention, mlp) in enumerate(zip(self.attention, self.mlp, strict=True)):
-            y = self.norms[2 * index](x)
-            x = x + attention(y, y, y, need_weights=False)[0]
-            x = x + mlp(self.norms[2 * index + 1](x))
-        return self.head(self.norms[-1](x)[:, 0])
+        x = torch.cat([self.class_token.expand(x.shape[0], -1, -1), self.patches(x)], dim=1)
+        return self.head(self.blocks(x + self.positions)[:, 0])
 
 
 def bert(vocabulary: int, length: int, d: int, depth: int) -> Bert:
@@ -170,87 +191,47 @@ class Residual(nn.Module):
         return functional.relu(self.body(x) + self.shortcut(x))
 
 
-class ResNet(nn.Module):
+def resnet(width: int = 32) -> nn.Module:
     """ResNet-18, with a width of its own."""
-
-    def __init__(self, width: int = 32, classes: int = 20) -> None:
-        super().__init__()
-        blocks, fan_in = [], width
-        for level in range(4):
-            fan_out = width << level
-            for stride in (2 if level else 1, 1):
-                body = nn.Sequential(
-                    conv_norm(fan_in, fan_out, 3, nn.ReLU, stride=stride),
-                    conv_norm(fan_out, fan_out, 3, nn.Identity),
-                )
-                blocks.append(Residual(body, fan_in, fan_out, stride))
-                fan_in = fan_out
-        self.backbone = nn.Sequential(
-            conv_norm(3, width, 7, nn.ReLU, stride=2), nn.MaxPool2d(3, 2, 1), *blocks
-        )
-        self.head = nn.Linear(fan_in, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.backbone(x).mean([2, 3]))
-
-
-class SignalNet(nn.Module):
-    """A signal of twelve channels, [N, 12, T], to a class: 1-D convolutions with group norm."""
-
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        fan_in = 12
-        for level in range(4):
-            fan_out = width << level
-            layers += [
-                nn.Conv1d(fan_in, fan_out, 7, stride=2, padding=3),
-                nn.GroupNorm(4, fan_out),
-                nn.ReLU(),
-            ]
-            fan_in = fan_out
-        self.layers = nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten())
-        self.head = nn.Linear(fan_in, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layers(x))
-
-
-class Mixer(nn.Module):
-    """MLP-Mixer (Tolstikhin et al., 2021) on patches of 8x8 pixels."""
-
-    def __init__(self, size: int = 64, d: int = 128, depth: int = 4) -> None:
-        super().__init__()
-        tokens = (size // 8) ** 2
-        self.patches = nn.Conv2d(3, d, 8, stride=8)
-        self.norms = nn.ModuleList(nn.LayerNorm(d) for _ in range(2 * depth + 1))
-        self.across, self.within = (
-            nn.ModuleList(
-                nn.Sequential(nn.Linear(n, 2 * n), nn.GELU(), nn.Linear(2 * n, n))
-                for _ in range(depth)
+    blocks, fan_in = [], width
+    for level in range(4):
+        fan_out = width << level
+        for stride in (2 if level else 1, 1):
+            body = nn.Sequential(
+                conv_norm(fan_in, fan_out, 3, nn.ReLU, stride=stride),
+                conv_norm(fan_out, fan_out, 3, nn.Identity),
             )
-            for n in (tokens, d)
-        )
-        self.head = nn.Linear(d, 20)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.patches(x).flatten(2).transpose(1, 2)
-        for index, (across, within) in enumerate(zip(self.across, self.within, strict=True)):
-            x = x + across(self.norms[2 * index](x).transpose(1, 2)).transpose(1, 2)
-            x = x + within(self.norms[2 * index + 1](x))
-        return self.head(self.norms[-1](x).mean(dim=1))
+            blocks.append(Residual(body, fan_in, fan_out, stride))
+            fan_in = fan_out
+    stem = (conv_norm(3, width, 7, nn.ReLU, stride=2), nn.MaxPool2d(3, 2, 1))
+    parts = {"backbone": nn.Sequential(*stem, *blocks), "pool": _mean(2, 3)}
+    return nn.Sequential(OrderedDict(**parts, head=nn.Linear(fan_in, 20)))
 
 
-class Tabular(nn.Module):
+def signal_net(width: int = 32) -> nn.Module:
+    """A signal of twelve channels, [N, 12, T], to a class: 1-D convolutions with group norm."""
+    layers: list[nn.Module] = []
+    for i, o in itertools.pairwise([12, width, 2 * width, 4 * width, 8 * width]):
+        layers += [nn.Conv1d(i, o, 7, stride=2, padding=3), nn.GroupNorm(4, o), nn.ReLU()]
+    return nn.Sequential(
+        *layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8 * width, 6)
+    )  # fmt: skip
+
+
+def mixer(size: int = 64, d: int = 128, depth: int = 4) -> nn.Module:
+    """MLP-Mixer (Tolstikhin et al., 2021) on patches of 8x8 pixels."""
+    blocks: list[nn.Module] = []
+    for _ in range(depth):
+        blocks.append(Skip(nn.LayerNorm(d), Across(_mlp((size // 8) ** 2, 2))))
+        blocks.append(Skip(nn.LayerNorm(d), _mlp(d, 2)))
+    return nn.Sequential(_patches(d, 8), *blocks, nn.LayerNorm(d), _mean(1), nn.Linear(d, 20))
+
+
+def tabular() -> nn.Module:
     """Thirty measurements to a class: as small as packages get."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(30, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh())
-        self.head = nn.Linear(32, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layers(x))
+    return nn.Sequential(
+        nn.Linear(30, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 4)
+    )
 
 
 def inverted(
@@ -321,41 +302,19 @@ class Experts(nn.Module):
         return self.head((x + (found * weights.unsqueeze(-2)).sum(-1)).mean(dim=1))
 
 
-class DenseNet(nn.Module):
-    """Layers that read all before them (Huang et al., 2016)."""
-
-    def __init__(self, growth: int = 12, blocks: int = 2, layers: int = 5) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 2 * growth, 3, stride=2, padding=1)
-        self.blocks, self.transitions = nn.ModuleList(), nn.ModuleList()
-        channels = 2 * growth
-        for _ in range(blocks):
-            block = nn.ModuleList()
-            for _ in range(layers):
-                block.append(
-                    nn.Sequential(
-                        nn.BatchNorm2d(channels), nn.ReLU(),
-                        nn.Conv2d(channels, growth, 3, padding=1, bias=False),
-                    )
-                )  # fmt: skip
-                channels += growth
-            self.blocks.append(block)
-            self.transitions.append(
-                nn.Sequential(
-                    nn.BatchNorm2d(channels), nn.ReLU(),
-                    nn.Conv2d(channels, channels // 2, 1, bias=False), nn.AvgPool2d(2),
-                )
-            )  # fmt: skip
-            channels //= 2
-        self.head = nn.Linear(channels, 20)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for block, transition in zip(self.blocks, self.transitions, strict=True):
-            for layer in block:
-                x = torch.cat([x, layer(x)], dim=1)
-            x = transition(x)
-        return self.head(x.mean([2, 3]))
+def densenet(growth: int = 12) -> nn.Module:
+    """Layers that read all before them (Huang et al., 2016): two blocks of five."""
+    channels = 2 * growth
+    layers: list[nn.Module] = [nn.Conv2d(3, channels, 3, stride=2, padding=1)]
+    for _ in range(2):
+        for _ in range(5):
+            convolution = nn.Conv2d(channels, growth, 3, padding=1, bias=False)
+            layers.append(Dense(nn.BatchNorm2d(channels), nn.ReLU(), convolution))
+            channels += growth
+        narrow = nn.Conv2d(channels, channels // 2, 1, bias=False)
+        layers += [nn.BatchNorm2d(channels), nn.ReLU(), narrow, nn.AvgPool2d(2)]
+        channels //= 2
+    return nn.Sequential(*layers, _mean(2, 3), nn.Linear(channels, 20))
 
 
 class GruTagger(nn.Module):
@@ -371,47 +330,33 @@ class GruTagger(nn.Module):
         return self.head(self.gru(self.embedding(tokens))[0]).transpose(1, 2)
 
 
-class SpeechConv(nn.Module):
+def speech_conv(width: int = 64, depth: int = 4) -> nn.Module:
     """Frames [N, 40, T] to a keyword: 1-D convolutions by channel and across (depthwise)."""
-
-    def __init__(self, width: int = 64, depth: int = 4, classes: int = 12) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv1d(40, width, 9, stride=2, padding=4), nn.BatchNorm1d(width), nn.ReLU()
+    stem = (nn.Conv1d(40, width, 9, stride=2, padding=4), nn.BatchNorm1d(width), nn.ReLU())
+    blocks = (
+        Skip(
+            nn.Conv1d(width, width, 9, padding=4, groups=width, bias=False),
+            nn.Conv1d(width, width, 1, bias=False), nn.BatchNorm1d(width), nn.ReLU(),
         )
-        self.blocks = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv1d(width, width, 9, padding=4, groups=width, bias=False),
-                nn.Conv1d(width, width, 1, bias=False), nn.BatchNorm1d(width), nn.ReLU(),
-            )
-            for _ in range(depth)
+        for _ in range(depth)
+    )  # fmt: skip
+    return nn.Sequential(*stem, *blocks, _mean(2), nn.Linear(width, 12))
+
+
+class Causal(nn.Conv1d):
+    """A convolution that looks back alone, and its activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.leaky_relu(
+            super().forward(functional.pad(x, (2 * self.dilation[0], 0)))
         )  # fmt: skip
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for block in self.blocks:
-            x = x + block(x)
-        return self.head(x.mean(dim=2))
 
 
-class TemporalConv(nn.Module):
+def temporal_conv(inputs: int = 8, width: int = 48, depth: int = 5) -> nn.Module:
     """A sequence [N, C, T]: causal convolutions that look back twice as far in every layer."""
-
-    def __init__(self, inputs: int = 8, width: int = 48, depth: int = 5) -> None:
-        super().__init__()
-        widths = [inputs, *depth * [width]]
-        self.convs = nn.ModuleList(
-            nn.Conv1d(i, o, 3, dilation=2**level)
-            for level, (i, o) in enumerate(itertools.pairwise(widths))
-        )
-        self.head = nn.Conv1d(width, 1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for level, conv in enumerate(self.convs):
-            y = functional.leaky_relu(conv(functional.pad(x, (2 << level, 0))))
-            x = x + y if level else y
-        return self.head(x).squeeze(1)
+    blocks = (Skip(Causal(width, width, 3, dilation=2**level)) for level in range(1, depth))
+    ends = (nn.Conv1d(width, 1, 1), Apply(lambda x: x.squeeze(1)))
+    return nn.Sequential(Causal(inputs, width, 3), *blocks, *ends)
 
 
 class Crossing(nn.Module):
@@ -448,16 +393,11 @@ class GraphConv(nn.Module):
         return self.head(nodes.mean(dim=1))
 
 
-class PointNet(nn.Module):
+def point_net(width: int = 64) -> nn.Module:
     """Points [N, 3, P] to a class: each by itself, then the most of all (Qi et al., 2016)."""
-
-    def __init__(self, width: int = 64) -> None:
-        super().__init__()
-        self.points = nn.Sequential(
-            nn.Conv1d(3, width, 1), nn.BatchNorm1d(width), nn.ReLU(),
-            nn.Conv1d(width, 2 * width, 1), nn.BatchNorm1d(2 * width), nn.ReLU(),
-        )  # fmt: skip
-        self.head = nn.Sequential(nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, 10))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.points(x).amax(dim=2))
+    return nn.Sequential(
+        nn.Conv1d(3, width, 1), nn.BatchNorm1d(width), nn.ReLU(),
+        nn.Conv1d(width, 2 * width, 1), nn.BatchNorm1d(2 * width), nn.ReLU(),
+        Apply(lambda x: x.amax(dim=2)),
+        nn.Linear(2 * width, width), nn.ReLU(), nn.Linear(width, 10),
+    )  # fmt: skip

@@ -1,32 +1,17 @@
 """How well step times are predicted on this machine, from operators calibrated beside them.
 
-For each held-out model six processes wait for their turn. The first is calibrated:
-at the largest batch size and one thread it profiles its operators, and times its
-steps. From these, and from products and copies timed at several sizes, are
-predicted the steps of the others:
-
-- ``process``: the same configuration in another process. Operators and what
-  surrounds them sum to the calibrated step, so this asks whether a calibration
-  holds for another process at all: the floor of all errors.
-- ``between``: a batch size between two that are calibrated, the largest and the smallest. Of
-  the size in between only the shapes are known, from a profile whose times are thrown away.
-- ``threads``: two threads at such a size. What two threads gain is calibrated at the largest
-  batch, node by node: some operators run in one thread whatever they are given.
-
-They take turns within a fraction of a second, round by round, so that a machine
-that other programs slow down slows all of them; a prediction is compared with the
-steps of its own round. What is compared most closely is timed in turns within a round:
-the two processes of one configuration, and the two with two threads. Where in a round a
-matrix product gains less from the second thread than ``odtpack simulate`` asks for, the
-two virtual cores share one, and what that round says of two threads is not judged.
-
-A step that waited for the processor took more wall time than processor time: such steps
-are counted as interrupted, and not compared. Where more than half of the steps were
-interrupted, processor times are compared instead (the column ``clock``), which are the
-same on a machine that does nothing else. They are no stand-in for two threads, of which
-one waits for the other. How far a matrix product drifted between rounds is reported too.
-
     python -m benchmarks.fidelity.latency [--models NAME ...] [--quick]
+
+docs/latency.md#fidelity says what is predicted. For each held-out model six processes take
+turns within a fraction of a second, round by round, so that a machine that other programs slow down
+slows all of them; a prediction is compared with the steps of its own round. What is compared most
+closely is timed in turns within a round.
+
+A step that waited for the processor took more wall time than processor time: such steps are counted
+as interrupted, and not compared. Where more than half of the steps were interrupted, processor
+times are compared instead (the column ``clock``), but not of two threads, of which one waits for
+the other. Where in a round a matrix product gains less from the second thread than ``odtpack
+simulate`` asks for, what that round says of two threads is not judged.
 """
 
 from __future__ import annotations
@@ -34,36 +19,35 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.fidelity.latency_comparison import (
+    TITLES,
     Clock,
     Group,
     Row,
+    cells,
     compare,
     summary_lines,
-    table,
     times,
     typical,
     which_clock,
 )
-from benchmarks.fidelity.latency_prediction import (
-    Curves,
-    Node,
-    step_between,
-    threaded_step,
-)
+from benchmarks.fidelity.latency_prediction import Between, Curves, Node
 from benchmarks.fidelity.models import CASES, Built, build
 from odtpack_simulator.latency import LEAST_GAIN
 from odtpack_simulator.memory.operator_work import Work
 from odtpack_simulator.replay.job import Job
+from scripts.markdown import head, row
 
 CALIBRATED_BY: dict[Group, tuple[str, ...]] = {
     "process": ("calibrated",),
@@ -72,6 +56,7 @@ CALIBRATED_BY: dict[Group, tuple[str, ...]] = {
 }
 """Processes that a prediction rests on: a round in which one had no quiet step is not judged."""
 
+ASKED: dict[Group, str] = {"process": "twin", "between": "middle", "threads": "middle-two"}
 WORKER = Path(__file__).with_name("latency_worker.py")
 
 
@@ -88,12 +73,19 @@ class Effort:
 QUICK = Effort(rounds=3, profiled=6)
 
 
-def measure(
-    names: Sequence[str] | None = None, effort: Effort | None = None
-) -> Iterator[list[Row]]:
-    """Measure some models, all by default, and yield the rows of each."""
-    for name in names or CASES:
-        yield measure_model(build(CASES[name]), effort or Effort())
+def report(names: Sequence[str], quick: bool, say: Callable[[str], None]) -> list[Row]:
+    """Measure some models, and say what came of each and of all."""
+    say("\n" + head(*TITLES))
+    rows: list[Row] = []
+    for name in names:
+        found = measure_model(build(CASES[name]), QUICK if quick else Effort())
+        rows += found
+        for each in found:
+            say(row(*cells(each)))
+    say("")
+    for line in summary_lines(rows):
+        say(line)
+    return rows
 
 
 def measure_model(built: Built, effort: Effort) -> list[Row]:
@@ -119,39 +111,24 @@ def measure_model(built: Built, effort: Effort) -> list[Row]:
         for process in processes.values():
             process.wait_until_ready()
         costs = processes["calibrated"].ask("costs")
+        profiled = dict.fromkeys(("calibrated", "small", "two"), effort.profiled) | {"middle": 1}
         nodes = {
             name: [
                 Node(op_type, us, Work(flops, moved))
                 for op_type, flops, moved, us in processes[name].ask("nodes", steps=steps)["nodes"]
             ]
-            for name, steps in (
-                ("calibrated", effort.profiled),
-                ("small", effort.profiled),
-                ("two", effort.profiled),
-                ("middle", 1),
-            )
+            for name, steps in profiled.items()
         }
         if len(set(map(len, nodes.values()))) > 1:
             raise RuntimeError(f"{built.case.name} runs other nodes at another batch size")
         rounds = [_round(processes, effort) for _ in range(effort.rounds)]
     prediction = Prediction(nodes, (costs["node_us"], costs["profile_us"]), rounds)
-    questions: tuple[tuple[Group, str], ...] = (
-        ("process", "twin"),
-        ("between", "middle"),
-        ("threads", "middle-two"),
-    )
     largest_product = [turns["calibrated"]["products"][-1][1] for turns in rounds]
     rows = []
-    for group, name in questions:
+    for group, name in ASKED.items():
+        steps = [turns[who]["steps"] for turns in rounds for who in ("calibrated", name)]
         # Of two threads one waits for the other: processor times say nothing there.
-        clock: Clock = "wall"
-        if group != "threads":
-            clock = which_clock(
-                step
-                for turns in rounds
-                for who in ("calibrated", name)
-                for step in turns[who]["steps"]
-            )
+        clock = "wall" if group == "threads" else which_clock(itertools.chain(*steps))
         judged = [
             turns
             for turns in rounds
@@ -186,10 +163,10 @@ class Prediction:
         here = Curves.best([each["calibrated"] for each in self.rounds], self.costs[0])
         small = (self.nodes["small"], typical(turns["small"]["steps"], clock))
         works = [node.work for node in self.nodes["middle"]]
-        if group == "threads":
-            two = (self.nodes["two"], typical(turns["two"]["steps"], clock))
-            return threaded_step(small, large, two, self.costs, here, works)
-        return step_between(small, large, self.costs, here, works)
+        between = Between(small, large, self.costs, here, works)
+        if group != "threads":
+            return between.step_ms()
+        return between.threaded_ms((self.nodes["two"], typical(turns["two"]["steps"], clock)))
 
 
 TURNS = (
@@ -222,12 +199,9 @@ class Process:
     def __init__(self, job: Job) -> None:
         path = Path(job.folder) / "job.json"
         job.write(path)
-        self._process = subprocess.Popen(
-            [sys.executable, str(WORKER), str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, WORKER, path]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
     def __enter__(self) -> Process:
         return self
@@ -241,11 +215,7 @@ class Process:
             self._process.kill()
 
     def ask(self, what: str, **arguments: float) -> dict[str, Any]:
-        """Let it do something, and wait for the answer.
-
-        Raises:
-            RuntimeError: The process ended; it said why on standard error.
-        """
+        """Let it do something, and wait for the answer."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"do": what, **arguments}) + "\n")
         self._process.stdin.flush()
@@ -262,19 +232,11 @@ class Process:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--models", nargs="+", choices=list(CASES), help="all by default")
+    parser.add_argument("--models", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--quick", action="store_true", help="three rounds")
     arguments = parser.parse_args()
     start = time.monotonic()
-    rows: list[Row] = []
-    for found in measure(arguments.models, QUICK if arguments.quick else Effort()):
-        lines = table(found)
-        heading = next(lines)
-        if not rows:
-            print(heading)
-        print(*lines, sep="\n", flush=True)
-        rows += found
-    print(*summary_lines(rows), sep="\n")
+    report(arguments.models, arguments.quick, functools.partial(print, flush=True))
     print(f"{time.monotonic() - start:.0f} seconds")
 
 

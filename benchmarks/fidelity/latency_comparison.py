@@ -51,15 +51,12 @@ class Summary:
 
 
 def compare(
-    configuration: tuple[str, Group, int, int, Clock],
+    configuration: tuple[str, Group, int, int, Clock],  # the first fields of a row
     predictions: Sequence[float],
     measured: Sequence[Steps],
     drift: float,
 ) -> Row:
-    """Compare each round's prediction in milliseconds with wall and processor time of its steps.
-
-    The configuration is model, group, batch size, threads and clock.
-    """
+    """Compare each round's prediction in milliseconds with wall and processor time of its steps."""
     clock = configuration[-1]
     errors: list[float] = []
     judged: list[float] = []
@@ -136,19 +133,17 @@ def summarize(rows: Sequence[Row]) -> list[Summary]:
     return summaries
 
 
-def table(rows: Sequence[Row]) -> Iterator[str]:
-    """Every row as a line of text, under a heading."""
-    yield (
-        f"{'model':16}{'group':9}{'batch':>6}{'threads':>8}{'predicted':>12}{'measured':>12}"
-        f"{'clock':>11}{'error':>8}{'steps':>7}{'within 10 %':>12}{'interrupted':>12}{'drift':>7}"
-    )
-    for row in rows:
-        yield (
-            f"{row.model:16}{row.group:9}{row.batch_size:>6}{row.threads:>8}"
-            f"{row.predicted_ms:>9.2f} ms{row.measured_ms:>9.2f} ms{row.clock:>11}"
-            f"{100 * row.error:>+7.1f}%{row.steps:>7}"
-            f"{100 * row.within:>11.0f}%{row.interrupted:>12}{100 * row.drift:>6.0f}%"
-        )
+TITLES = ("model", "group", "batch:", "threads:", "predicted:", "measured:", "clock", "error:",
+          "steps:", "within 10 %:", "interrupted:", "drift:")  # fmt: skip
+
+
+def cells(row: Row) -> tuple[object, ...]:
+    """A row for people."""
+    return (
+        row.model, row.group, row.batch_size, row.threads, f"{row.predicted_ms:.2f} ms",
+        f"{row.measured_ms:.2f} ms", row.clock, f"{100 * row.error:+.1f}%", row.steps,
+        f"{100 * row.within:.0f}%", row.interrupted, f"{100 * row.drift:.0f}%",
+    )  # fmt: skip
 
 
 def summary_lines(rows: Sequence[Row]) -> Iterator[str]:

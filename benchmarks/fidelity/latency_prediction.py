@@ -107,69 +107,56 @@ def calibrated_nodes(
     return [fit * us for us in times], max(0.0, 1e3 * step_ms - fit * sum(times))
 
 
-def step_between(
-    small: Step,
-    large: Step,
-    costs: tuple[float, float],
-    curves: Curves,
-    works: Sequence[Work],
-) -> float:
-    """Milliseconds of a step at a batch size between two calibrated ones.
+@dataclass(frozen=True, slots=True)
+class Between:
+    """A step at a batch size between two calibrated ones, with one thread.
 
-    Each node's time is linear in what its roof takes, through both its times: what
-    does not depend on the batch size needs no model. ``works`` is that of the same nodes at the
-    batch size asked for, ``costs`` that of :func:`calibrated_nodes`.
+    Each node's time is linear in what its roof takes, through both its times: what does not depend
+    on the batch size needs no model.
     """
-    times, rest = nodes_between(small, large, costs, curves, works)
-    return (sum(times) + rest) / 1e3
 
+    small: Step
+    large: Step
+    costs: tuple[float, float]  # those of :func:`calibrated_nodes`
+    curves: Curves
+    works: Sequence[Work]  # of the same nodes at the batch size asked for
 
-def nodes_between(
-    small: Step,
-    large: Step,
-    costs: tuple[float, float],
-    curves: Curves,
-    works: Sequence[Work],
-) -> tuple[list[float], float]:
-    """Microseconds of each node, and of the rest; see :func:`step_between`."""
-    (low, rest_low), (high, rest_high) = (
-        calibrated_nodes(nodes, step_ms, costs) for nodes, step_ms in (small, large)
-    )
-    times = []
-    for first, last, at_first, at_last, work in zip(
-        small[0], large[0], low, high, works, strict=True
-    ):
-        least, most = curves.seconds(first.work), curves.seconds(last.work)
-        share = (curves.seconds(work) - least) / (most - least) if most > least else 0.5
-        times.append(at_first + share * (at_last - at_first))
-    return times, (rest_low + rest_high) / 2
+    def nodes(self) -> tuple[list[float], float]:
+        """Microseconds of each node, and of the rest."""
+        (low, rest_low), (high, rest_high) = (
+            calibrated_nodes(*step, self.costs) for step in (self.small, self.large)
+        )
+        times, seconds = [], self.curves.seconds
+        for first, last, at_first, at_last, work in zip(
+            self.small[0], self.large[0], low, high, self.works, strict=True
+        ):
+            least, most = seconds(first.work), seconds(last.work)
+            share = (seconds(work) - least) / (most - least) if most > least else 0.5
+            times.append(at_first + share * (at_last - at_first))
+        return times, (rest_low + rest_high) / 2
 
+    def step_ms(self) -> float:
+        """Milliseconds of the step."""
+        times, rest = self.nodes()
+        return (sum(times) + rest) / 1e3
 
-def threaded_step(
-    small: Step,
-    large: Step,
-    threaded: Step,
-    costs: tuple[float, float],
-    curves: Curves,
-    works: Sequence[Work],
-) -> float:
-    """Milliseconds of a step with more threads, at a batch size between two calibrated ones.
+    def threaded_ms(self, threaded: Step) -> float:
+        """Milliseconds of the step with more threads, known at the larger batch size.
 
-    Each node gains what it gained at the larger batch size; operators that run in one thread
-    gain nothing, however the two timings scattered. The step with more threads at the larger batch
-    size (``threaded``) is both predicted in this way and measured. Its relative error is assumed
-    here, too. The rest is as for :func:`step_between`, with one thread.
-    """
-    times, rest = nodes_between(small, large, costs, curves, works)
-    alone, rest_alone = calibrated_nodes(*large, costs)
-    together, _ = calibrated_nodes(*threaded, costs)
-    gains = [
-        _gain(node.op_type, one, many)
-        for node, one, many in zip(large[0], alone, together, strict=True)
-    ]
-    here = rest + sum(us * gain for us, gain in zip(times, gains, strict=True))
-    there = rest_alone + sum(us * gain for us, gain in zip(alone, gains, strict=True))
-    return threaded[1] * here / there
+        Each node gains what it gained there; operators that run in one thread gain nothing, however
+        the two timings scattered. The step with more threads there is both predicted in this way
+        and measured. Its relative error is assumed here, too.
+        """
+        times, rest = self.nodes()
+        alone, rest_alone = calibrated_nodes(*self.large, self.costs)
+        together, _ = calibrated_nodes(*threaded, self.costs)
+        gains = [
+            _gain(node.op_type, one, many)
+            for node, one, many in zip(self.large[0], alone, together, strict=True)
+        ]
+        here = rest + sum(us * gain for us, gain in zip(times, gains, strict=True))
+        there = rest_alone + sum(us * gain for us, gain in zip(alone, gains, strict=True))
+        return threaded[1] * here / there
 
 
 def _gain(op_type: str, one: float, many: float) -> float:

@@ -1,14 +1,7 @@
 """A process of the fidelity benchmark for latency: one job, some threads, steps on command.
 
-It reads commands, one JSON object per line, from standard input and answers each
-with one on standard output:
-
-- ``{"do": "scaling"}``: seconds of matrix products and copies of several sizes;
-- ``{"do": "product", "seconds": s}``: seconds of the largest of these products;
-- ``{"do": "steps", "seconds": s}``: wall and processor milliseconds of steps;
-- ``{"do": "nodes", "steps": n}``: the nodes of a typical step, profiled in a session
-  of its own: operator, work, and microseconds of the profile;
-- ``{"do": "costs"}``: what the runtime takes per node, and what a profile adds to it.
+It reads commands, one JSON object per line, from standard input and answers each with one on
+standard output: ``{"do": NAME, ...}`` is the method of :class:`Worker` with its arguments.
 """
 
 from __future__ import annotations
@@ -108,15 +101,11 @@ def main(path: str) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is not an answer
     worker = Worker(Job.read(Path(path)))
-    actions = {
-        name: getattr(worker, name) for name in ("scaling", "product", "steps", "nodes", "costs")
-    }
-    answers.write("{}\n")
-    answers.flush()
+    print("{}", file=answers, flush=True)
     for line in sys.stdin:
         command = json.loads(line)
-        answers.write(json.dumps(actions[command.pop("do")](**command)) + "\n")
-        answers.flush()
+        answer = getattr(worker, command.pop("do"))(**command)
+        print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -80,23 +80,6 @@ class Row:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
-@dataclasses.dataclass(frozen=True)
-class Summary:
-    """All rows together; the errors are magnitudes, the rates shares of all verdicts."""
-
-    models: int
-    cases: int
-    median_error: float
-    p95_error: float
-    largest_error: float
-    verdicts: int
-    said_fits_did_not: int
-    said_no_did: float
-    close: float
-    lowest_error: float
-    highest_error: float
-
-
 def measure(
     cases: Sequence[Case],
     *,
@@ -107,13 +90,11 @@ def measure(
     sessions: str = "package",  # a key of SESSIONS
     loops: Sequence[Loop] = ("step", "train"),  # packages without a step model have one way
     native: bool = False,  # ODTPACK_NATIVE names the library that the plan takes
-    say: Callable[[str], None] = lambda _: None,  # called with what begins
 ) -> Iterator[Row]:
     """Plan and measure cases, and hold them to limits; rows come in order."""
     tasks = []
     with tempfile.TemporaryDirectory(prefix="odtpack-own-") as folder:
         for case in cases:
-            say(f"building {case.name}")
             built = build(case, native=native)
             if sessions != "package":
                 built = built.with_session(Path(folder) / case.name, **SESSIONS[sessions])
@@ -154,21 +135,21 @@ def _row(built: Built, loop: Loop, threads: int, batch_size: int, limits: Sequen
     )  # fmt: skip
 
 
-def summarize(rows: Sequence[Row]) -> Summary:
-    """Errors and rates of all rows."""
-    errors = np.array([abs(row.error) for row in rows])
+def summarize(rows: Sequence[Row]) -> dict[str, float]:
+    """All rows together; errors are magnitudes but for the lowest and the highest."""
+    errors = np.array([row.error for row in rows])
     verdicts = [verdict for row in rows for verdict in row.verdicts]
     far = [verdict for verdict in verdicts if verdict.share > 1 + NEAR]
-    return Summary(
-        models=len({row.model for row in rows}),
-        cases=len(rows),
-        median_error=float(np.median(errors)),
-        p95_error=float(np.percentile(errors, 95)),
-        largest_error=float(errors.max()),
-        verdicts=len(verdicts),
-        said_fits_did_not=sum(v.wrong == "said fits" for v in verdicts),
-        said_no_did=sum(v.wrong == "said no" for v in verdicts) / max(1, len(far)),
-        close=sum(v.said == "close" for v in verdicts) / max(1, len(verdicts)),
-        lowest_error=min(row.error for row in rows),
-        highest_error=max(row.error for row in rows),
-    )
+    return {
+        "models": len({row.model for row in rows}),
+        "cases": len(rows),
+        "median_error": float(np.median(np.abs(errors))),
+        "p95_error": float(np.percentile(np.abs(errors), 95)),
+        "largest_error": float(np.abs(errors).max()),
+        "verdicts": len(verdicts),
+        "said_fits_did_not": sum(v.wrong == "said fits" for v in verdicts),
+        "said_no_did": sum(v.wrong == "said no" for v in verdicts) / max(1, len(far)),
+        "close": sum(v.said == "close" for v in verdicts) / max(1, len(verdicts)),
+        "lowest_error": float(errors.min()),
+        "highest_error": float(errors.max()),
+    }

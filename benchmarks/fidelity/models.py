@@ -116,6 +116,13 @@ class Built:
             name: (batch_size, *np.load(file, "r").shape[1:]) for name, file in self.data.items()
         }
 
+    def batch(self, batch_size: int) -> dict[str, np.ndarray]:
+        """The first rows of each user input."""
+        return {
+            name: np.ascontiguousarray(np.load(file, "r")[:batch_size])
+            for name, file in self.data.items()
+        }
+
     def job(self, folder: Path, batch_size: int, threads: int = 1, **changes: Any) -> Job:
         """A training of :data:`STEPS` full batches, in a child that may write to ``folder``."""
         package = self.package
@@ -149,16 +156,10 @@ def build(case: Case, root: Path | None = None, *, native: bool = False) -> Buil
 
 def _fill(case: Case, folder: Path, native: bool) -> None:
     manifest = build_package(
-        case.model(),
-        folder / "package",
-        loss=case.loss,
-        optimizer=case.optimizer,
-        **case.update,
-        accumulation_steps=case.accumulation_steps,
-        freeze=case.freeze,
-        frozen_storage=case.storage,
-        native=native,
-    )
+        case.model(), folder / "package", loss=case.loss, optimizer=case.optimizer,
+        accumulation_steps=case.accumulation_steps, freeze=case.freeze,
+        frozen_storage=case.storage, native=native, **case.update,
+    )  # fmt: skip
     random = np.random.default_rng(5)
     count = _samples(case, max(case.batches))
     for item in manifest.inputs:
@@ -188,6 +189,15 @@ def _version() -> str:
     return digest.hexdigest()[:12]
 
 
+_WORDS = {"segments": 2, "mask": 2}
+
+
+def _bert(words: int, length: int, d: int, depth: int) -> tuple[Any, dict[str, tuple[int, ...]]]:
+    """The network, and its inputs."""
+    module = partial(architectures.bert, words, length, d, depth)
+    return module, dict.fromkeys(("tokens", "segments", "mask"), (length,))
+
+
 _CASES = (
     Case(
         "keyword-gru", "GRU over 60 frames of sound, AdamW",
@@ -204,17 +214,17 @@ _CASES = (
     ),
     Case(
         "mobilenet-v3", "MobileNetV3 96x96, batch norm trained, SGD with momentum",
-        partial(architectures.Mobile, nn.Hardswish, nn.Hardsigmoid), {"x": (3, 96, 96)}, (4, 16),
+        partial(architectures.mobile, nn.Hardswish, nn.Hardsigmoid), {"x": (3, 96, 96)}, (4, 16),
         norms=True, optimizer=SGD(momentum=0.9),
     ),
     Case(
         "efficientnet", "EfficientNet 96x96, batch norm folded, Lion",
-        partial(architectures.Mobile, nn.SiLU, nn.Sigmoid), {"x": (3, 96, 96)}, (4, 12),
+        partial(architectures.mobile, nn.SiLU, nn.Sigmoid), {"x": (3, 96, 96)}, (4, 12),
         optimizer=Lion(),
     ),
     Case(
         "convnext", "ConvNeXt 64x64, AdamW, gradients clipped",
-        architectures.ConvNeXt, {"x": (3, 64, 64)}, (4, 16), update={"clip_norm": 1.0},
+        architectures.convnext, {"x": (3, 64, 64)}, (4, 16), update={"clip_norm": 1.0},
     ),
     Case(
         "vit", "ViT 64x64, d128 L4, AdamW",
@@ -222,9 +232,7 @@ _CASES = (
     ),
     Case(
         "bert", "BERT d128 L3 T64 with mask, AdamW",
-        partial(architectures.bert, 8000, 64, 128, 3),
-        {"tokens": (64,), "segments": (64,), "mask": (64,)}, (4, 16),
-        ranges={"tokens": 8000, "segments": 2, "mask": 2},
+        *_bert(8000, 64, 128, 3), (4, 16), ranges=_WORDS | {"tokens": 8000},
     ),
     Case(
         "causal-lm", "causal LM d128 L3 T48, tied embeddings, Adafactor",
@@ -248,32 +256,30 @@ _CASES = (
     ),
     Case(
         "resnet18", "ResNet-18 of width 24, 64x64, batch norm trained, SGD with momentum",
-        partial(architectures.ResNet, 24), {"x": (3, 64, 64)}, (4, 16), norms=True,
+        partial(architectures.resnet, 24), {"x": (3, 64, 64)}, (4, 16), norms=True,
         optimizer=SGD(momentum=0.9),
     ),
     Case(
         "signal", "1-D convolutions over 1024 samples of 12 channels, Lion",
-        architectures.SignalNet, {"x": (12, 1024)}, (8, 32), optimizer=Lion(),
+        architectures.signal_net, {"x": (12, 1024)}, (8, 32), optimizer=Lion(),
     ),
     Case(
         "mixer", "MLP-Mixer 64x64, d128 L4, AdamW, two batches a step",
-        architectures.Mixer, {"x": (3, 64, 64)}, (4, 16), accumulation_steps=2,
+        architectures.mixer, {"x": (3, 64, 64)}, (4, 16), accumulation_steps=2,
     ),
     Case(
         "transfer-int8", "ResNet-18 of width 64, all but the head frozen in int8, AdamW",
-        partial(architectures.ResNet, 64), {"x": (3, 64, 64)}, (8, 24),
+        partial(architectures.resnet, 64), {"x": (3, 64, 64)}, (8, 24),
         freeze=("backbone*",), storage="int8",
     ),
     Case(
         "transfer-half", "BERT d256 L4 T32, all but the head frozen in float16, SGD",
-        partial(architectures.bert, 8000, 32, 256, 4),
-        {"tokens": (32,), "segments": (32,), "mask": (32,)}, (4, 16),
-        ranges={"tokens": 8000, "segments": 2, "mask": 2}, optimizer=SGD(),
+        *_bert(8000, 32, 256, 4), (4, 16), ranges=_WORDS | {"tokens": 8000}, optimizer=SGD(),
         freeze=("words*", "positions*", "segments*", "norm*", "layers*"), storage="float16",
     ),
     Case(
         "tabular", "MLP 30-64-32-4, as small as packages get, AdamW",
-        architectures.Tabular, {"x": (30,)}, (16, 256),
+        architectures.tabular, {"x": (30,)}, (16, 256),
     ),
     Case(
         "mobilenet-v2", "MobileNetV2 64x64, batch norm trained, SGD with momentum",
@@ -289,7 +295,7 @@ _CASES = (
     ),
     Case(
         "densenet", "DenseNet 48x48, batch norm trained, SGD with momentum",
-        architectures.DenseNet, {"x": (3, 48, 48)}, (4, 16), norms=True,
+        architectures.densenet, {"x": (3, 48, 48)}, (4, 16), norms=True,
         optimizer=SGD(momentum=0.9),
     ),
     Case(
@@ -299,11 +305,11 @@ _CASES = (
     ),
     Case(
         "speech-conv", "1-D convolutions by channel over 98 frames, batch norm trained, Lion",
-        architectures.SpeechConv, {"x": (40, 98)}, (8, 32), norms=True, optimizer=Lion(),
+        architectures.speech_conv, {"x": (40, 98)}, (8, 32), norms=True, optimizer=Lion(),
     ),
     Case(
         "temporal-conv", "causal convolutions over 256 samples, AdamW, gradients clipped",
-        architectures.TemporalConv, {"x": (8, 256)}, (8, 32), loss="mse", target=(256,),
+        architectures.temporal_conv, {"x": (8, 256)}, (8, 32), loss="mse", target=(256,),
         update={"clip_norm": 1.0},
     ),
     Case(
@@ -319,13 +325,11 @@ _CASES = (
     ),
     Case(
         "bert-tiny", "BERT d64 L2 T32 with mask, SGD",
-        partial(architectures.bert, 4000, 32, 64, 2),
-        {"tokens": (32,), "segments": (32,), "mask": (32,)}, (4, 32),
-        ranges={"tokens": 4000, "segments": 2, "mask": 2}, optimizer=SGD(),
+        *_bert(4000, 32, 64, 2), (4, 32), ranges=_WORDS | {"tokens": 4000}, optimizer=SGD(),
     ),
     Case(
         "points", "PointNet over 256 points, batch norm trained, AdamW, two batches a step",
-        architectures.PointNet, {"x": (3, 256)}, (4, 16), norms=True, accumulation_steps=2,
+        architectures.point_net, {"x": (3, 256)}, (4, 16), norms=True, accumulation_steps=2,
     ),
 )  # fmt: skip
 

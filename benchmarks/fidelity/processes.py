@@ -19,12 +19,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks.fidelity.models import CASES, STEPS, Built, build
 from odtpack_simulator.device.kits import STEP_MODEL_KITS, Kit, Loop
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
+from scripts.markdown import head, row
 from tests.kits import javascript, kotlin_kit
 
 MODELS = ("tabular", "mlp", "cnn", "bert-tiny", "recommender", "resnet18", "vit", "mobilenet-v3")
@@ -37,8 +36,7 @@ def main() -> None:
     parser.add_argument("--models", type=lambda text: text.split(","), default=MODELS)
     parser.add_argument("--kits", nargs="+", choices=["kotlin", "js"], default=["kotlin", "js"])
     given = parser.parse_args()
-    print("| kit | model | batch | loop | plan | process | above the plan | before |")
-    print("|---|---|---:|---|---:|---:|---:|---:|")
+    print(head("kit", "model", "batch:", "loop", "plan:", "process:", "above the plan:", "before:"))
     for name in given.models:
         built = build(CASES[name])
         manifest = built.package.manifest
@@ -51,26 +49,18 @@ def main() -> None:
                 use = session_use(manifest, kit, loop)
                 plan = plan_memory(built.package, built.shapes(size), threads=1, **use._asdict())
                 before, peak = measure(built, kit, loop, size)
-                more = peak - before - plan.peak.nbytes
-                print(
-                    f"| {kit} | {name} | {size} | {loop} | {plan.peak.nbytes / 1e6:.2f} MB "
-                    f"| {(peak - before) / 1e6:.2f} MB | {more / 1e6:+.2f} MB "
-                    f"| {before / 1e6:.1f} MB |",
-                    flush=True,
-                )
+                taken, planned = (peak - before) / 1e6, plan.peak.nbytes / 1e6
+                cells = (f"{planned:.2f} MB", f"{taken:.2f} MB", f"{taken - planned:+.2f} MB")
+                print(row(kit, name, size, loop, *cells, f"{before / 1e6:.1f} MB"), flush=True)
 
 
 def measure(built: Built, kit: Kit, loop: Loop, batch_size: int) -> tuple[int, int]:
     """Bytes of anonymous memory of a process before the package is opened, and at its peak."""
     with tempfile.TemporaryDirectory(prefix="odtpack-process-") as folder:
-        data = {
-            name: np.ascontiguousarray(np.load(path, "r")[:batch_size])
-            for name, path in built.data.items()
-        }
         count = built.case.accumulation_steps
         task = {
             "package": str(built.package.path),
-            "data": kotlin_kit.save_batch(Path(folder) / "data", **data),
+            "data": kotlin_kit.save_batch(Path(folder) / "data", **built.batch(batch_size)),
             "steps": STEPS * (count if kit == "kotlin" else 1),
             "accumulate": count,
             "whole_steps": STEPS if loop == "step" else 0,

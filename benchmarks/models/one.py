@@ -1,14 +1,7 @@
-"""Takes one model through every command, in a process of its own that ``__main__`` limits.
-
-    python -m benchmarks.models.one INDEX MODEL.onnx FOLDER
-
-Writes ``result.json`` into the folder.
-"""
+"""Takes one model through every command, in a process of its own that ``__main__`` limits."""
 
 from __future__ import annotations
 
-import json
-import os
 import resource
 import subprocess
 import sys
@@ -27,6 +20,7 @@ from tests.onnx_torch import Interpreter
 
 TOLERANCE = 1e-3
 STEPS = 3
+PROVIDERS = ["CPUExecutionProvider"]
 
 
 class CommandFailedError(Exception):
@@ -37,12 +31,9 @@ def odtpack(*words: str | Path) -> tuple[float, str]:
     """Run a command; return its CPU seconds, and what it said on stderr."""
     before = _cpu_seconds()
     done = subprocess.run(
-        [sys.executable, "-m", "odtpack", *map(os.fspath, words)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
+        [sys.executable, "-m", "odtpack", *words], stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
     if done.returncode:
         lines = done.stderr.splitlines()
         errors = [line for line in lines if line.startswith("error[")] or lines[-1:]
@@ -76,7 +67,7 @@ def run(model: RealModel, path: Path, folder: Path) -> dict[str, Any]:
     assert prediction is not None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # as packages train: DynamicQuantizeLSTM differs by threads
-    forward = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    forward = onnxruntime.InferenceSession(path, options, PROVIDERS)
     if name in [output.name for output in forward.get_outputs()]:
         (expected,) = forward.run([name], feeds)
         error = _relative(torch.from_numpy(expected), prediction)
@@ -105,9 +96,7 @@ def run(model: RealModel, path: Path, folder: Path) -> dict[str, Any]:
     assert np.isfinite(losses).all(), f"losses {losses}"
 
     odtpack("export", package, "--out", folder / "exported.onnx", "--outputs", name)
-    exported = onnxruntime.InferenceSession(
-        folder / "exported.onnx", options, providers=["CPUExecutionProvider"]
-    )
+    exported = onnxruntime.InferenceSession(folder / "exported.onnx", options, PROVIDERS)
     kept = {each.name: feeds[each.name] for each in exported.get_inputs()}
     (again,) = exported.run([name], kept)
     return {
@@ -169,11 +158,10 @@ def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).norm()) / norm
 
 
-if __name__ == "__main__":
+def attempted(*, index: int, path: str, folder: str) -> dict[str, Any]:
+    """What became of a model of the list, whose file is at a path."""
     torch.set_num_threads(1)
-    index, path, folder = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     try:
-        answer = run(models()[index], path, folder)
+        return run(models()[index], Path(path), Path(folder))
     except CommandFailedError as error:
-        answer = {"refused": str(error)}
-    folder.joinpath("result.json").write_text(json.dumps(answer, indent=1))
+        return {"refused": str(error)}

@@ -2,9 +2,8 @@
 
     python -m benchmarks.published [--time] [--networks Lenet ...]
 
-writes ``counts.json``, which is the same on every machine, and with ``--time``, which takes an
-idle one, ``simulated.json``: what ``odtpack simulate`` says of the same training by ONNX Runtime.
-``scripts/generate_docs.py`` makes docs/published-phones.md of both.
+writes ``counts.json`` and, with ``--time``, ``simulated.json``, of which docs/published-phones.md
+is made.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ CALIBRATION: Final = ("Lenet", "GoogLenet", "Alexnet")
 """Small kernels, products, parameters. The others are held out."""
 _QUANTILE: Final = 2.179  # Student's t, 97.5 %, 12 degrees of freedom
 
+_FIGURES: Final = ("ms_per_step", "infer_ms", "mem_MB")
 Vector = npt.NDArray[np.float64]
 
 
@@ -75,12 +76,9 @@ def published() -> list[Row]:
     """All rows of ``training.csv``."""
     with (FOLDER / "training.csv").open(newline="") as stream:
         return [
-            Row(
-                row["model"], int(row["batch"]), float(row["ms_per_step"]),
-                float(row["infer_ms"]), float(row["mem_MB"]),
-            )
-            for row in csv.DictReader(stream)
-        ]  # fmt: skip
+            Row(each["model"], int(each["batch"]), *(float(each[name]) for name in _FIGURES))
+            for each in csv.DictReader(stream)
+        ]
 
 
 def counted() -> dict[str, Counts]:
@@ -92,13 +90,9 @@ def counted() -> dict[str, Counts]:
 def parts_ms(counts: Counts, batch: int, rates: DeviceRates) -> Vector:
     """Products of a step, one pass over its activations and one over its parameters."""
     memory = 2 * rates.copy.typical
-    return 1e3 * np.array(
-        [
-            3 * counts.flops * batch / rates.gemm.typical,
-            counts.activations * batch / memory,
-            counts.parameters / memory,
-        ]
-    )
+    products = 3 * counts.flops * batch / rates.gemm.typical
+    passes = (counts.activations * batch / memory, counts.parameters / memory)
+    return 1e3 * np.array([products, *passes])
 
 
 def fitted(networks: tuple[str, ...] = CALIBRATION) -> Engine:

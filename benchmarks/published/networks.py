@@ -38,44 +38,40 @@ def alexnet() -> nn.Module:
     )  # fmt: skip
 
 
-class Fire(nn.Module):
-    """Squeeze, and expand in two sizes."""
-
-    def __init__(self, fan_in: int, squeeze: int, expand: int) -> None:
-        super().__init__()
-        self.squeeze = _conv(fan_in, squeeze, 1)
-        self.small = _conv(squeeze, expand, 1)
-        self.large = _conv(squeeze, expand, 3, 1, 1)
+class Beside(nn.ModuleList):
+    """Branches side by side."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.squeeze(x)
-        return torch.cat([self.small(x), self.large(x)], 1)
+        return torch.cat([branch(x) for branch in self], 1)
+
+
+def fire(fan_in: int, squeeze: int, expand: int) -> nn.Module:
+    """Squeeze, and expand in two sizes."""
+    both = Beside([_conv(squeeze, expand, 1), _conv(squeeze, expand, 3, 1, 1)])
+    return nn.Sequential(_conv(fan_in, squeeze, 1), both)
 
 
 def squeezenet() -> nn.Module:
     """``SqueezeNet.cpp``: no rectifiers."""
     return nn.Sequential(
-        _conv(3, 96, 7, 2, 3), nn.MaxPool2d(3, 2, ceil_mode=True), Fire(96, 16, 64),
-        Fire(128, 16, 64), Fire(128, 32, 128), nn.MaxPool2d(3, 2, ceil_mode=True),
-        Fire(256, 32, 128), Fire(256, 48, 192), Fire(384, 48, 192), Fire(384, 64, 256),
-        nn.MaxPool2d(3, 2, ceil_mode=True), Fire(512, 64, 256), _conv(512, 10, 1),
+        _conv(3, 96, 7, 2, 3), nn.MaxPool2d(3, 2, ceil_mode=True), fire(96, 16, 64),
+        fire(128, 16, 64), fire(128, 32, 128), nn.MaxPool2d(3, 2, ceil_mode=True),
+        fire(256, 32, 128), fire(256, 48, 192), fire(384, 48, 192), fire(384, 64, 256),
+        nn.MaxPool2d(3, 2, ceil_mode=True), fire(512, 64, 256), _conv(512, 10, 1),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(),
     )  # fmt: skip
 
 
-class Inception(nn.Module):
+def inception(
+    fan_in: int, one: int, less: int, three: int, least: int, five: int, pooled: int
+) -> nn.Module:
     """Four branches side by side."""
-
-    def __init__(self, fan_in: int, *widths: int) -> None:
-        super().__init__()
-        one, less, three, least, five, pooled = widths
-        self.one = _conv(fan_in, one, 1)
-        self.three = nn.Sequential(_conv(fan_in, less, 1), _conv(less, three, 3, 1, 1))
-        self.five = nn.Sequential(_conv(fan_in, least, 1), _conv(least, five, 5, 1, 2))
-        self.pooled = nn.Sequential(nn.MaxPool2d(3, 1, 1), _conv(fan_in, pooled, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.one(x), self.three(x), self.five(x), self.pooled(x)], 1)
+    return Beside([
+        _conv(fan_in, one, 1),
+        nn.Sequential(_conv(fan_in, less, 1), _conv(less, three, 3, 1, 1)),
+        nn.Sequential(_conv(fan_in, least, 1), _conv(least, five, 5, 1, 2)),
+        nn.Sequential(nn.MaxPool2d(3, 1, 1), _conv(fan_in, pooled, 1)),
+    ])  # fmt: skip
 
 
 def googlenet() -> nn.Module:
@@ -83,12 +79,12 @@ def googlenet() -> nn.Module:
     return nn.Sequential(
         _conv(3, 64, 7, 2, 3), nn.MaxPool2d(3, 2, ceil_mode=True), _conv(64, 192, 3, 1, 1),
         nn.MaxPool2d(3, 2, ceil_mode=True),
-        Inception(192, 64, 96, 128, 16, 32, 32), Inception(256, 128, 128, 192, 32, 96, 64),
-        nn.MaxPool2d(3, 2, ceil_mode=True), Inception(480, 192, 96, 208, 16, 48, 64),
-        Inception(512, 160, 112, 224, 24, 64, 64), Inception(512, 128, 128, 256, 24, 64, 64),
-        Inception(512, 112, 144, 288, 32, 64, 64), Inception(528, 256, 160, 320, 32, 128, 128),
-        nn.MaxPool2d(3, 2, ceil_mode=True), Inception(832, 256, 160, 320, 32, 128, 128),
-        Inception(832, 384, 192, 384, 48, 128, 128), nn.AdaptiveAvgPool2d(1),
+        inception(192, 64, 96, 128, 16, 32, 32), inception(256, 128, 128, 192, 32, 96, 64),
+        nn.MaxPool2d(3, 2, ceil_mode=True), inception(480, 192, 96, 208, 16, 48, 64),
+        inception(512, 160, 112, 224, 24, 64, 64), inception(512, 128, 128, 256, 24, 64, 64),
+        inception(512, 112, 144, 288, 32, 64, 64), inception(528, 256, 160, 320, 32, 128, 128),
+        nn.MaxPool2d(3, 2, ceil_mode=True), inception(832, 256, 160, 320, 32, 128, 128),
+        inception(832, 384, 192, 384, 48, 128, 128), nn.AdaptiveAvgPool2d(1),
         _conv(1024, 10, 1), nn.Flatten(),
     )  # fmt: skip
 

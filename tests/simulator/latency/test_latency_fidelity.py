@@ -12,21 +12,21 @@ import pytest
 from benchmarks.fidelity.latency import Effort, Prediction, measure_model
 from benchmarks.fidelity.latency_comparison import (
     GROUPS,
+    TITLES,
     Row,
+    cells,
     compare,
     summarize,
     summary_lines,
-    table,
     times,
     which_clock,
 )
 from benchmarks.fidelity.latency_prediction import (
+    Between,
     Curves,
     Node,
     calibrated_nodes,
     rate,
-    step_between,
-    threaded_step,
 )
 from benchmarks.fidelity.models import CASES, build
 from benchmarks.published.__main__ import count
@@ -89,7 +89,7 @@ class TestBetween:
 
         works = [node.work for node in nodes(150)]
         small, large = (nodes(100), 4.5), (nodes(400), 7.5)
-        found = step_between(small, large, (0.0, 0.0), FLAT, works)
+        found = Between(small, large, (0.0, 0.0), FLAT, works).step_ms()
         assert found == pytest.approx(2 + 1 + 1.5 + 0.5)
 
     def test_ends_at_the_calibrated_steps(self) -> None:
@@ -97,7 +97,8 @@ class TestBetween:
         large = ([Node("Conv", 1900.0, Work(3e8, 1e3))], 2.3)
         for nodes, step_ms in (small, large):
             works = [node.work for node in nodes]
-            assert step_between(small, large, (0.5, 0.0), FLAT, works) == pytest.approx(step_ms)
+            between = Between(small, large, (0.5, 0.0), FLAT, works)
+            assert between.step_ms() == pytest.approx(step_ms)
 
     def test_threads_gain_what_each_node_gained_at_the_larger_size(self) -> None:
         """Half for the product, nothing for what runs in one thread, and what that leaves out."""
@@ -112,7 +113,7 @@ class TestBetween:
         works = [node.work for node in nodes(2000, 200)]
         for outside in (1.0, 1.1):
             two = (nodes(1500, 150), outside * (1.5 + 0.2))
-            found = threaded_step(small, large, two, (0.0, 0.0), FLAT, works)
+            found = Between(small, large, (0.0, 0.0), FLAT, works).threaded_ms(two)
             assert found == pytest.approx(outside * (1.0 + 0.2))
 
 
@@ -170,11 +171,10 @@ def test_summary_tells_groups_apart() -> None:
 
 def test_every_row_is_printed() -> None:
     rows = [made("process", -0.031, 0.97), made("between", 0.5, 0.25)]
-    heading, *lines = table(rows)
-    assert "within 10 %" in heading
-    assert "-3.1%" in lines[0]
-    assert "97%" in lines[0]
-    assert "+50.0%" in lines[1]
+    shown = [dict(zip(TITLES, cells(row), strict=True)) for row in rows]
+    assert shown[0]["error:"] == "-3.1%"
+    assert [each["within 10 %:"] for each in shown] == ["97%", "25%"]
+    assert shown[1]["error:"] == "+50.0%"
     assert len([line for line in summary_lines(rows) if "cases" in line]) == 3
 
 
