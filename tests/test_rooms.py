@@ -15,7 +15,7 @@ ITS_THREE = {"numpy", "onnxruntime", "flatbuffers", "odtpack_runtime"}
 WHERE_INSTALLED = {
     "trust.py": {"cryptography"},
     "native.py": {"onnx"},  # bodies are run by verify
-    "onnx_files.py": {"onnx"},
+    "checks.py": {"onnx"},
     "verify.py": {"onnx"},
 }
 

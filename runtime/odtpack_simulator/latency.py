@@ -43,7 +43,7 @@ from odtpack_simulator.result import (
     OperatorClass,
     OperatorCost,
 )
-from odtpack_simulator.values.statistics import quantile_interval
+from odtpack_simulator.values.figure import quantile_interval
 from odtpack_simulator.values.units import Interval, Quantity, bounds
 
 # Times steps on this machine, and judges whether it was quiet enough.

@@ -82,7 +82,7 @@ from odtpack_simulator.result import (
     find_origin,
     tool_version,
 )
-from odtpack_simulator.values.statistics import wilson_interval
+from odtpack_simulator.values.figure import wilson_interval
 from odtpack_simulator.values.text import shown_path
 from odtpack_simulator.values.units import Quantity, format_bytes
 

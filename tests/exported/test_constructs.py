@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from odtpack.build import build_package
-from odtpack.cli.gradients import Twin, compared
+from odtpack.cli._twin import Twin, compared
 from odtpack_runtime.package.package import Package
 from tests.exported.export import Exporter, export
 from tests.packaging_tools import open_training

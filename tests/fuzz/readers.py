@@ -32,9 +32,8 @@ from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.folder_update import check_finished, finish_update
 from odtpack_runtime.package.adapter import CONFIG, TENSORS, load_adapter, save_adapter
-from odtpack_runtime.package.checks import ort_operators
+from odtpack_runtime.package.checks import load_model, operators_of, opsets_of, ort_operators
 from odtpack_runtime.package.manifest import Manifest
-from odtpack_runtime.package.onnx_files import load_model, operators_of, opsets_of
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.trust import Limits, check_signature
 from odtpack_runtime.package.verify import verify_package

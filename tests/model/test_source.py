@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odtpack.errors import OdtpackError
-from odtpack.model import source
+from odtpack.model import external_data
 from odtpack.model.loading import load_model
 from tests import zoo
 from tests.refused import refused
@@ -42,9 +42,11 @@ def models(draw: st.DrawFn) -> onnx.ModelProto:
 @settings(max_examples=100, deadline=None, derandomize=True)
 def test_what_is_left_out_can_be_put_back(model: onnx.ModelProto) -> None:
     content = memoryview(model.SerializeToString())
-    light, spans = source.detach(content)
+    light, spans = external_data.detach(content)
     restored = onnx.ModelProto.FromString(bytes(light))
-    large = [i for i, t in enumerate(model.graph.initializer) if len(t.raw_data) >= source.LEAST]
+    large = [
+        i for i, t in enumerate(model.graph.initializer) if len(t.raw_data) >= external_data.LEAST
+    ]
     assert sorted(spans) == large
     for index, span in spans.items():
         assert not restored.graph.initializer[index].raw_data
@@ -61,7 +63,7 @@ def test_damaged_bytes_are_left_to_protobuf(model: onnx.ModelProto, data: st.Dat
         place = data.draw(st.integers(0, len(content) - 1))
         content[place] = data.draw(st.integers(0, 255))
     whole = memoryview(bytes(content))[: data.draw(st.integers(0, len(content)))]
-    light, spans = source.detach(whole)
+    light, spans = external_data.detach(whole)
     for span in spans.values():
         assert 0 <= span.offset <= span.offset + span.length <= len(whole)
     try:

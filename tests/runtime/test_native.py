@@ -21,8 +21,8 @@ from odtpack.optimizers import SGD, Adam, AdamW, Lion
 from odtpack.optimizers.common.model import optimizer_model
 from odtpack.passes import native as wrapping
 from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime.package.checks import graphs_of
 from odtpack_runtime.package.native import ELEMENTWISE_OPERATORS, OPERATORS
-from odtpack_runtime.package.onnx_files import graphs_of
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.self_check import self_check
 from odtpack_runtime.package.trust import Limits

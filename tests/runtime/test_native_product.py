@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack_runtime import Package
+from odtpack_runtime.package.checks import graphs_of
 from odtpack_runtime.package.native import PRODUCT
-from odtpack_runtime.package.onnx_files import graphs_of
 from odtpack_runtime.package.trust import Limits, check_operators
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.session.native import DOMAIN, VARIABLE

@@ -1,6 +1,4 @@
-"""A model's source: a file with its external data, or memory. Large tensors are not copied.
-
-What a model file says about other files is not to be trusted: it may point anywhere.
+"""Where a model comes from: a file, or memory. Its large tensors are not copied.
 
 A model of gigabytes is mostly initializers. Whatever looks at its structure (the checker,
 shape inference) is given a message in which they are empty; their values are views of the
@@ -12,216 +10,17 @@ from __future__ import annotations
 import dataclasses
 import math
 import mmap
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import google.protobuf.message
 import numpy as np
 import onnx
-import onnx.checker
-import onnx.external_data_helper
 import onnx.numpy_helper
 import onnx_ir as ir
 
 from odtpack.errors import OdtpackError, model_not_readable, not_onnx
-from odtpack.model import exporters
-from odtpack_runtime.files.protobuf_wire import BYTES, MalformedError, fields, header
-
-
-def tensors(message: Any) -> Iterator[onnx.TensorProto]:
-    """Every tensor in a protobuf message: initializers, attributes, those of subgraphs."""
-    if isinstance(message, onnx.TensorProto):
-        yield message
-        return
-    for field, value in message.ListFields():
-        if field.type == field.TYPE_MESSAGE:
-            for inner in [value] if hasattr(value, "ListFields") else value:
-                yield from tensors(inner)
-
-
-def load_beside(
-    proto: onnx.ModelProto,
-    path: Path,
-    is_in_place: Callable[[onnx.TensorProto], bool],
-    map_file: Callable[[Path], memoryview],
-) -> Iterator[tuple[onnx.TensorProto, memoryview]]:
-    """Find the external data of a model file, which must lie in the file's own folder."""
-    # proto: The model; tensors that are not in place are read into it. is_in_place: Whether an
-    # initializer is to be read where it is.
-    # Returns the initializers that are in place, without their reference to the file, and their
-    # bytes.
-    files: dict[Path, memoryview] = {}
-    try:
-        for tensor in _external(proto):
-            _check(tensor, path)
-        for tensor in proto.graph.initializer:
-            if tensor.data_location != onnx.TensorProto.EXTERNAL or not is_in_place(tensor):
-                continue
-            info = onnx.external_data_helper.ExternalDataInfo(tensor)
-            file = (path.parent / info.location).resolve()
-            if file not in files:
-                files[file] = map_file(file)
-            start = info.offset or 0
-            end = len(files[file]) if info.length is None else start + info.length
-            tensor.ClearField("external_data")
-            tensor.ClearField("data_location")
-            yield tensor, files[file][start:end]
-        onnx.external_data_helper.load_external_data_for_model(proto, str(path.parent))
-    except (onnx.checker.ValidationError, OSError, ValueError) as error:
-        raise OdtpackError(
-            "external-data-unreadable",
-            f"external data cannot be read: {str(error).strip().splitlines()[0]}",
-            where=str(path),
-        ) from None
-
-
-def files_beside(proto: onnx.ModelProto, path: Path) -> list[Path]:
-    """The files that hold external data of a model, sorted."""
-    found = set()
-    for tensor in _external(proto):
-        _check(tensor, path)
-        info = onnx.external_data_helper.ExternalDataInfo(tensor)
-        found.add(path.parent / info.location)
-    return sorted(found)
-
-
-def require_none(proto: onnx.ModelProto) -> None:
-    """Refuse external data of a model that has no folder."""
-    for tensor in _external(proto):
-        raise OdtpackError(
-            "external-data-without-folder",
-            f"tensor {tensor.name!r} of the model in memory keeps its data in a file, and "
-            "nothing says in which folder",
-        )
-
-
-def load_into(model: ir.Model) -> ir.Model:
-    """Read the external initializers of a model in memory where they are; return the model."""
-    import onnx_ir as ir  # not needed by `odtpack cache-key`, which runs before each build
-
-    try:
-        for graph in model.graphs():
-            for value in graph.initializers.values():
-                tensor = value.const_value
-                if isinstance(tensor, ir.ExternalTensor) and tensor.base_dir:
-                    value.const_value = ir.Tensor(
-                        tensor.numpy(), dtype=tensor.dtype, name=tensor.name
-                    )
-    except (OSError, ValueError) as error:
-        raise OdtpackError(
-            "external-data-unreadable",
-            f"external data of the model in memory cannot be read: {error}",
-        ) from None
-    return model
-
-
-def _external(proto: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    for tensor in tensors(proto):
-        if tensor.data_location == onnx.TensorProto.EXTERNAL:
-            yield tensor
-
-
-def _check(tensor: onnx.TensorProto, path: Path) -> None:
-    """Refuse external data that does not lie in the model's own folder."""
-    folder = path.parent.resolve()
-    entries = {entry.key: entry.value for entry in tensor.external_data}
-    location = entries.get("location", "")
-    try:
-        file = (folder / location).resolve()
-    except ValueError:  # a null character
-        location, file = "", folder
-    if not location or Path(location).is_absolute() or not file.is_relative_to(folder):
-        raise OdtpackError(
-            "external-data-escapes",
-            f"initializer {tensor.name!r} keeps its data in {location!r}, "
-            "outside the model's folder",
-            where=str(path),
-        )
-    if not file.is_file():
-        raise OdtpackError(
-            "external-data-missing",
-            f"initializer {tensor.name!r} keeps its data in {location!r}, which is not there",
-            where=str(path),
-        )
-    try:
-        offset, length = int(entries.get("offset", 0)), int(entries.get("length", 0))
-    except ValueError:
-        offset, length = -1, 0
-    if offset < 0 or length < 0 or offset + length > file.stat().st_size:
-        raise OdtpackError(
-            "external-data-short",
-            f"initializer {tensor.name!r} reaches past the end of {location!r}",
-            where=str(path),
-        )
-
-
-_GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
-_EXTERNAL_DATA, _DATA_LOCATION = 13, 14
-LEAST = 1024
-"""Bytes below which a tensor stays in the message."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Span:
-    """Where the bytes of a tensor stand in a file."""
-
-    offset: int
-    length: int
-
-
-def detach(data: memoryview) -> tuple[bytes | memoryview, dict[int, Span]]:
-    """Leave the large ``raw_data`` of a model's initializers out."""
-    # data: Bytes of a serialized ``ModelProto``; they may be anything.
-    # Returns the message without them, and the place of each by the initializer's index.
-    spans: dict[int, Span] = {}
-    chunks: list[bytes | memoryview] = []
-    count = 0
-    try:
-        for found in fields(data):
-            if found.number != _GRAPH or found.kind != BYTES:
-                chunks.append(data[found.start : found.end])
-                continue
-            graph, count = _graph(data, found.body, found.end, spans, count)
-            chunks += [header(_GRAPH, sum(map(len, graph))), *graph]
-    except MalformedError:
-        return data, {}
-    return (b"".join(chunks), spans) if spans else (data, {})
-
-
-def _graph(
-    data: memoryview, start: int, end: int, spans: dict[int, Span], count: int
-) -> tuple[list[bytes | memoryview], int]:
-    """The pieces of a graph without its large tensors, and the number of initializers so far."""
-    pieces: list[bytes | memoryview] = []
-    kept = start  # what lies between two initializers is copied in one piece
-    for found in fields(data, start, end):
-        if found.number != _INITIALIZER or found.kind != BYTES:
-            continue
-        raw = _raw_data(data, found.body, found.end)
-        if raw is not None:
-            tag, raw_end, span = raw
-            rest = [data[found.body : tag], data[raw_end : found.end]]
-            pieces += [data[kept : found.start], header(_INITIALIZER, sum(map(len, rest))), *rest]
-            spans[count] = span
-            kept = found.end
-        count += 1
-    pieces.append(data[kept:end])
-    return pieces, count
-
-
-def _raw_data(data: memoryview, start: int, end: int) -> tuple[int, int, Span] | None:
-    """Start and end of the one large ``raw_data`` field of a tensor, and its bytes."""
-    found = None
-    for each in fields(data, start, end):
-        if each.number in (_EXTERNAL_DATA, _DATA_LOCATION):
-            return None
-        if each.number == _RAW_DATA:
-            if found is not None or each.kind != BYTES:
-                return None
-            found = each.start, each.end, Span(each.body, each.end - each.body)
-    return found if found is not None and found[2].length >= LEAST else None
-
+from odtpack.model import exporters, external_data
 
 ModelLike = str | Path | onnx.ModelProto | ir.Model
 
@@ -257,7 +56,7 @@ def open_model(model: ModelLike) -> Source:
     if isinstance(model, ir.Model):
         return _from_ir(model)
     if isinstance(model, onnx.ModelProto):
-        require_none(model)
+        external_data.require_none(model)
         return _from_proto(model)
     if not isinstance(model, str | Path):
         raise OdtpackError(
@@ -284,7 +83,7 @@ def open_model(model: ModelLike) -> Source:
         raise not_onnx(path)
     for key, value in exporters.noted_architecture(path).items():
         proto.graph.metadata_props.add(key=key, value=value)
-    for tensor, array in load_beside(proto, path, _is_in_place, map_file):
+    for tensor, array in external_data.load_beside(proto, path, _is_in_place, map_file):
         _keep(tensor, array, str(path), arrays)
     return Source(proto, str(path), arrays)
 
@@ -313,7 +112,7 @@ def release_pages(array: np.ndarray) -> None:
 
 def _parse(content: memoryview, where: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """Parse a serialized model and detach its large tensors, which become views of it."""
-    light, spans = detach(content)
+    light, spans = external_data.detach(content)
     proto = onnx.ModelProto()
     proto.ParseFromString(light)
     arrays: dict[str, np.ndarray] = {}
@@ -356,15 +155,19 @@ def _from_proto(model: onnx.ModelProto) -> Source:
 
 
 def _from_ir(model: ir.Model) -> Source:
-    light = load_into(model.clone())
+    light = external_data.load_into(model.clone())
     arrays: dict[str, np.ndarray] = {}
     for name, value in light.graph.initializers.items():
         tensor = value.const_value
-        if tensor is not None and tensor.dtype in _IN_PLACE and tensor.nbytes >= LEAST:
+        if (
+            tensor is not None
+            and tensor.dtype in _IN_PLACE
+            and tensor.nbytes >= external_data.LEAST
+        ):
             arrays[name] = tensor.numpy()
             value.const_value = ir.tensor(np.empty(0, tensor.dtype.numpy()), name=name)
     proto = ir.to_proto(light)
-    require_none(proto)
+    external_data.require_none(proto)
     return Source(proto, _IN_MEMORY, arrays)
 
 

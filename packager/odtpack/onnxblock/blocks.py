@@ -20,7 +20,7 @@ import onnx_ir as ir
 from odtpack import targets
 from odtpack.autodiff.backward import stop
 from odtpack.errors import OdtpackError
-from odtpack.model import source
+from odtpack.model import external_data, source
 from odtpack.onnxblock.accessor import Equation, ModelAccessor
 
 _CURRENT: ContextVar[ModelAccessor | None] = ContextVar("onnxblock base", default=None)
@@ -61,10 +61,10 @@ def base(model: onnx.ModelProto, model_path: str | None = None) -> Iterator[Mode
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     if model_path is None:
-        source.require_none(copy)
+        external_data.require_none(copy)
     else:
         # None in place: a block may look at the values of any initializer.
-        list(source.load_beside(copy, Path(model_path), lambda _: False, source.map_file))
+        list(external_data.load_beside(copy, Path(model_path), lambda _: False, source.map_file))
     with _opened(copy, model_path) as accessor:
         yield accessor
 

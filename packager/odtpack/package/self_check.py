@@ -28,8 +28,8 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import out_of_memory
 from odtpack_runtime.export.inference_model import export_inference_model
 from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.package.checks import likely_sizes
 from odtpack_runtime.package.manifest import InputInfo, Manifest, SelfCheckInfo
-from odtpack_runtime.package.onnx_files import likely_sizes
 from odtpack_runtime.package.records import SelfCheckInput
 from odtpack_runtime.package.self_check import (
     cannot_teach,

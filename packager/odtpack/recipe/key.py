@@ -99,7 +99,7 @@ def _model_digests(path: Path) -> dict[str, str]:
     import google.protobuf.message
     import onnx
 
-    from odtpack.model.source import detach, files_beside
+    from odtpack.model.external_data import detach, files_beside
 
     try:
         content = path.read_bytes()

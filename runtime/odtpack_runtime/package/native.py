@@ -26,7 +26,7 @@ import numpy as np
 import onnxruntime
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.package.onnx_files import graphs_of
+from odtpack_runtime.package.checks import graphs_of
 from odtpack_runtime.session.native import DOMAIN
 
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.package.checks import ort_operators
+from odtpack_runtime.package.checks import graphs_of, load_model, ort_operators
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.native import check_functions
-from odtpack_runtime.package.onnx_files import graphs_of, load_model
 from odtpack_runtime.package.package import Package, signature_path
 from odtpack_runtime.session.native import DOMAIN as NATIVE
 

@@ -35,10 +35,8 @@ from odtpack_runtime.export.inference_model import cast_parameter, check_size
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.files.protobuf_wire import BYTES, MalformedError, Piece, bytes_field, fields
 from odtpack_runtime.files.scratch import scratch_folder
-from odtpack_runtime.package.checks import SegmentModels
-from odtpack_runtime.package.generator import decoder_runs
-from odtpack_runtime.package.manifest import Manifest, ParameterInfo, contradiction, same
-from odtpack_runtime.package.onnx_files import (
+from odtpack_runtime.package.checks import (
+    SegmentModels,
     Tensor,
     graphs_of,
     likely_sizes,
@@ -48,6 +46,8 @@ from odtpack_runtime.package.onnx_files import (
     said,
     values_of,
 )
+from odtpack_runtime.package.generator import decoder_runs
+from odtpack_runtime.package.manifest import Manifest, ParameterInfo, contradiction, same
 from odtpack_runtime.package.package import (
     Package,
     check_nothing_else,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from odtpack_simulator.values.statistics import quantile, quantile_interval, wilson_interval
+from odtpack_simulator.values.figure import quantile, quantile_interval, wilson_interval
 from odtpack_simulator.values.units import (
     UNITS,
     Interval,
