@@ -189,6 +189,13 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+def test_decisions_name_files_that_exist() -> None:
+    for page in sorted((ROOT / "docs" / "adr").glob("*.md")):
+        for name in re.findall(r"`([\w/.-]+/[\w.-]+\.(?:py|h|cpp|md))`", page.read_text()):
+            found = [ROOT / name, ROOT / "packager" / name, ROOT / "packager" / "odtpack" / name]
+            assert any(each.exists() for each in found), f"{page.name} names {name}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_generated_pages_are_fresh(page: Path) -> None:
     assert page.read_text() == PAGES[page](), "run: python -m scripts.generate_docs"
