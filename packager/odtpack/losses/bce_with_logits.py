@@ -30,7 +30,7 @@ class BinaryCrossEntropyWithLogits(Elementwise):
     formula = "-w (p t log s(y) + (1 - t) log(1 - s(y))), s the sigmoid"
     prediction = "logits"
     weight: Numbers | None = option(None, "Factor of the terms.", least=0, axes=0)
-    pos_weight: Numbers | None = option(None, "Factor of the terms of a yes.", least=0, axes=0)
+    pos_weight: Numbers | None = option(None, "Weight of the positive class.", least=0, axes=0)
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
         """Write softplus(x) - x t, or with p: (1 - t) x + (1 + (p - 1) t) softplus(-x)."""

@@ -32,7 +32,7 @@ class Contrastive(Embeddings):
     prediction = "two embeddings [N, D]"
     target = "`target` [N]"
     reads = ("first", "second")
-    margin: float = option(1.0, "Least distance of a negative pair.", above=0)
+    margin: float = option(1.0, "Minimum distance between negative pairs.", above=0)
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """1 for a pair that belongs together, else 0: [N]."""

@@ -29,7 +29,7 @@ class InfoNCE(Embeddings):
     """
 
     name = "info_nce"
-    summary = "Each query is to find its key among those of the batch."
+    summary = "Classifies, for each query, which key of the batch belongs to it."
     formula = "-log softmax over j of ⟨q[i], k[j]⟩/T, at j = i"
     prediction = "queries, keys [N, D]"
     target = ""

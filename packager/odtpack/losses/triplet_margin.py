@@ -29,12 +29,12 @@ class TripletMargin(Embeddings):
     """
 
     name = "triplet_margin"
-    summary = "An anchor is to be nearer to the positive than to the negative."
+    summary = "Pulls the anchor closer to the positive than to the negative."
     formula = "max(d(a, p) - d(a, n) + margin, 0), d(a, b) = ‖a - b + 1e-6‖"
     prediction = "anchor, positive, negative [N, D]"
     target = ""
     reads = ("anchor", "positive", "negative")
-    margin: float = option(1.0, "By how much.", above=0)
+    margin: float = option(1.0, "Margin between the two distances.", above=0)
     p: Literal[1, 2] = option(2, "Norm of the distance.")
     swap: bool = option(
         False, "Whether the distance of positive and negative counts where it is less."

@@ -39,7 +39,9 @@ class Lion(Optimizer):
     source = "Chen et al. (2023), algorithm 2"
     keeps = "one moment: 4 bytes"
     learning_rates = (0.0003, 0.001, 0.0001)
-    beta1: float = option(0.9, "How the sign of a step is mixed.", above=0, below=1)
+    beta1: float = option(
+        0.9, "Weight of the moment in the interpolation whose sign is the update.", above=0, below=1
+    )
     beta2: float = option(0.99, "Decay of the moment.", above=0, below=1)
 
     state = (StateVector(FIRST),)

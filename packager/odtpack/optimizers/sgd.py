@@ -45,7 +45,7 @@ class SGD(Optimizer):
     dampening: float = option(
         0.0, "Share of the gradient that does not enter the momentum.", least=0, below=1
     )
-    nesterov: bool = option(False, "Nesterov's method; asks for momentum and no dampening.")
+    nesterov: bool = option(False, "Nesterov's method; requires momentum above 0 and dampening 0.")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -223,7 +223,7 @@ class _Schedule(Table):
     warmup_steps: Count = 0
     """Steps over which the rate rises from 0."""
     learning_rate: Positive | None = None
-    """Rate that the factors are of; without it, that of the training."""
+    """Base learning rate of the schedule. Default: the learning rate of the training."""
 
 
 class _Ending(_Schedule):
@@ -391,7 +391,7 @@ class _TargetOptions(Table):
 
 
 class TargetTable(_TargetOptions):
-    """Where the package is to run."""
+    """Runtime and devices of the package."""
 
     platforms: tuple[OsClass, ...] = ()
     """Operating systems: `simulate --recipe` replays on every shipped device that has one."""
@@ -466,7 +466,7 @@ class RecipeFile(_AboveAll):
     formats: FormatsTable = FormatsTable()
     """What is written besides the ONNX models."""
     target: TargetTable = TargetTable()
-    """Where the package is to run."""
+    """Runtime and devices of the package."""
     budgets: BudgetsKey | None = None
     """Path of a budget file, from the recipe's folder, or limits."""
 

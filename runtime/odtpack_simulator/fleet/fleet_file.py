@@ -236,7 +236,7 @@ class TrafficTable(_Table):
     up: Annotated[tuple[Rate, Rate], BeforeValidator(_pair)] = (1e6, 1e6)
     """Rate from a client, likewise."""
     compression: float = Field(default=1.0, gt=0, le=1)
-    """Bytes that are sent for each byte of parameters."""
+    """Compression ratio: bytes sent per byte of parameters."""
     radio_power: Watts | None = None
     """What a device takes while it sends or receives. Without it that energy is not counted."""
 
