@@ -102,7 +102,11 @@ def init(
     ] = None,
     example: Annotated[
         str | None,
-        option(f"Write a complete example project instead: {', '.join(names())}.", "NAME"),
+        option(
+            f"Write a complete example project instead: {', '.join(names())}.",
+            "NAME",
+            autocompletion=lambda incomplete: [n for n in names() if n.startswith(incomplete)],
+        ),
     ] = None,
     force: Annotated[bool, flag("--force", "Replace an existing recipe.")] = False,
     as_json: Annotated[bool, _options.AS_JSON] = False,
@@ -124,7 +128,7 @@ def init(
         _console.json_result(as_json, {"path": str(folder)})
         return
     if model is None or example is not None:
-        what = "either a forward model or --example is needed"
+        what = "give a forward model or --example, not both"
         raise OdtpackError("usage", what, hint="odtpack init --help")
 
     from odtpack.recipe.draft import SCHEMA_NAME, draft, schema_text
@@ -304,8 +308,8 @@ def write_example(name: str, folder: Path) -> list[Path]:
     from odtpack_runtime.files.atomic import write_whole
 
     if name not in names():
-        raise OdtpackError("usage", f"there is no example {name!r}",
-                           hint=near_names(name, names(), "odtpack init --help"))  # fmt: skip
+        what = f"there is no example {name!r}; the examples are {', '.join(names())}"
+        raise OdtpackError("usage", what, hint=near_names(name, names(), "odtpack init --help"))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OdtpackError("folder-not-empty", f"{str(folder)!r} exists and is not an empty folder")
     about = tomllib.loads((_folder() / name / _ABOUT).read_text(encoding="utf-8"))
