@@ -111,8 +111,8 @@ def key_figures(result: FleetResult) -> list[tuple[str, str, str]]:
         figures.append(("Over seeds", spread, f"accuracy with {len(ends)} seeds"))
     if result.fairness is not None:
         fair = result.fairness
-        of = f"of clients; {format_percent(fair.mean)} on average"
-        figures.append(("Worst tenth", format_percent(fair.worst_tenth), of))
+        of = f"of the clients; mean of all clients: {format_percent(fair.mean)}"
+        figures.append(("Accuracy, worst tenth", format_percent(fair.worst_tenth), of))
     took_part, clients = result.took_part, result.plan.clients
     share = format_percent(took_part / clients)
     figures.append(("Took part", share, f"{took_part:,} of {clients:,}"))

@@ -73,7 +73,7 @@ class Cell:
     figure: str  # The figure that stands for the topic
     words: str  # What the check says of it, short: `over 100 ms`, `within 60 s`
     detail: str  # The message of the check, or why there is no figure
-    ends: str = ""  # Both ends of the interval that the figure is the typical value of
+    ends: str = ""  # Of a typical value both ends of its interval; of memory what it is that of
 
 
 @dataclass(frozen=True)

@@ -316,8 +316,19 @@ def cells(result: SimulationResult, device: DeviceResult) -> list[Cell]:
         cell = _cell(figure(result, device), checks)
         if topic == "Step" and device.latency.step_ms is not None:
             cell = replace(cell, ends=format_interval(device.latency.step_ms, "ms"))
+        elif topic == "Memory" and not cell.ends:
+            cell = replace(cell, ends=_TRAINING)
         found.append(cell)
     return found
+
+
+_TRAINING: Final = "training only"
+_MEMORY_OF: Final = {
+    "memory_limit": "whole process",
+    "low_memory_warning": "whole process",
+    "peak_memory": _TRAINING,
+}
+"""What the figure of a judged memory is that of."""
 
 
 def _topic(check: Check) -> Topic | None:
@@ -342,12 +353,18 @@ def _cell(figure: tuple[str, str], checks: Sequence[Check]) -> Cell:
     if state == "not judged":
         has = text != UNKNOWN
         return Cell(state, text if has else state, state if has else "", worst.message)
+    ends = ""
     if _topic(worst) == "Memory" and worst.actual is not None:
         text = figure_text(worst, worst.actual)  # what was compared: often the whole process
+        ends = _MEMORY_OF.get(worst.metric, CHECKS[worst.metric].title)
     words = _judged_words(worst, state)
-    if not CHECKS[worst.metric].headline:  # the figure is that of another metric
+    if worst.metric == "small_data" and state == "warn":
+        words = "Too few held-out samples"
+        if worst.limit is not None and worst.actual is not None:
+            words += f": {worst.actual:.0f} of about {worst.limit:.0f} needed"
+    elif not CHECKS[worst.metric].headline:  # the figure is that of another metric
         words = f"{CHECKS[worst.metric].title}: {words}"
-    return Cell(state, text, words, worst.message)
+    return Cell(state, text, words, worst.message, ends)
 
 
 def _judged_words(check: Check, state: Verdict) -> str:
