@@ -73,7 +73,7 @@ def test_nothing_fits(start: Run, files: Files, tmp_path: Path) -> None:
     )
     assert "No candidate meets every budget" in outcome.err
     assert re.search("peak_memory: the (measured|predicted) peak is", outcome.err)
-    assert f"it misses a limit by {100 * nearest.miss:.1f} %" in outcome.err
+    assert f"its worst figure is beyond its limit by {100 * nearest.miss:.1f} %" in outcome.err
     assert set(tree(out)) == {"fit.html", "fit.json", "recipe.schema.json"}
 
 

@@ -603,7 +603,7 @@ def _notes(base: FleetResult, head: FleetResult) -> list[str]:
         )
     )
     notes += [
-        f"days and energy of the {which} say little: {each.disturbed}"
+        f"days and energy of the {which} are unreliable: {each.disturbed}"
         for which, each in (("baseline", base), ("new result", head))
         if each.disturbed is not None
     ]

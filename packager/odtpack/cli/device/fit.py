@@ -225,7 +225,7 @@ def _show(result: FitResult) -> None:
         for where, check in _errors(each):
             _console.say(f"candidate {each.number} on {where}: {check.metric}: {check.message}")
         if each.miss is not None and each.miss < 1e6:
-            _console.say(f"  it misses a limit by {format_percent(each.miss)} of it")
+            _console.say(f"  its worst figure is beyond its limit by {format_percent(each.miss)}")
     for unknown in result.not_judged:
         _console.say(f"unknown: {unknown.figure}: {unknown.reason}", style="yellow")
 

@@ -143,8 +143,9 @@ def simulate(
 
     The training runs once for all devices: without limits, timed, interrupted and resumed, and
     shortened under every memory limit near its peak. Exit code 0 within budget, 1 over budget,
-    2 for bad input. Without a budget, only memory limits of devices, finite losses and resumed
-    weights are judged, and a suggested budget is printed.
+    2 for bad input. Without a budget, only what needs none is judged: memory limits and low-memory
+    warnings of devices, finite losses, whether the training learns and finishes, and resumed
+    weights. A suggested budget is printed then.
     """
     from odtpack.cli import _fit
     from odtpack.cli._describe import of_simulation
