@@ -13,8 +13,10 @@ import pytest
 
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.build import build_package
-from odtpack.choices import OrtFormat
+from odtpack.choices import STOCK, OrtFormat
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, GroupRule, Lion, Optimizer
+from odtpack.ort_training.importing import import_artifacts
+from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import ScheduleSpec
 from tests import zoo
 from tests.cli.conftest import Run, assert_refused
@@ -263,5 +265,20 @@ def test_what_was_built_is_imported(run: Run, tmp_path: Path) -> None:
     run(*build, "--loss", "cross_entropy", code=0)
     run("import", tmp_path / "built", "--out", tmp_path / "package", code=0)
     _, module, _ = open_training(tmp_path / "package")
-    loss, scores = module(np.zeros((2, 6), np.float32), np.array([0, 2]))
+    loss, scores = module.eval()(np.zeros((2, 6), np.float32), np.array([0, 2]))
     assert (np.isfinite(loss), scores.shape) == (True, (2, 3))
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "mse"])
+def test_an_import_knows_the_loss_that_was_built(loss: str, tmp_path: Path) -> None:
+    """The package is that of the forward model: labels are checked, accuracy is measured."""
+    for folder, runtime in (("old", TARGET), ("plain", STOCK)):
+        build_package(zoo.cnn(), tmp_path / folder, loss=loss, runtime=runtime)
+    plain = Package.open(tmp_path / "plain").manifest
+    found = import_artifacts(tmp_path / "old", tmp_path / "new")
+    names = ("inputs", "outputs", "evaluation_outputs", "loss", "loss_options")
+    assert [getattr(found, name) for name in names] == [getattr(plain, name) for name in names]
+    # A manifest of other files, or none, says nothing.
+    for text in ((tmp_path / "plain" / "manifest.json").read_text(), "{}"):
+        (tmp_path / "old" / "manifest.json").write_text(text)
+        assert import_artifacts(tmp_path / "old", tmp_path / "again").loss == "none"

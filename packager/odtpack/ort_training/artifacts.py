@@ -21,6 +21,9 @@ from odtpack.ort_training.backend import ACCUMULATOR
 from odtpack.package.training import RESET
 from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
+from odtpack_runtime.files.atomic import file_sha256
+from odtpack_runtime.package.manifest import Manifest
+from odtpack_runtime.package.package import MANIFEST_NAME, read_manifest
 
 MODELS = ("training_model", "eval_model", "optimizer_model")
 
@@ -35,6 +38,9 @@ class Artifacts:
     checkpoint: CheckpointData  # parameters, and what training left
     checkpoint_path: Path  # where it was read
     nominal: bool  # whether a nominal checkpoint lies beside
+    manifest: (
+        Manifest | None
+    )  # of a package for onnxruntime-training; None if another tool wrote it
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:
@@ -62,6 +68,7 @@ def open_artifacts(
         read_checkpoint(source),
         source,
         (folder / f"{prefix}nominal_checkpoint").is_file(),
+        _manifest(folder / f"{prefix}{MANIFEST_NAME}", paths["eval_model"]),
     )
     _check_training_model(artifacts.training.proto, paths["training_model"])
     if artifacts.checkpoint.nominal:
@@ -74,6 +81,18 @@ def open_artifacts(
     _check_parameters(artifacts, paths)
     _check_models(artifacts, folder)
     return artifacts
+
+
+def _manifest(path: Path, evaluation: Path) -> Manifest | None:
+    """The manifest of a package for onnxruntime-training, if it describes this model."""
+    if not path.is_file():
+        return None
+    try:
+        manifest = Manifest.from_json(read_manifest(path), str(path))
+    except OdtpackError:  # some other file of that name
+        return None
+    described = manifest.files.eval_model.sha256
+    return manifest if manifest.target and file_sha256(evaluation) == described else None
 
 
 def _prefix(folder: Path) -> str:

@@ -25,7 +25,7 @@ from odtpack.optimizers import Clip, Optimizer
 from odtpack.ort_training.artifacts import Artifacts, open_artifacts
 from odtpack.ort_training.backend import INTERNAL_BATCH_NORM, carried_state, read_optimizer
 from odtpack.package.optimizer_update import resolve_update
-from odtpack.package.task import Graphs, Task
+from odtpack.package.task import Graphs, LossInfo, Task
 from odtpack.package.training import build_graphs
 from odtpack.package.write import Made, check_folder, write_package
 from odtpack.spec import BuildSpec
@@ -87,12 +87,16 @@ def _differentiate(artifacts: Artifacts, optimizer: Optimizer, clip: Clip) -> Gr
     graph = model.graph
     name = graph.outputs[0].name or ""
     additional = tuple(value.name or "" for value in graph.outputs[1:])
-    found = take_loss(graph)
+    manifest = artifacts.manifest
+    known = None if manifest is None else loss_of(manifest)
+    if known is not None and manifest is not None:
+        additional = tuple(each.name for each in manifest.outputs[1:])
+    found = None if known is not None else take_loss(graph)
     read = () if found is None else (found.prediction.name or "", found.target.name or "")
     spec = BuildSpec(
         loss_inputs=read,
         outputs=additional,
-        prediction=False,
+        prediction=known is not None,
         clip_norm=clip.norm,
         nominal=artifacts.nominal,
     )
@@ -103,11 +107,31 @@ def _differentiate(artifacts: Artifacts, optimizer: Optimizer, clip: Clip) -> Gr
         None if found is None else found.loss,
         spec,
         optimizer,
+        known,
     )
     graphs = build_graphs(task)
     for each in (graphs.training, graphs.evaluation):
         each.graph.outputs[0].name = name  # its nodes may be new
     return graphs
+
+
+def loss_of(manifest: Manifest) -> LossInfo | None:
+    """What the manifest of a package for onnxruntime-training says of its loss."""
+    if manifest.loss == "none":
+        return None
+    roles: dict[str, losses.TargetRole] = {}
+    facts: dict[str, dict[str, int]] = {}
+    for each in manifest.inputs:
+        if each.role == "data":
+            continue
+        roles[each.name] = each.role
+        known = {"class_count": each.class_count, "ignore_index": each.ignore_index}
+        if each.role == "labels":
+            facts[each.name] = {k: v for k, v in known.items() if v is not None}
+    returned = manifest.evaluation_outputs
+    prediction = returned[0].name if returned else ""
+    options = manifest.loss_options or {}
+    return LossInfo(manifest.loss, options, roles, facts, prediction=prediction)
 
 
 # The forward model inside artifacts.

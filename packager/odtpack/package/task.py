@@ -32,6 +32,7 @@ class LossInfo:
     # what a runtime must know to check labels, by input: `class_count`, `ignore_index`
     labels: Mapping[str, Mapping[str, int]] = dataclasses.field(default_factory=dict)
     fixed: tuple[str, ...] = ()  # parameters through which it lets no gradient
+    prediction: str = ""  # of a loss that the model came with: the value to return for evaluation
 
 
 @dataclasses.dataclass(frozen=True)

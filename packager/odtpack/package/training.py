@@ -280,7 +280,7 @@ def prepare(task: Task) -> Prepared:
         and (task.loss is None or task.loss.classifies)
         and info.options.get("layout") != "NLC"
         and "labels" in info.roles.values()
-        and return_prediction(evaluation.graph, prediction)
+        and return_prediction(evaluation.graph, info.prediction or prediction)
     )
     if spec.precision == "mixed":
         parameters += tuple(
