@@ -464,18 +464,29 @@ _ALIKE: Final = (1.0, 1.5, 2.0, 3.0)
 """Factors by which figures that share a limit may differ: the first that gives few enough lines."""
 
 
-def suggest_budget(result: SimulationResult) -> str:
+def suggest_budget(result: SimulationResult, *, baseline: bool = True) -> str:
     """``budgets.toml``: each limit a quarter above the figure, some also ``"+10 %"`` of a baseline.
+
+    Without ``baseline`` there are no limits against one, which are not judged where none is given.
 
     Intervals give their typical figure: no such limit fails this result, but where the high end
     is above it, it warns. The peak is limited once, for all devices. A metric may
     lose a quarter of what it gained, and its floor lies below its 95 % interval. What is
-    unknown gets no limit; nor does what follows from other limits.
+    unknown gets no limit; nor does what follows from other limits, nor a final loss that would
+    be allowed to be as high as that of the untrained model.
 
     With many devices, those of an operating system share the limit that the worst of them
     keeps, if their figures are alike: equal, or within a factor of up to three, as it takes to
     keep to sixty lines. Where that is not enough, each of the others takes one line.
     """
+    text = _suggested(result)
+    if not baseline:
+        text = text.removeprefix(f"{_HEAD}\n")
+        text = re.sub(rf'\[("[^"]*"), "{re.escape(_REGRESSION)}"\]', r"\1", text)
+    return text
+
+
+def _suggested(result: SimulationResult) -> str:
     head = [_HEAD, "[budgets]"]
     for figure in figures_of(result):
         metric = METRICS[figure.metric]
@@ -483,7 +494,7 @@ def suggest_budget(result: SimulationResult) -> str:
             continue
         if metric.better == "higher":
             head += _floor(figure, result.training.metric_before)
-        else:
+        elif metric.key != "final_loss" or _learnt(figure, result.training.eval_loss_before):
             head += _line(metric, figure.value)
     peaks = [device.memory.peak_bytes for device in result.devices]
     peaks.append(result.memory.predicted.peak_bytes)
@@ -579,6 +590,12 @@ def _line(metric: Metric[Subject], measured: float | None) -> list[str]:
     if metric.key in _REGRESSIONS:
         limit = f'[{limit}, "{_REGRESSION}"]'
     return [f"{metric.key} = {limit}"]
+
+
+def _learnt(loss: Figure, before: float | None) -> bool:
+    """Whether a limit a quarter above the final loss, rounded up, is below that before."""
+    limit = loss.value or 0.0
+    return before is None or (limit * _ROOM < before and float(_up(limit * _ROOM)) < before)
 
 
 def _floor(figure: Figure, before: float | None) -> list[str]:

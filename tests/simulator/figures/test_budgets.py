@@ -398,6 +398,24 @@ def test_limits_are_typical_figures_and_regressions() -> None:
     assert re.search(r'^peak_memory = \["[0-9.]+ MB", "\+10 %"\]$', text, re.M)
 
 
+@pytest.mark.parametrize(("before", "limited"), [(0.6, True), (0.5, False), (0.49, False)])
+def test_no_final_loss_is_suggested_that_the_untrained_model_keeps(
+    before: float, limited: bool
+) -> None:
+    result = changed(BASE, training={"eval_loss_before": before, "eval_loss_after": 0.4})
+    assert ("final_loss = 0.50\n" in suggest_budget(result)) == limited
+    assert ("final_loss" in suggest_budget(result)) == limited
+
+
+def test_a_suggestion_without_a_baseline_has_no_regressions() -> None:
+    text = suggest_budget(BASE, baseline=False)
+    assert "+10 %" not in text
+    result = judge(BASE, parse_budgets(text.encode()))
+    judged = {check.metric for _, check in result.all_checks() if check.budget_location}
+    assert judged >= {"package_size", "peak_memory", "step_latency"}
+    assert result.verdict in ("pass", "warn")
+
+
 def assert_short_and_kept(result: SimulationResult) -> None:
     """The result keeps the suggestion, and no figure of a device that is known is left out."""
     text = suggest_budget(result)
