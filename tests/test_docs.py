@@ -23,6 +23,7 @@ import onnx.parser
 import pytest
 
 from odtpack.cli import main
+from odtpack.cli.device import demo
 from odtpack.losses import LOSSES
 from odtpack_runtime.error_codes import error_codes
 from odtpack_runtime.errors import OdtpackError
@@ -171,13 +172,15 @@ def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path, cli: Ru
     assert commands or programs
 
 
-def test_the_python_guide_prints_what_it_shows(folder: Path) -> None:
+def test_the_python_guide_prints_what_it_shows(tmp_path: Path) -> None:
     """Its blocks are one program, and what stands under each is what that prints."""
+    shutil.copy(demo.MODEL, tmp_path / "factory.onnx")  # the demo trains it before
+    demo.write_data(demo.read_digits(), tmp_path / "digits.npz")
     text = PYTHON.read_text()
     pairs = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", text, re.M | re.S)
     assert len(pairs) == len(blocks(PYTHON, "python")) == len(blocks(PYTHON, "text"))
-    (folder / "guide.py").write_text("\n".join(program for program, _ in pairs))
-    done = ran(sys.executable, "guide.py", cwd=folder)
+    (tmp_path / "guide.py").write_text("\n".join(program for program, _ in pairs))
+    done = ran(sys.executable, "guide.py", cwd=tmp_path)
     assert done.stdout == "".join(output for _, output in pairs)
 
 
