@@ -229,3 +229,12 @@ def test_the_command_compares(
     assert "Accuracy, federation" in capsys.readouterr().out
     assert main(["fleet", "compare", *both, "--out", both[0]]) == 2
     assert main(["fleet", "compare", both[0], str(tmp_path / "absent.json")]) == 2
+
+
+def test_what_the_untrained_model_has_takes_no_time(short: list[FleetResult]) -> None:
+    start = short[0].accuracy_before
+    assert start is not None
+    found = compare_fleets(short[0], short[0], start)
+    for metric in ("rounds", "days"):
+        assert (figure(found, metric).base, figure(found, metric).head) == (0, 0)
+    assert any("the untrained model already has that accuracy" in note for note in found.notes)

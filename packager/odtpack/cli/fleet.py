@@ -181,7 +181,7 @@ def compare(
     accuracy: Annotated[
         float | None,
         option(
-            "Target accuracy for counting rounds and days.  [default: from HEAD's budgets, else"
+            "Target accuracy for counting rounds and time.  [default: from HEAD's budgets, else"
             " the lower final accuracy]",
             "SHARE",
             min=0.0,

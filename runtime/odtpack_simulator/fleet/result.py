@@ -196,7 +196,10 @@ class SeedRun(Part):
         return self.points[-1].accuracy if self.points else self.accuracy_before
 
     def reached(self, accuracy: float) -> SeedPoint | None:
-        """The first point with this accuracy."""
+        """The first point with this accuracy; the model before the first round is one too."""
+        start = self.accuracy_before
+        if start is not None and start >= accuracy:
+            return SeedPoint(round=0, day=0.0, loss=self.loss_before, accuracy=start)
         return next(
             (p for p in self.points if p.accuracy is not None and p.accuracy >= accuracy), None
         )
@@ -379,8 +382,8 @@ _ALL: Final[tuple[Metric[Played], ...]] = (
         read=partial(_until, read=lambda point: float(point.round)),
     ),
     _whole(
-        key="days", title="Days until the accuracy", unit="1", topic="Finish",
-        words="{how} takes {}", noun=" days", never=True, example="5", chance=of_errors,
+        key="days", title="Time until the accuracy", unit="days", topic="Finish",
+        words="{how} takes {}", never=True, example="5", chance=of_errors,
         meaning="Simulated days until `accuracy` is reached.",
         read=partial(_until, read=lambda point: point.day),
     ),
@@ -560,10 +563,15 @@ def compare_fleets(
                 else [],
             )
         )
+    notes = _notes(base, head)
+    starts = [run.accuracy_before or 0.0 for run in (*seed_runs(base), *seed_runs(head))]
+    if target is not None and max(starts) >= target:
+        what = "the untrained model already has that accuracy"
+        notes.append(f"rounds and time until {format_percent(target)} say nothing: {what}")
     return Comparison(
         of="fleet",
         tool_version=head.tool_version,
-        notes=_notes(base, head),
+        notes=notes,
         accuracy=target,
         package=changes(METRICS, fleet_figures(base, target), fleet_figures(head, target)),
         devices=devices,

@@ -402,7 +402,7 @@ def closing(comparison: Comparison, same: int) -> list[str]:
     lines = []
     if comparison.accuracy is not None:
         until = format_percent(comparison.accuracy)
-        lines.append(f"Rounds and days are counted until an accuracy of {until}.")
+        lines.append(f"Rounds and time are counted until an accuracy of {until}.")
     if same:
         lines.append(f"{same} figures are the same.")
     reasons = [f.reason for _, f in comparison.figures() if f.direction == "not compared"]

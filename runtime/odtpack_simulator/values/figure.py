@@ -13,7 +13,7 @@ from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.units import Interval, format_interval_of, format_value
 
 Text = Annotated[str, Field(max_length=4000)]
-Unit = Literal["B", "ms", "s", "J", "%", "share", "1"]
+Unit = Literal["B", "ms", "s", "days", "J", "%", "share", "1"]
 """Of a figure: ``share`` is from 0 to 1 and read as a percentage, ``1`` a plain number."""
 FigureKind = Literal["counted", "measured", "predicted", "published"]
 Verdict = Literal["pass", "warn", "fail", "not judged"]

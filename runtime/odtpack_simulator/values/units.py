@@ -140,6 +140,14 @@ def format_duration(seconds: float) -> str:
     return f"{_digits(seconds / 3600.0)} h"
 
 
+def _format_days(days: float) -> str:
+    """Days for people: ``8.00 h``, ``5.3 days``."""
+    shown = format_number(days)
+    if days < 1 and shown != "1":
+        return format_duration(days * 86400.0)
+    return f"{shown} {'day' if shown == '1' else 'days'}"
+
+
 def format_energy(joules: float) -> str:
     """Joules for people: ``850 J``, ``12.4 kJ``, ``1.20 MJ``."""
     for unit, factor in (("MJ", 1e6), ("kJ", 1e3)):
@@ -166,12 +174,13 @@ def format_percent(share: float) -> str:
 
 
 def format_value(value: float, unit: str) -> str:
-    """A figure for people, by its unit (``B``, ``ms``, ``s``, ``J``, ``%``, ``share``, ``1``)."""
+    """A figure for people, by its unit, one of :data:`odtpack_simulator.values.figure.Unit`."""
     if unit in ("ms", "%"):
         value, unit = (value / 1e3, "s") if unit == "ms" else (value / 100, "share")
     shown = {
         "B": format_bytes,
         "s": format_duration,
+        "days": _format_days,
         "J": format_energy,
         "share": format_percent,
         "1": format_number,

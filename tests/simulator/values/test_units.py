@@ -114,6 +114,8 @@ def test_writes_for_people() -> None:
         "999 ms",
         "1.00 s",
     ]
+    days = [format_value(value, "days") for value in (7.5e-6, 1 / 3, 1.00001, 5.25)]
+    assert days == ["648 ms", "8.00 h", "1 day", "5.25 days"]
     assert format_value(41.0, "%") == "41.0 %"
     assert format_value(100.0, "%") == "100.0 %"
     assert format_value(99.97, "%") == "99.97 %"
