@@ -7,7 +7,7 @@ input X and may lie in its memory: whoever else reads X is an ancestor of the no
 (:mod:`odtpack.passes.aliases`), by control edges where it is not by itself.
 
 - A matrix of :data:`.chunks.LARGE` elements or more is updated in parts.
-- An update is not made where the loss or its gradient is not finite (:mod:`.keep`); the output
+- An update is not made where the loss or its gradient is not finite (:mod:`.chunks`); the output
   ``update.kept`` says of which parameters.
 - What has :data:`OWN` elements or more is updated as soon as its gradient is complete.
 - The others of a group, in the order of their gradients, are joined to vectors of up to
