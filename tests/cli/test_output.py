@@ -16,6 +16,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from odtpack.cli import main
+from odtpack.cli.model import names
 from odtpack.losses import LOSSES
 from odtpack.optimizers import OPTIMIZERS
 from odtpack_runtime.package.manifest import Manifest
@@ -166,6 +167,10 @@ class TestCompletion:
         found = completed("simulate", "p", "--report", "html:rep", cwd=tmp_path)
         assert found == ["html:reports/"]
         assert completed("inspect", "p", "--report", "j") == ["json:"]
+
+    def test_examples(self) -> None:
+        assert completed("init", "--example", "") == names()
+        assert completed("init", "--example", "next") == ["next-word"]
 
     def test_the_script_is_shown(self, run: Run) -> None:
         assert "--install-completion" in run("--help").out

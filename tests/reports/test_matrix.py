@@ -76,6 +76,32 @@ def test_cells(name: str, topic: str, state: str | None, figure: str, words: str
     assert (found.state, found.figure, found.words) == (state, figure, words)
 
 
+def test_the_memory_cell_says_whose_memory_it_is() -> None:
+    result = stored_result(["google/pixel-8a"])
+    memory = TOPICS.index("Memory")
+    for text, of in (
+        (b"", "whole process"),
+        (b'[budgets]\npeak_memory = "900 MB"', "training only"),
+        (b'[budgets]\napp_footprint = "30 GB"\npeak_memory = "900 MB"', "whole process"),
+    ):
+        judged = judge(result, parse_budgets(text) if text else None)
+        assert cells(judged, judged.devices[0])[memory].ends == of
+        assert of in printed(judged)
+    unjudged = cells(changed(result, checks=[]), changed(result.devices[0], checks=[]))
+    assert unjudged[memory].ends == "training only"
+
+
+def test_a_floor_that_too_few_samples_cannot_tell() -> None:
+    result = changed(
+        stored_result(["google/pixel-8a"]),
+        training={"metric_after": 0.95, "metric_interval": (0.92, 0.97)},
+    )
+    judged = judge(result, parse_budgets(b"[budgets]\naccuracy_floor = 0.94"))
+    (check,) = [c for c in judged.checks if c.metric == "small_data"]
+    words = f"Too few held-out samples: {check.actual:.0f} of about {check.limit:.0f} needed"
+    assert cells(judged, judged.devices[0])[TOPICS.index("Metric")].words == words
+
+
 def test_the_memory_cell_shows_what_was_compared() -> None:
     budgets = parse_budgets(b'[budgets]\napp_footprint = "30 GB"')
     result = judge(stored_result(["google/pixel-8a"]), budgets)
