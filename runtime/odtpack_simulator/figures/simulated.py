@@ -311,8 +311,8 @@ _ALL: Final[tuple[Metric[Subject], ...]] = (
     Metric(
         key="perplexity", title="Perplexity", unit="1", scope="package", topic="Metric",
         words="the perplexity on held-out samples is {}",
-        meaning="e to the mean loss per token that counts, on the held-out samples at the end, of "
-        "a package with the loss `next_token`.",
+        meaning="exp(mean loss over all labelled tokens) of the held-out samples at the end, for a "
+        "package with the loss `next_token`.",
         example="12", read=_perplexity, suggested=False,
         advise=lambda subject, _: advice.for_learning(subject.result),
     ),
