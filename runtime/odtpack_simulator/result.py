@@ -531,6 +531,11 @@ class DataInfo(Part):
     ``evaluated_apart`` says that the held-out samples, the last of ``samples``, are a file's own.
     ``batch_size`` is that of the largest batch that occurs, less than ``asked_batch_size`` where a
     part of the data has fewer samples; that is null in results of earlier versions.
+    ``step_samples`` are those of the largest optimizer step that occurs, less than
+    ``accumulation_steps`` batches where a pass has fewer; null in results of earlier versions.
+    ``evaluated_samples`` of the held-out samples were evaluated: fewer where the model fixes the
+    batch, as those that fill none are left out, or where only a part was trained; null in results
+    of earlier versions.
     """
 
     samples: Count
@@ -546,22 +551,44 @@ class DataInfo(Part):
     tokens_per_sample: Count | None = None
     evaluated_apart: bool = False
     asked_batch_size: Count | None = None
+    step_samples: Count | None = None
+    evaluated_samples: Count | None = None
+
+    @property
+    def evaluated(self) -> int:
+        """Held-out samples that losses and metrics are of."""
+        return self.held_out_samples if self.evaluated_samples is None else self.evaluated_samples
+
+    @property
+    def held_out(self) -> str:
+        """The same in words: ``32 of 37 held-out samples``."""
+        of = "" if self.evaluated == self.held_out_samples else f" of {self.held_out_samples}"
+        return f"{self.evaluated}{of} held-out samples"
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of the largest optimizer step, the batches that it accumulates together."""
+        return self.step_samples or self.batch_size * self.accumulation_steps
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Tokens of one optimizer step, the batches that it accumulates together."""
-        if not self.tokens_per_sample:
-            return None
-        return self.tokens_per_sample * self.batch_size * self.accumulation_steps
+        """Tokens of that step."""
+        return (self.tokens_per_sample or 0) * self.samples_per_step or None
 
     @property
     def smaller_batch(self) -> str | None:
-        """What is said where no batch is as large as was asked for; None where one is."""
-        if self.asked_batch_size in (None, self.batch_size):
+        """What is said where no batch or step is as large as was asked for; None where one is."""
+        if self.asked_batch_size not in (None, self.batch_size):
+            return (
+                f"the largest batch has {self.batch_size:,} samples, not the "
+                f"{self.asked_batch_size:,} asked for: memory and times are those of this one"
+            )
+        batches = math.ceil(self.samples_per_step / max(1, self.batch_size))
+        if batches >= self.accumulation_steps:
             return None
         return (
-            f"the largest batch has {self.batch_size:,} samples, not the {self.asked_batch_size:,} "
-            "asked for: memory and times are those of this one"
+            f"a pass has {batches:,} batches, fewer than the {self.accumulation_steps:,} to "
+            "accumulate: times are those of a step of so many"
         )
 
     @property

@@ -308,6 +308,8 @@ def simulate(
             held_out_samples=whole_schedule.held_out_samples,
             batch_size=largest,
             asked_batch_size=batch_size,
+            step_samples=whole_schedule.step_samples,
+            evaluated_samples=schedule.evaluated_samples,
             accumulation_steps=whole_schedule.accumulation_steps,
             epochs=epochs,
             steps=whole_schedule.steps,
@@ -339,6 +341,7 @@ def simulate(
                 settled[app.sessions],
                 timings[app.sessions.work],
                 by_piece,
+                whole_schedule.mean_step,
                 threads,
             )
             for app in apps
@@ -551,9 +554,11 @@ def _device_result(
     settled: Mapping[int, LimitOutcome],
     timing: HostTiming,
     steps: Sequence[int],
+    mean_step: float,
     threads: int,
 ) -> DeviceResult:
     """Everything about one device, not yet judged. Nothing is run."""
+    # `mean_step`: What a step takes on average, as a share of the largest one, which is timed.
     # `measured`: Peak of the free training, if it ran as it does here.
     # `settled`: The limits that replays were held to: what is left for a training.
     profile = app.profile
@@ -569,7 +574,9 @@ def _device_result(
         latency=latency,
         campaign=run_campaign(
             profile,
-            latency,
+            latency.model_copy(
+                update={"step_ms": latency.step_ms and latency.step_ms.scaled(mean_step)}
+            ),
             app.policy,
             steps=steps,
             checkpoint_bytes=timing.checkpoint_bytes,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 from pathlib import Path
@@ -197,6 +198,17 @@ class TestTrain:
         train = "train", package, "--data", tmp_path / "data.npz", "--out", tmp_path / "t"
         outcome = run(*train, "--epochs", 1, "--holdout", 0.3, "--json", code=0)
         assert (outcome.json()["batch_size"], outcome.json()["steps"]) == (8, 2)
+        assert outcome.json()["eval_samples"] == 8  # the ninth makes no batch
+        assert "evaluating on 8 of 9 held-out samples" in outcome.err
+        simulated = tmp_path / "simulated.json"
+        run(
+            *("simulate", package, "--data", tmp_path / "data.npz", "--device", "google/pixel-8a"),
+            *("--epochs", 1, "--holdout", 0.3, "--batch-size", 8, "--report", f"json:{simulated}"),
+            *("--interruptions", 0, "--report", f"html:{tmp_path / 'page'}"),
+        )
+        told = json.loads(simulated.read_text())["data"]
+        assert (told["held_out_samples"], told["evaluated_samples"]) == (9, 8)
+        assert "on 8 of 9 held-out samples" in (tmp_path / "page").read_text()
         refused = run(*train, "--batch-size", 4, code=2)
         assert "error[batch-size-fixed]" in refused.err
         assert "--batch-size 8" in refused.err

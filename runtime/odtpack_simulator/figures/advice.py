@@ -91,11 +91,11 @@ def _kinds(change: PlannedChange) -> frozenset[str]:
 
 
 def _in_words(result: SimulationResult, change: PlannedChange) -> str:
-    batch, steps = result.data.batch_size, result.data.accumulation_steps
+    batch, in_all = result.data.batch_size, result.data.samples_per_step
     parts = []
     if change.micro_batch:
         size = f"micro-batches of {change.micro_batch} instead of {batch} samples"
-        parts.append(f"training in {size}, accumulated to the same {batch * steps} per update,")
+        parts.append(f"training in {size}, accumulated to the same {in_all} per update,")
     if change.freeze:
         parts.append(f"freezing {shortened(change.freeze, 200)}")
     if change.stateless_optimizer:
@@ -214,7 +214,7 @@ def samples_to_tell(metric: float, floor: float) -> int | None:
 
 def for_small_data(result: SimulationResult, floor: float) -> str:
     """How many samples to hold out so that the metric is significant."""
-    metric, held = result.training.metric_after, result.data.held_out_samples
+    metric, held = result.training.metric_after, result.data.evaluated
     needed = None if metric is None else samples_to_tell(metric, floor)
     if needed is None or needed <= held:
         return "hold out more samples, or set the floor further below what was reached"

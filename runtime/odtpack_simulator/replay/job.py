@@ -314,6 +314,13 @@ class SamplePlan:
         return self.apart or int(self.samples * self.holdout)
 
     @property
+    def evaluated_samples(self) -> int:
+        """Number of those that are evaluated: all but what fills no batch of a fixed size."""
+        return self.held_out_samples - self.held_out_samples % (
+            self.batch_size if self.full_batches else 1
+        )
+
+    @property
     def train_samples(self) -> int:
         """Number of samples trained on."""
         return self.samples - self.held_out_samples
@@ -357,11 +364,28 @@ class SamplePlan:
         least, more = divmod(self.train_samples, self.pieces)
         return least + (piece < more)
 
+    @property
+    def step_samples(self) -> int:
+        """Samples of the largest optimizer step that occurs: of one pass over a piece at most."""
+        most = self.piece_samples(0)
+        most -= most % self.batch_size if self.full_batches else 0
+        return min(self.accumulation_steps * self.batch_size, most)
+
+    @property
+    def mean_step(self) -> float:
+        """Batches of a step, of all on average, as a share of those of the largest step."""
+        batches = sum(map(self.piece_batches, range(self.pieces)))
+        largest = min(self.accumulation_steps, self.piece_batches(0))
+        return batches / (self.steps_per_epoch * largest)
+
+    def piece_batches(self, piece: int) -> int:
+        """Batches of one pass over a piece."""
+        whole, rest = divmod(self.piece_samples(piece), self.batch_size)
+        return whole + (1 if rest and not self.full_batches else 0)
+
     def piece_steps(self, piece: int) -> int:
         """Optimizer steps of one pass over a piece."""
-        whole, rest = divmod(self.piece_samples(piece), self.batch_size)
-        batches = whole + (1 if rest and not self.full_batches else 0)
-        return math.ceil(batches / self.accumulation_steps)
+        return math.ceil(self.piece_batches(piece) / self.accumulation_steps)
 
     def steps_by_piece(self) -> list[int]:
         """Optimizer steps of the training on each piece, in all epochs."""

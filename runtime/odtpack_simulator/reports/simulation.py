@@ -209,7 +209,7 @@ def _step_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
 
 def _learned(result: SimulationResult) -> list[tuple[str, str, str]]:
     """Loss and metric before and after the training: (name, both, on what)."""
-    training, held = result.training, f"{result.data.held_out_samples} held-out samples"
+    training, held = result.training, result.data.held_out
     figures = []
     if training.losses:
         first, last, where = training.eval_loss_before, training.eval_loss_after, held

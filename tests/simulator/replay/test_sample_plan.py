@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from itertools import chain
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.session.graph_signature import TensorSpec
-from odtpack_simulator.replay.job import SamplePlan, make_sample_plan
+from odtpack_simulator.replay.child.timing_run import whole_steps
+from odtpack_simulator.replay.job import Job, SamplePlan, make_sample_plan
 from odtpack_simulator.replay.replay import evenly_spaced
 from tests.refused import refused
 
@@ -51,6 +53,23 @@ def test_every_sample_has_its_place(
         assert not apart or held_out == own
         assert len(held_out) == schedule.held_out_samples == (apart or int(samples * holdout))
         assert all(sorted(order + held_out) == list(range(samples)) for order in orders)
+
+
+@pytest.mark.parametrize(
+    ("batch", "accumulate", "pieces", "full"),
+    [(8, 1, 1, False), (32, 16, 1, False), (32, 2, 1, False), (30, 4, 1, False), (30, 4, 1, True),
+     (30, 9, 3, False), (200, 3, 2, False), (16, 3, 4, True)],
+)  # fmt: skip
+def test_the_largest_step_is_one_that_occurs(
+    batch: int, accumulate: int, pieces: int, full: bool
+) -> None:
+    plan = SamplePlan(200, batch, 2, 1, full, accumulate, pieces)
+    passes = [list(plan.training_steps(0, piece)) for piece in range(pieces)]
+    made = [len(step) for steps in passes for step in steps]
+    assert plan.step_samples == max(sum(map(len, step)) for steps in passes for step in steps)
+    assert plan.mean_step == pytest.approx(sum(made) / len(made) / max(made))
+    timed = itertools.islice(whole_steps(cast(Job, SimpleNamespace(schedule=plan))), 9)
+    assert {sum(map(len, step)) for step in timed} == {plan.step_samples}
 
 
 def test_seed_decides() -> None:

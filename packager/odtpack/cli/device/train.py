@@ -128,6 +128,9 @@ def train(
     else:
         tested, indices = held_out, _fit.split(len(next(iter(held_out.values()))), 0.0, seed).train
     on = "held-out" if held_out is not None or len(parts.held_out) else "training"
+    # What fills no batch of a fixed size is not evaluated.
+    tested_count = len(indices) - len(indices) % (size if whole else 1)
+    of = "" if tested_count == len(indices) else f" of {len(indices)}"
 
     def evaluate() -> Evaluation:
         with _hinting_at(evaluation or data):
@@ -141,7 +144,7 @@ def train(
         rate = f"{full} ({scheduler.schedule.kind} schedule{begins})"
     _console.say(
         f"training on {len(parts.train)} samples, batches of {size}{accumulated}, learning rate "
-        f"{rate}; evaluating on {len(indices)} {on} samples"
+        f"{rate}; evaluating on {tested_count}{of} {on} samples"
     )
     before = evaluate()
     count = min(size, len(indices))
@@ -188,7 +191,7 @@ def train(
     content: dict[str, Any] = {
         "checkpoint": str(target),
         "train_samples": len(parts.train),
-        "eval_samples": len(indices),
+        "eval_samples": tested_count,
         "eval_on": on,
         "batch_size": size,
         "learning_rate": float(f"{optimizer.get_learning_rate():.7g}"),  # a float32

@@ -132,13 +132,11 @@ def open_trainer(job: Job, batches: Batches, *, profile: bool = False) -> Traine
 
 
 def whole_steps(job: Job) -> Iterator[list[Indices]]:
-    """Batches of full size, as many as make a step, for ever."""
+    """The largest steps that occur, for ever."""
     schedule = job.schedule
-    epochs = map(schedule.training_batches, itertools.count())
-    full = schedule.largest_batch
-    batches = (each for batches in epochs for each in batches if len(each) == full)
-    while True:
-        yield list(itertools.islice(batches, job.accumulation_steps))
+    steps = itertools.chain.from_iterable(map(schedule.training_steps, itertools.count()))
+    largest = schedule.step_samples
+    return (step for step in steps if sum(map(len, step)) == largest)
 
 
 def step_times(job: Job, trainer: Trainer) -> tuple[list[float], list[float]]:

@@ -104,8 +104,8 @@ class _Training:
         self._job, self._send, self._meter, self._run = job, send, meter, run
         self._weights: Array | None = None
         schedule = job.schedule
-        enough = schedule.held_out_samples >= (schedule.batch_size if job.full_batches else 1)
-        self._evaluated = schedule.evaluation_steps() if job.evaluate and enough else ()
+        enough = job.evaluate and schedule.evaluated_samples > 0
+        self._evaluated = schedule.evaluation_steps() if enough else ()
         self._phase = ""
         self._step = 0
         self._saved: int | None = None
