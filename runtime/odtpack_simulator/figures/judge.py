@@ -476,10 +476,12 @@ def _check(
             status, text = "not judged", f"at least {figure.shown}: {figure.reason}"
         elif status == "pass" and figure.low is not None and figure.high is not None:
             floor = metric.better == "higher"
-            end, side = (figure.low, "low") if floor else (figure.high, "high")
+            end, side = (
+                (figure.low, "low end is under") if floor else (figure.high, "high end is over")
+            )
             if not metric.keeps(end, limit):
                 status, level = "fail", "warn"
-                text = f"{said}: the {side} end is over {allowed}"
+                text = f"{said}: the {side} {allowed}"
     return Check(
         metric=metric.key,
         limit=placed.limit if placed.kind == "absolute" else limit,
@@ -613,12 +615,12 @@ def _small_data(
     inside = low < floor < high
     shown = format_percent if figure.unit == "share" else format_number
     ends, least = f"{shown(low)} to {shown(high)}", shown(floor)
-    held, name = result.data.held_out_samples, figure.basis.how
+    held, name = result.data.evaluated, figure.basis.how
     message = f"the floor {least} lies outside the 95 % interval of {name}, {ends}"
     if inside:
         message = (
             f"the floor {least} lies inside the 95 % interval of {name}, {ends}: "
-            f"{held} held-out samples do not tell whether it is kept"
+            f"{result.data.held_out} do not tell whether it is kept"
         )
     needed = advice.samples_to_tell(metric, floor)
     return [

@@ -109,6 +109,11 @@ def of_errors(base: Figure, head: Figure) -> float | None:
     return math.hypot(base.noise[2] - base.noise[1], head.noise[2] - head.noise[1])
 
 
+def of_repeats(_base: Figure, head: Figure) -> float | None:
+    """Within how much a measurement repeats, which the head's figure knows."""
+    return None if head.noise is None else head.noise[2] - head.noise[1]
+
+
 def of_head(base: Figure, head: Figure) -> float | None:
     """How far the head is from the end of its interval that looks at the base."""
     if base.value is None or head.value is None or head.noise is None:

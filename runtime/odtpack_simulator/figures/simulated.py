@@ -21,13 +21,15 @@ from odtpack_simulator.figures.metric import (
     Topic,
     of_head,
     of_ratio,
+    of_repeats,
     read_figures,
 )
 from odtpack_simulator.result import DeviceResult, HostLatency, SimulationResult, Subject
 from odtpack_simulator.values.figure import Basis, Figure, FigureKind, Unit, listed, shortened
-from odtpack_simulator.values.units import Interval, format_bytes
+from odtpack_simulator.values.units import Interval, format_bytes, format_interval_of
 
 Sample = Literal["median", "p90", "single"]
+Noise = tuple[float, float, float]
 
 
 def _unknown(reason: str) -> Figure:
@@ -87,7 +89,16 @@ def _peak(subject: Subject) -> Figure:
     if memory.outcome == "killed":
         return _unknown("the replay was ended at the device's limit, before its peak was known")
     kind: FigureKind = "measured" if memory.is_measured else "predicted"
-    return Figure(value=memory.peak_bytes, kind=kind)
+    return Figure(value=memory.peak_bytes, kind=kind, noise=_repeats(subject, memory.peak_bytes))
+
+
+MEMORY_NOISE: Final = 200_000  # Bytes within which a measured peak repeats, see docs/simulation.md
+
+
+def _repeats(subject: Subject, value: float, per_byte: float = 1.0) -> Noise | None:
+    """Where chance may put a figure that follows from a measured peak."""
+    noise = MEMORY_NOISE * per_byte
+    return (value - noise, value, value + noise) if subject.on.memory.is_measured else None
 
 
 def _headroom(subject: Subject) -> Figure:
@@ -96,15 +107,30 @@ def _headroom(subject: Subject) -> Figure:
     if not total:
         return _unknown("the device's limit is unknown")
     need = with_margin(memory.peak_bytes) + memory.others_bytes
-    free = 100.0 * (total - need) / total  # exact where the share is a whole percent
-    if memory.outcome == "killed":
-        free = min(free, 0.0)  # whatever was predicted, it reached the limit
+    least = min(total, memory.limit_low_bytes or total)
+    # Exact where the share is a whole percent.
+    low, free = (100.0 * (limit - need) / limit for limit in (least, total))
+    if memory.outcome == "killed":  # whatever was predicted, it reached the limit
+        low, free = min(low, 0.0), min(free, 0.0)
+    limits = format_bytes(total) if least == total else format_interval_of(least, total, "B")
     return Figure(
         value=free,
+        low=low,
+        high=free,
         kind="measured" if memory.is_measured else "predicted",
         basis=Basis(profile=subject.on.profile_digest),
-        reason=f"of {format_bytes(total)} stay free",
+        noise=_repeats(subject, free, 103.0 / total),
+        reason=f"of {limits} stay free",
     )
+
+
+def _headroom_advice(subject: Subject, limit: float) -> str:
+    memory, free = subject.on.memory, _headroom(subject).value
+    granted = memory.limit_bytes or 0
+    if free is not None and free >= limit:  # only the low end of the device's limit breaks it
+        granted = memory.limit_low_bytes or granted
+    room = granted * (1.0 - limit / 100.0) - memory.others_bytes
+    return advice.for_memory(subject.result, subject.on, room)
 
 
 # Times on a device, and what follows from them.
@@ -328,7 +354,7 @@ _ALL: Final[tuple[Metric[Subject], ...]] = (
         headline=True, words="the {kind} peak is {}",
         meaning="The planned peak of the training alone, without the app around it; the measured "
         "one where a replay took more than the plan's margin allows.",
-        example="200 MB", read=_peak, fit=memory_fit,
+        example="200 MB", read=_peak, fit=memory_fit, chance=of_repeats,
         advise=lambda subject, limit: advice.for_memory(subject.result, subject.on, limit),
     ),
     Metric(
@@ -337,13 +363,8 @@ _ALL: Final[tuple[Metric[Subject], ...]] = (
         meaning="Share of the memory that the device grants the app, in the foreground or in the "
         "background as it trains, that must stay free, the app itself (`app_footprint`) and the "
         "plan's margin counted.",
-        example="20 %", read=_headroom, suggested=False, below=100.0,
-        advise=lambda subject, limit: advice.for_memory(
-            subject.result,
-            subject.on,
-            (subject.on.memory.limit_bytes or 0) * (1.0 - limit / 100.0)
-            - subject.on.memory.others_bytes,
-        ),
+        example="20 %", read=_headroom, suggested=False, below=100.0, chance=of_repeats,
+        advise=_headroom_advice,
     ),
     _time(
         "step_latency", "Step latency", partial(_latency, field="step_ms", sample="median"),

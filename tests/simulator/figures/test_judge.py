@@ -12,7 +12,13 @@ from odtpack_simulator.campaign import run_campaign
 from odtpack_simulator.device.profile import DeviceProfile, GpuFigures, list_profiles, load_profile
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
-from odtpack_simulator.result import DeviceCampaign, NotJudged, Policy, SimulationResult
+from odtpack_simulator.result import (
+    DeviceCampaign,
+    NotJudged,
+    PlannedChange,
+    Policy,
+    SimulationResult,
+)
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import Interval, Quantity
 from tests.simulator.changed import changed, on_devices
@@ -122,6 +128,16 @@ def test_a_figure_at_a_limit_with_a_fraction_keeps_it(size: int, budget: str) ->
 
 
 @pytest.mark.parametrize(
+    ("step_samples", "tokens"),
+    [(None, 2048), (8, 2048), (5, 1280)],  # None: a result of an earlier version
+)
+def test_tokens_are_those_of_a_step_that_occurs(step_samples: int | None, tokens: int) -> None:
+    data = {"tokens_per_sample": 256, "batch_size": 4, "accumulation_steps": 2}
+    result = changed(make_result([DEVICE]), data={**data, "step_samples": step_samples})
+    assert result.data.tokens_per_step == tokens
+
+
+@pytest.mark.parametrize(
     ("budget", "metric", "status"),
     [
         ('time_per_1000_tokens = "30 s"', "time_per_1000_tokens", "pass"),
@@ -146,6 +162,25 @@ def test_other_data_have_no_tokens_and_other_packages_no_adapter() -> None:
     assert (tokens.status, adapter.status) == ("not judged", "not judged")
     assert "no tokens" in tokens.message
     assert "no adapter" in adapter.message
+
+
+@pytest.mark.parametrize(
+    ("floor", "state", "words"),
+    [
+        ("20 %", "pass", "of 500 MB to 1.00 GB stay free"),
+        ("60 %", "warn", "(58.8 to 79.4 %) of 500 MB to 1.00 GB stay free: the low end is under"),
+        ("80 %", "fail", "allowed is at least 80 %"),
+    ],
+)
+def test_headroom_has_the_low_end_of_the_limit(floor: str, state: str, words: str) -> None:
+    memory = {"limit_bytes": 10**9, "limit_low_bytes": 5 * 10**8, "predicted_peak_bytes": 2 * 10**8}
+    changes = [PlannedChange(micro_batch=1, peak_bytes=198_000_000)]
+    result = changed(one_device(**memory), memory={"changes": changes})
+    found = check(judged(result, f'[budgets]\nmemory_headroom = "{floor}"'), "memory_headroom")
+    assert found.state == state
+    assert words in found.message
+    # With the margin 198 MB are too much for 60 % of the low end, and for 80 % of the other.
+    assert found.advice is None or "even training in micro-batches of 1" in found.advice
 
 
 @pytest.mark.parametrize("free", range(1, 100))

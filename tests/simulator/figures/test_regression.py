@@ -78,6 +78,18 @@ def test_what_may_fall(key: str, head: float, value: str, limit: float, status: 
     assert check.status == status
 
 
+@pytest.mark.parametrize(("more", "level"), [(0, "error"), (200_000, "warn"), (200_001, "error")])
+def test_a_measured_peak_repeats_within_its_noise(more: int, level: str) -> None:
+    def measured(peak: int) -> SimulationResult:
+        memory = {"predicted_peak_bytes": 50_000_000, "limit_bytes": 10**9, "limit_low_bytes": None}
+        return with_memory(**(memory | {"measured_peak_bytes": peak}))
+
+    head, base = measured(60_000_000 + more), measured(60_000_000)
+    for key, value in (("peak_memory", '"+0 %"'), ("memory_headroom", '"-0 %"')):
+        check, _ = against(head, base, key, value)
+        assert (check.status, check.level) == ("fail" if more else "pass", level)
+
+
 def test_headroom_falls_in_percent_of_itself() -> None:
     base = with_memory(limit_bytes=1030, predicted_peak_bytes=500)
     for peak, status in ((509, "pass"), (510, "fail")):
