@@ -19,6 +19,7 @@ from odtpack_simulator.result import Origin, SimulationResult
 from tests.cli.conftest import Run, assert_refused, run
 from tests.reports.demo import stored_result
 from tests.reports.hostile import hostile_result
+from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
 
 __all__ = ["run"]
@@ -51,6 +52,26 @@ def test_trends_stand_in_the_order_of_their_dates() -> None:
         assert device.title in page
     assert "<script" not in page
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+
+
+def test_dates_are_compared_in_utc_and_what_is_none_comes_first() -> None:
+    dates = {  # commit -> date, in the order in which they are to stand
+        "a000000": "in spring", "b000000": None, "c000000": "0001-01-01T00:00+23:00",
+        "d000000": "2026-11-03T07:00:00+02:00", "e000000": "2026-11-03T05:30Z",
+        "f000000": "2026-11-03T05:30:59", "1000000": "2026-11-03T05:30:01+00:00",
+        "2000000": "2026-11-02T23:00:00-08:00",
+    }  # fmt: skip
+    results = [
+        changed(made(1.0, 1), origin={"commit": commit, "date": date})
+        for commit, date in dates.items()
+    ]
+    page = render_history([*results[5::-1], *results[6:]]).decode()
+    stand = sorted(dates, key=page.index)
+    assert stand == ["c000000", "b000000", "a000000", "d000000", "f000000", "e000000",
+                     "1000000", "2000000"]  # fmt: skip
+    assert page.count("not a date") == 2
+    assert "2026-11-03 05:00" in page
+    assert "2026-11-03 07:00" in page  # that of the evening before in the west
 
 
 @pytest.mark.parametrize(

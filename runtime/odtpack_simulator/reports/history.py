@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Final
 
 from markupsafe import Markup
@@ -25,7 +26,8 @@ _ROOM: Final = 0.12  # of a drawing, above and below its lines
 
 def render_history(results: Sequence[SimulationResult]) -> bytes:
     """The page as UTF-8 HTML; the oldest result first, those without a date before all others."""
-    ordered = sorted(results, key=lambda each: each.origin.date or "")
+    # Within a minute they stand as they were given.
+    ordered = sorted(results, key=lambda each: _minute(each) or "")
     # Of each subject its checks in every result, by metric; None where a result has none.
     trends: dict[str, dict[str, list[Check | None]]] = {}
     for index, result in enumerate(ordered):
@@ -47,7 +49,7 @@ def render_history(results: Sequence[SimulationResult]) -> bytes:
         hosts=len(hosts),
         results=[
             {
-                "made": (each.origin.date or "unknown")[:16].replace("T", " "),
+                "made": _minute(each) or ("not a date" if each.origin.date else "unknown"),
                 "commit": (each.origin.commit or "unknown")[:10],
                 "package": shortened(each.package.path, 100),
                 "host": shortened(each.host.cpu, 100),
@@ -57,6 +59,19 @@ def render_history(results: Sequence[SimulationResult]) -> bytes:
         ],
         tool_version=ordered[-1].tool_version,
     )
+
+
+def _minute(result: SimulationResult) -> str | None:
+    """When a result was made, in UTC and to the minute; None if that is unknown or no date."""
+    try:
+        made = datetime.fromisoformat(result.origin.date or "")
+    except ValueError:
+        return None
+    try:
+        made = made.replace(tzinfo=UTC) if made.tzinfo is None else made.astimezone(UTC)
+    except OverflowError:  # the first or last day that there is
+        return None
+    return f"{made:%Y-%m-%d %H:%M}".zfill(16)  # C libraries write small years shorter
 
 
 def _row(metric: str, checks: Sequence[Check | None]) -> Bar:
