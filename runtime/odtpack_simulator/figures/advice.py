@@ -179,6 +179,11 @@ def for_learning(result: SimulationResult) -> str:
     if len(points) >= 3:
         step, lowest = min(points, key=lambda point: (point[1], point[0]))
         last = points[-1][1]
+        if step == 0 and last - lowest > 0.02 * abs(lowest):
+            return (
+                "the loss on held-out samples was lowest before the first step, at "
+                f"{format_number(lowest)}: lower the learning rate"
+            )
         if step < points[-1][0] and last - lowest > 0.02 * abs(lowest):
             return (
                 f"the loss on held-out samples was lowest after {step} of "

@@ -100,6 +100,11 @@ def _read(value: object, metric: Metric[Subject]) -> Bound:
             bound = Bound(factor * parse_quantity(text, "ratio", 100.0), "percent")
         else:
             bound = Bound(factor * _difference(text, metric), "difference")
+    most = 100.0 if bound.kind == "percent" else metric.most or math.inf
+    floor = metric.better == "higher"
+    if floor and (bound.figure < 0 if bound.kind == "absolute" else -bound.figure >= most):
+        msg = f"can never fail: a floor is not negative, found {value!r:.60}"
+        raise ValueError(msg)
     if not math.isfinite(bound.figure):
         msg = f"{value!r:.60} is not a finite number"
         raise ValueError(msg)
@@ -458,39 +463,35 @@ of them it is."""
 _REGRESSION: Final = "+10 %"
 _REGRESSIONS: Final = ("package_size", "peak_memory", "step_latency")
 """Metrics that are limited against a baseline as well."""
+_BOTH: Final = rf'\[("[^"]+"), "{re.escape(_REGRESSION)}"\]'
 _HEAD: Final = f'# "{_REGRESSION}" is judged against --baseline RESULT.json, and only with one.'
 _MOST_LINES: Final = 60
 _ALIKE: Final = (1.0, 1.5, 2.0, 3.0)
 """Factors by which figures that share a limit may differ: the first that gives few enough lines."""
 
 
-def suggest_budget(result: SimulationResult, *, baseline: bool = True) -> str:
+def suggest_budget(result: SimulationResult, *, baseline: bool = False) -> str:
     """``budgets.toml``: each limit a quarter above the figure, some also ``"+10 %"`` of a baseline.
 
-    Without ``baseline`` there are no limits against one, which are not judged where none is given.
+    The latter are comments unless there is a ``baseline``: they could not be judged.
 
     Intervals give their typical figure: no such limit fails this result, but where the high end
     is above it, it warns. The peak is limited once, for all devices. A metric may
     lose a quarter of what it gained, and its floor lies below its 95 % interval. What is
-    unknown gets no limit; nor does what follows from other limits, nor a final loss that would
-    be allowed to be as high as that of the untrained model.
+    unknown gets no limit; nor does what follows from other limits, nor the loss of a training
+    that failed, nor a final loss that would be allowed to be as high as the untrained model's.
 
     With many devices, those of an operating system share the limit that the worst of them
     keeps, if their figures are alike: equal, or within a factor of up to three, as it takes to
     keep to sixty lines. Where that is not enough, each of the others takes one line.
     """
-    text = _suggested(result)
-    if not baseline:
-        text = text.removeprefix(f"{_HEAD}\n")
-        text = re.sub(rf'\[("[^"]*"), "{re.escape(_REGRESSION)}"\]', r"\1", text)
-    return text
-
-
-def _suggested(result: SimulationResult) -> str:
     head = [_HEAD, "[budgets]"]
+    failed = any(
+        c.status == "fail" and c.metric in ("finite_loss", "learns") for c in result.checks
+    )
     for figure in figures_of(result):
         metric = METRICS[figure.metric]
-        if not metric.suggested:
+        if not metric.suggested or (metric.key == "final_loss" and failed):
             continue
         if metric.better == "higher":
             head += _floor(figure, result.training.metric_before)
@@ -512,8 +513,14 @@ def _suggested(result: SimulationResult) -> str:
         limits = _shared_limits(result, figures, factor)
         tables = [*head, *limits.everywhere, *limits.tables()]
         if len(tables) <= _MOST_LINES:
-            return "\n".join(tables) + "\n"
-    return "\n".join([*head, *limits.everywhere, *limits.tables(inline=True)]) + "\n"
+            break
+    else:
+        tables = [*head, *limits.everywhere, *limits.tables(inline=True)]
+    text = "\n".join(tables) + "\n"
+    if baseline:
+        return text
+    text = re.sub(rf"{_BOTH}(?=.)", r"\1", text)  # no comment ends inside of a line
+    return re.sub(_BOTH, rf'\1  # with a baseline: [\1, "{_REGRESSION}"]', text)
 
 
 @dataclass(frozen=True)
@@ -610,7 +617,7 @@ def _floor(figure: Figure, before: float | None) -> list[str]:
         return []
     steps = math.floor(floor * 1000)
     steps -= steps / 1000 > floor  # the product was rounded up
-    if steps <= 0 and figure.noise is not None:
+    if steps <= 0:
         return []  # a share of right answers is never below zero: such a floor holds nothing
     return [f"{figure.metric} = {steps / 1000:.3f}"]
 

@@ -186,6 +186,8 @@ def test_a_package_with_frozen_weights() -> None:
     [
         ([2.0, 1.0, 0.5], "still falling, by 50.0 % in the last 10 steps: train more"),
         ([2.0, 0.5, 0.9], "lowest after 10 of 240 steps, at 0.5: train fewer"),
+        ([0.5, 2.0, 0.9], "lowest before the first step, at 0.5: lower the learning rate"),
+        ([0.0, 2.0, 0.9], "lowest before the first step, at 0: lower the learning rate"),
         ([2.0, 0.5, 0.499], "no longer falls"),
     ],
 )

@@ -20,6 +20,7 @@ from odtpack_simulator.figures.limits import (
 )
 from odtpack_simulator.figures.simulated import METRICS
 from odtpack_simulator.result import Policy, SimulationResult, Subject
+from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import Interval
 from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
@@ -185,6 +186,10 @@ def test_empty_files_set_no_limit(text: str) -> None:
         ('[budgets]\npeak_memory = "-5 %"', "budgets.peak_memory", "may grow: write +5 %"),
         ('[budgets]\naccuracy_floor = "+5 %"', "budgets.accuracy_floor", "may fall: write -5 %"),
         ('[budgets]\nmemory_headroom = "+1 %"', "budgets.memory_headroom", "may fall"),
+        ('[budgets]\nmemory_headroom = "-200 %"', "budgets.memory_headroom", "can never fail"),
+        ('[budgets]\naccuracy_floor = "-100 %"', "budgets.accuracy_floor", "can never fail"),
+        ('[budgets]\naccuracy_floor = "-1"', "budgets.accuracy_floor", "can never fail"),
+        ("[budgets]\naccuracy_floor = -1", "budgets.accuracy_floor", "not negative"),
         ('[budgets]\nmemory_headroom = "-1 MB"', "budgets.memory_headroom", "percentage of the"),
         ('[budgets]\npeak_memory = "+5"', "budgets.peak_memory", "with a unit"),
         ('[budgets]\npeak_memory = "+5 ms"', "budgets.peak_memory", "not a unit of bytes"),
@@ -336,7 +341,9 @@ def test_every_result_keeps_the_budget_that_it_suggests(
         campaign=dict(zip(WHOLE, whole, strict=True)),
         memory={"predicted_peak_bytes": peak},
     )
-    judged = judge(result, parse_budgets(suggest_budget(result).encode()), baseline=result)
+    judged = judge(
+        result, parse_budgets(suggest_budget(result, baseline=True).encode()), baseline=result
+    )
     placed = [check for _, check in judged.all_checks() if check.budget_location]
     assert {check.metric for check in placed} >= {"package_size", "peak_memory"}
     # Where only the high end of an interval is beyond it, a limit warns.
@@ -394,6 +401,8 @@ def test_a_suggested_limit_is_what_was_measured_in_every_unit(seconds: float) ->
 def test_limits_are_typical_figures_and_regressions() -> None:
     wide = Interval(low=10.0, typical=100.0, high=1000.0)
     text = suggest_budget(on_devices(BASE, latency={"step_ms": wide}))
+    assert 'step_latency = "130 ms"  # with a baseline: ["130 ms", "+10 %"]\n' in text
+    text = suggest_budget(on_devices(BASE, latency={"step_ms": wide}), baseline=True)
     assert 'step_latency = ["130 ms", "+10 %"]\n' in text
     assert re.search(r'^peak_memory = \["[0-9.]+ MB", "\+10 %"\]$', text, re.M)
 
@@ -408,19 +417,28 @@ def test_no_final_loss_is_suggested_that_the_untrained_model_keeps(
 
 
 def test_a_suggestion_without_a_baseline_has_no_regressions() -> None:
-    text = suggest_budget(BASE, baseline=False)
-    assert "+10 %" not in text
+    text = suggest_budget(BASE)
     result = judge(BASE, parse_budgets(text.encode()))
     judged = {check.metric for _, check in result.all_checks() if check.budget_location}
     assert judged >= {"package_size", "peak_memory", "step_latency"}
     assert result.verdict in ("pass", "warn")
 
 
+@pytest.mark.parametrize("metric", ["finite_loss", "learns"])
+def test_a_training_that_failed_gets_no_limit_of_its_loss(metric: str) -> None:
+    for status in ("pass", "fail"):
+        checks = [Check(metric=metric, status=status, message="")]
+        text = suggest_budget(changed(BASE, checks=checks))
+        assert ("final_loss" in text) == (status == "pass")
+
+
 def assert_short_and_kept(result: SimulationResult) -> None:
     """The result keeps the suggestion, and no figure of a device that is known is left out."""
     text = suggest_budget(result)
     assert len(text.splitlines()) <= 60
-    judged = judge(result, parse_budgets(text.encode()), baseline=result)
+    again = parse_budgets(suggest_budget(result, baseline=True).encode())
+    assert judge(result, again, baseline=result).verdict in ("pass", "warn")
+    judged = judge(result, parse_budgets(text.encode()))
     assert judged.verdict in ("pass", "warn")
     for device in judged.devices:
         subject = Subject(result, device)

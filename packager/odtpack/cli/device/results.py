@@ -89,7 +89,7 @@ def judge(
             form = cast("Literal['svg', 'json']", badges[index].suffix[1:])
             _files.write_file(badges[index], render_badge(judged, form))
     if budgets is None and single is not None:
-        say_suggestion(found[0])
+        say_suggestion(found[0], baseline=base is not None)
     shown = [each.model_dump(mode="json") for each in found]
     _console.json_result(as_json, shown[0] if single is not None else shown)
     if any(fails(each, strict=strict) for each in found):

@@ -253,7 +253,7 @@ def teller(shown: _console.Progress) -> Callable[[Progress], None]:
     return report
 
 
-def say_suggestion(result: sim.SimulationResult) -> None:
+def say_suggestion(result: sim.SimulationResult, *, baseline: bool = False) -> None:
     """Print a budget to start from; it does not correct a result that fails without one."""
     _console.say()
     if result.over_budget:
@@ -262,7 +262,7 @@ def say_suggestion(result: sim.SimulationResult) -> None:
     else:
         _console.say("No budget was given. One to start from, with room above the typical figures:")
     _console.say()
-    _console.lines(sim.suggest_budget(result))
+    _console.lines(sim.suggest_budget(result, baseline=baseline))
 
 
 def fails(result: sim.SimulationResult, *, strict: bool) -> bool:
