@@ -593,7 +593,11 @@ def _stand_in(own: list[Check], always: list[Check], limits: Limits) -> list[Che
     placed = limits.get("peak_memory", ())
     if not any(each.kind == "absolute" and each.level == "error" for each in placed):
         return own
-    unknown = [c for c in always if c.metric == "memory_limit" and c.status == "not judged"]
+    unknown = [
+        c
+        for c in always
+        if c.metric == "memory_limit" and c.status == "not judged" and c.limit is None
+    ]
     for check in unknown:
         always.remove(check)
     note = "; it stands in for the device's own limit, which is unknown"

@@ -508,6 +508,16 @@ def test_a_budget_stands_in_for_a_limit_that_nobody_knows(
     assert "memory_limit" in {c.metric for c in known}
 
 
+def test_no_budget_stands_in_for_a_limit_that_is_known() -> None:
+    """Even where the check of the limit is open, as a replay was ended at a lower one."""
+    ended = one_device(limit_bytes=10**9, held_bytes=10**8, outcome="killed")
+    result = judged(ended, '[budgets]\npeak_memory = "1 GB"')
+    found = check(result, "memory_limit")
+    assert found.status == "not judged"
+    assert "simulate with this app_footprint" in found.message
+    assert "stands in" not in check(result, "peak_memory").message
+
+
 def test_windows_alone_make_counts_depend_on_times() -> None:
     """In the foreground an unknown time of saving changes neither sessions nor bytes."""
     left_out = [NotJudged(figure="checkpoint_save_ms", reason="unknown")]
