@@ -329,8 +329,8 @@ def evaluate_held_out(module: Module, batches: Batches, job: Job) -> dict[str, A
 def finer_groups(module: Module, batches: Batches, job: Job, whole: float | None) -> list[Groups]:
     """Loss and size of many small groups of held-out samples, see ``paired_loss``."""
     # None where batches are small as they are or of a fixed size, and where the groups' losses do
-    # not make up that of all samples, because each depends on what else is in its batch (as with
-    # negatives from the batch, or weights of labels).
+    # not make up that of all samples, as with labels that are ignored or weighted, or negatives
+    # from the batch.
     # `whole`: Mean loss of the held-out samples in the training's batches.
     schedule = job.schedule
     size = max(1, schedule.held_out_samples // GROUPS)
