@@ -13,6 +13,7 @@ from odtpack_simulator.result import SimulationResult
 from tests.reports.browser import CHROMIUM, Browser
 from tests.reports.demo import stored_result
 from tests.reports.hostile import hostile_result
+from tests.simulator.factory import make_result
 
 pytestmark = [
     pytest.mark.browser,
@@ -189,6 +190,13 @@ def test_print_shows_every_device(browser: Browser, page: Path) -> None:
     finally:
         browser.send("Emulation.setEmulatedMedia", {"media": ""})
     assert heights == [True] * 5
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_the_peak_is_named_below_the_parts(browser: Browser, tmp_path: Path, width: int) -> None:
+    browser.open(write(tmp_path, make_result(["google/pixel-8a"])), width=width)
+    browser.evaluate(OPEN_ALL)
+    assert browser.evaluate(OVERLAPS) == []
 
 
 @pytest.mark.parametrize("width", [768, 1280])

@@ -233,7 +233,7 @@ def test_budget_to_paste_appears_only_without_budgets(html: str) -> None:
     assert "No budgets were given" not in html
     text = Page(render_html(judge(make_result(["google/pixel-8a"]))).decode("utf-8")).text
     assert "No budgets were given" in text
-    assert 'step_latency = ["' in text
+    assert 'step_latency = "' in text
 
 
 # The pictures in the documentation show the page that the code draws.

@@ -107,7 +107,8 @@ def timeline_chart(
     """Working set over the nodes of the step in execution order, with the peak marked."""
     megabytes = [value / 1e6 for value in live_bytes]
     tops = [line.limit_bytes / 1e6 for line in limits]
-    axis = svg.linear_axis((1.0 + _LABEL_ROOM) * max([*megabytes, *tops], default=1.0))
+    room = _LABEL_ROOM * (2 if parts else 1)  # names of parts stand above the label of the peak
+    axis = svg.linear_axis((1.0 + room) * max([*megabytes, *tops], default=1.0))
     count = max(1, len(megabytes))
     steps: list[tuple[float, float] | None] = []
     for index, value in enumerate(megabytes):
