@@ -564,6 +564,9 @@ def _device_result(
     profile = app.profile
     held = settled.get(app.room) if app.room is not None else None
     latency = carry(timing, profile, threads)
+    step = latency.step_ms
+    # A window of the background must hold the largest step.
+    share = mean_step if app.policy.state == "foreground" else 1.0
     return DeviceResult(
         name=profile.name,
         title=profile.title,
@@ -574,9 +577,7 @@ def _device_result(
         latency=latency,
         campaign=run_campaign(
             profile,
-            latency.model_copy(
-                update={"step_ms": latency.step_ms and latency.step_ms.scaled(mean_step)}
-            ),
+            latency.model_copy(update={"step_ms": step and step.scaled(share)}),
             app.policy,
             steps=steps,
             checkpoint_bytes=timing.checkpoint_bytes,

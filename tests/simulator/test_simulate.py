@@ -20,6 +20,7 @@ from odtpack_runtime import Package
 from odtpack_runtime.training.schedules import Cosine, ScheduleSpec
 from odtpack_simulator import simulation as module
 from odtpack_simulator.campaign import run_campaign
+from odtpack_simulator.device.profile import AppState
 from odtpack_simulator.figures import advice
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.memory.memory_plan import MemoryPlan, plan_memory
@@ -526,23 +527,31 @@ def expected_losses(folder: Path, rate: float) -> list[float]:
     return losses
 
 
-def test_times_are_those_of_a_step_that_occurs(folder: Path) -> None:
+@pytest.mark.parametrize("state", ["foreground", "background"])
+def test_times_are_those_of_a_step_that_occurs(folder: Path, state: AppState) -> None:
     """40 samples are 2 batches of 32, fewer than a step accumulates; or 10 of 4 in 4 steps."""
     profile, package, data = make_profile("large", 10**9), folder / "package", folder / "data.npz"
+    policy = Policy(state=state, save_every=2)
     few, many = (
-        simulate(package, data, [profile], batch_size=size, epochs=3, seed=SEED)
+        simulate(package, data, [profile], batch_size=size, epochs=3, seed=SEED, policy=policy)
         for size in (32, BATCH)
     )
     assert (few.data.samples_per_step, few.data.steps) == (40, 3)
     assert "a pass has 2 batches, fewer than the 3 to accumulate" in simulation_report(few).summary
     assert (many.data.samples_per_step, many.data.smaller_batch) == (12, None)
     latency, saved = many.devices[0].latency, many.latency_host.checkpoint_bytes or 0
-    step = latency.step_ms and latency.step_ms.scaled(10 / 12)  # None on a busy machine
+    share = 10 / 12 if state == "foreground" else 1.0
+    step = latency.step_ms and latency.step_ms.scaled(share)  # None on a busy machine
     mean = latency.model_copy(update={"step_ms": step})
     campaign = run_campaign(
         profile, mean, many.policy, steps=[12], checkpoint_bytes=saved, curve=[]
     )
     assert many.devices[0].campaign.active_s == campaign.active_s
+    if state == "foreground":
+        whole = run_campaign(
+            profile, latency, policy, steps=[12], checkpoint_bytes=saved, curve=[]
+        ).active_s
+        assert whole is None or whole.typical > campaign.active_s.typical
 
 
 @pytest.mark.parametrize("rate", [None, 0.3])

@@ -103,7 +103,8 @@ def _read(value: object, metric: Metric[Subject]) -> Bound:
     most = 100.0 if bound.kind == "percent" else metric.most or math.inf
     floor = metric.better == "higher"
     if floor and (bound.figure < 0 if bound.kind == "absolute" else -bound.figure >= most):
-        msg = f"can never fail: a floor is not negative, found {value!r:.60}"
+        why = "a floor is not below 0 and falls by less than 100 %"
+        msg = f"can never fail: {why}, found {value!r:.60}"
         raise ValueError(msg)
     if not math.isfinite(bound.figure):
         msg = f"{value!r:.60} is not a finite number"

@@ -189,7 +189,7 @@ def test_empty_files_set_no_limit(text: str) -> None:
         ('[budgets]\nmemory_headroom = "-200 %"', "budgets.memory_headroom", "can never fail"),
         ('[budgets]\naccuracy_floor = "-100 %"', "budgets.accuracy_floor", "can never fail"),
         ('[budgets]\naccuracy_floor = "-1"', "budgets.accuracy_floor", "can never fail"),
-        ("[budgets]\naccuracy_floor = -1", "budgets.accuracy_floor", "not negative"),
+        ("[budgets]\naccuracy_floor = -1", "budgets.accuracy_floor", "is not below 0"),
         ('[budgets]\nmemory_headroom = "-1 MB"', "budgets.memory_headroom", "percentage of the"),
         ('[budgets]\npeak_memory = "+5"', "budgets.peak_memory", "with a unit"),
         ('[budgets]\npeak_memory = "+5 ms"', "budgets.peak_memory", "not a unit of bytes"),
