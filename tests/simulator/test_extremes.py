@@ -45,7 +45,7 @@ def _value(key: str, absolute: bool) -> str:
     metric = METRICS[key]
     sign = "-" if metric.better == "higher" else "+"
     if not absolute:
-        return f'{key} = "{sign}1e300 %"'
+        return f'{key} = "{sign}{"1e300" if sign == "+" else "99.9"} %"'
     zero = "0" if metric.unit == "1" else f'"0 {_UNITS[metric.unit]}"'
     return f'{key} = ["{sign}1 %", {zero}]'
 
