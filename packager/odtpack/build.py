@@ -21,14 +21,14 @@ import onnx_ir as ir
 from odtpack import targets
 from odtpack.adapters import Inserted, insert_adapter
 from odtpack.adapters.inference import decoder_with_adapter
-from odtpack.adapters.layers import layer_name
+from odtpack.adapters.layers import layer_name, transposed
 from odtpack.choices import STOCK
 from odtpack.errors import OdtpackError, check_choice, check_type, some
 from odtpack.graph.graphs import paused_collector
 from odtpack.losses import Loss, make_loss
 from odtpack.memory.spec import read_memory
 from odtpack.model import old_opsets
-from odtpack.model.exporters import absent
+from odtpack.model.exporters import absent, homes
 from odtpack.model.head import add_head
 from odtpack.model.inputs import settle
 from odtpack.model.loading import (
@@ -240,7 +240,7 @@ def build(
             frozen_rows=rows,
             memory=memory,
             served=served,
-            adapter=None if inserted is None else _adapter_info(inserted),
+            adapter=None if inserted is None else _adapter_info(inserted, found.trained),
             decoder=_decoder(spec, loaded, inserted, found.trained, say),
             backend=backend_for(spec.runtime),
         )
@@ -285,9 +285,11 @@ def _located(model: object) -> Iterator[None]:
         raise
 
 
-def _adapter_info(inserted: Inserted) -> AdapterInfo:
+def _adapter_info(inserted: Inserted, trained: Sequence[str]) -> AdapterInfo:
     """The manifest's entry about the adapter."""
-    spec = inserted.spec
+    spec, graph = inserted.spec, inserted.model.graph
+    whole = [name for name in trained if name not in inserted.parameters]
+    turned = transposed(graph) if whole else ()
     return AdapterInfo(
         kind=spec.kind,
         rank=spec.rank if spec.low_rank else None,
@@ -296,7 +298,13 @@ def _adapter_info(inserted: Inserted) -> AdapterInfo:
         layers=inserted.layers,
         feedforward=inserted.feedforward,
         parameters=inserted.parameters,
-        absent=absent(inserted.model.graph, inserted.layers),
+        absent=absent(graph, inserted.layers),
+        transposed=tuple(name for name in whole if name in turned),
+        tied={
+            name: tuple(f"{path}.weight" for path in found if path)
+            for name in whole
+            if any(found := homes(graph.initializers[name]))
+        },
     )
 
 
@@ -316,7 +324,7 @@ def _decoder(
                 "decoder-unsupported",
                 "it needs LoRA, no other trained parameters and no --base",
             )
-        return decoder_with_adapter(spec.model, _adapter_info(inserted))
+        return decoder_with_adapter(spec.model, _adapter_info(inserted, trained))
     except OdtpackError as error:
         if error.code != "decoder-unsupported":
             raise

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.adapters.layers import Layer, find_layers
+from odtpack.adapters.layers import Layer, find_layers, home_of
 from odtpack.autodiff.expand import SMALLEST
 from odtpack.choices import BaseKind
 from odtpack.errors import OdtpackError
@@ -170,7 +170,9 @@ def quantize_base(
             "int8" if lookups else kind,
             axis=int(outputs_first),
         )
-        _replace(op, source, codes, lookups, layer.name if layer else name.removesuffix(".weight"))
+        called = home_of(source, lookups[0], 0) if lookups else ""
+        called = called or (layer.name if layer else name.removesuffix(".weight"))
+        _replace(op, source, codes, lookups, called)
         release_pages(array)
         count += 1
     if not count:

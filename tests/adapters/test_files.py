@@ -16,16 +16,18 @@ import onnxruntime
 import pytest
 import torch
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+from torch import nn
 
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
-from odtpack_runtime import CheckpointState, Package
+from odtpack_runtime import CheckpointState, Package, load_adapter, save_adapter
 from odtpack_runtime.package.adapter import CONFIG, TENSORS, PeftAdapter, read_peft, write_peft
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import SPECS, config
 from tests.adapters.written.models import HERE
 from tests.cli.conftest import Run, run
+from tests.exported.export import export
 from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
 
@@ -319,3 +321,137 @@ def test_an_unknown_layer_is_an_error(llama_file: Path, tmp_path: Path) -> None:
             llama_file, tmp_path, loss="next_token", adapter=AdapterSpec("lora", ("*.query",))
         )
     assert "layers.0.self_attn.q_proj" in str(caught.value.hint)
+
+
+class Tokens(nn.Module):
+    """A language model with a square layer, equal norms and, if asked for, one table."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.a, self.b = nn.Embedding(19, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.n1, self.n2 = nn.LayerNorm(16), nn.LayerNorm(16)
+        self.lm_head = nn.Linear(16, 19, bias=False)
+        if tied:
+            self.lm_head.weight = self.embed.weight
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.a(self.n1(self.embed(input_ids))))
+        return self.lm_head(self.n2(self.b(x)))  # type: ignore[no-any-return]
+
+
+IDS = np.random.default_rng(0).integers(0, 19, (8, 7))
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool, str], Path]:
+    """The file of such a model, made once."""
+    made: dict[tuple[bool, str], Path] = {}
+
+    def make(tied: bool, exporter: str) -> Path:
+        if (tied, exporter) not in made:
+            made[tied, exporter] = path = tmp_path_factory.mktemp("tokens") / "model.onnx"
+            sizes = {"input_ids": {0: "batch", 1: "tokens"}}
+            feeds = {"input_ids": torch.from_numpy(IDS)}
+            export(Tokens(tied).eval(), feeds, path, exporter, dynamic=sizes, output="logits",
+                   opset=18)  # fmt: skip
+        return made[tied, exporter]
+
+    return make
+
+
+def of_tokens(model: Path | Any) -> np.ndarray:
+    if isinstance(model, nn.Module):
+        with torch.no_grad():
+            return np.asarray(model.eval()(torch.from_numpy(IDS)))
+    (found,) = onnxruntime.InferenceSession(model).run(["logits"], {"input_ids": IDS})
+    return np.asarray(found)
+
+
+def of_package(package: Path, state: CheckpointState, run: Run) -> np.ndarray:
+    checkpoint, out = package.with_name("c.ckpt"), package.with_name("out.onnx")
+    CheckpointState.save_checkpoint(state, checkpoint)
+    asked = ("--checkpoint", checkpoint, "--outputs", "logits", "--out", out)
+    run("export", package, *asked, code=0)
+    return of_tokens(out)
+
+
+@needs_peft
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*", "ignore:.*tied.*")
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+@pytest.mark.parametrize(
+    ("tied", "saved"),
+    [(False, "b"), (False, "n1"), (False, "n2"), (False, "lm_head"), (True, "embed"),
+     (True, "lm_head"), (True, "both")],
+)  # fmt: skip
+def test_modules_that_are_saved_as_a_whole(
+    exporter: str, tied: bool, saved: str, tokens: Any, run: Run, tmp_path: Path
+) -> None:
+    """Import, export and merge mean what PEFT means, however the exporter stored them."""
+    import peft
+
+    model, module = tokens(tied, exporter), Tokens(tied)
+    modules = ["embed", "lm_head"] if saved == "both" else [saved]
+    settings = peft.LoraConfig(
+        r=2, lora_alpha=4, target_modules=["a"], modules_to_save=modules, bias="none"
+    )
+    theirs = peft.get_peft_model(module, settings)
+    torch.manual_seed(1)
+    added = 0.2 * torch.randn(19, 16)
+    with torch.no_grad():
+        for each in theirs.parameters():
+            if each.requires_grad:
+                each.add_(added if each.shape == added.shape else 0.2 * torch.randn_like(each))
+    theirs.save_pretrained(tmp_path / "theirs")
+    merged = tmp_path / "merged.onnx"
+    run("adapter", "merge", model, tmp_path / "theirs", "--out", merged, code=0)
+    np.testing.assert_allclose(of_tokens(merged), of_tokens(theirs), rtol=1e-4, atol=1e-5)
+    names = {
+        name for each in modules for name, _ in getattr(Tokens(tied), each).named_parameters(each)
+    }
+    if tied:
+        names = {"lm_head.weight" if exporter == "dynamo" else "embed.weight"}
+    package = tmp_path / "package"
+    spec = AdapterSpec("lora", ("a",), (), 2, 4.0)
+    build_package(model, package, loss="next_token", adapter=spec, train=tuple(names))
+    opened = Package.open(package)
+    state = CheckpointState.load_checkpoint(opened.checkpoint)
+    if tied and saved != "both":
+        with refused("adapter-mismatch") as caught:
+            load_adapter(opened, state, tmp_path / "theirs")
+        assert "'embed.weight' and 'lm_head.weight' are one parameter" in caught.value.what
+        return
+    load_adapter(opened, state, tmp_path / "theirs")
+    np.testing.assert_allclose(
+        of_package(package, state, run), of_tokens(theirs), rtol=1e-4, atol=1e-5
+    )
+    save_adapter(opened, state, tmp_path / "ours")
+    back = peft.PeftModel.from_pretrained(Tokens(tied), str(tmp_path / "ours"))
+    np.testing.assert_allclose(of_tokens(back), of_tokens(theirs), rtol=1e-4, atol=1e-5)
+
+
+@needs_peft
+@pytest.mark.filterwarnings("ignore:.*tie_word_embeddings.*", "ignore:.*tied.*")
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_a_tied_table_is_called_what_looks_it_up(
+    exporter: str, tokens: Any, run: Run, tmp_path: Path
+) -> None:
+    import peft
+
+    model, package = tokens(True, exporter), tmp_path / "package"
+    with refused("unknown-layer"):
+        build_package(model, package, loss="next_token", adapter=AdapterSpec("lora", ("lm_head*",)))
+    build_package(
+        model, package, loss="next_token", adapter=AdapterSpec("lora", ("embed", "a"), (), 2)
+    )
+    opened = Package.open(package)
+    state = CheckpointState.load_checkpoint(opened.checkpoint)
+    for each in state.arrays(trainable=True).values():
+        np.add(each, 0.1, out=each)
+    save_adapter(opened, state, tmp_path / "ours")
+    wanted = of_package(package, state, run)
+    back = peft.PeftModel.from_pretrained(Tokens(True), str(tmp_path / "ours"))
+    np.testing.assert_allclose(of_tokens(back), wanted, rtol=1e-4, atol=1e-5)
+    merged = tmp_path / "merged.onnx"
+    run("adapter", "merge", model, tmp_path / "ours", "--out", merged, code=0)
+    np.testing.assert_allclose(of_tokens(merged), wanted, rtol=1e-4, atol=1e-5)

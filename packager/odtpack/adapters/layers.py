@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import STRAIGHT_THROUGH
 from odtpack.graph.graphs import dims_of, operand
-from odtpack.model.exporters import module_names
+from odtpack.model.exporters import folded, homes, module_names
 
 # What stands between a stored weight and the product that reads it; the weight is its first input.
 _VIEWS = ("Cast", "DequantizeLinear", "Identity", "Transpose")
@@ -63,7 +63,8 @@ class Stored:
 
     def matches(self, patterns: Iterable[str]) -> bool:
         """Whether a pattern matches its name, or that of the stored weight."""
-        names = (self.name, str(self.source.name))
+        # The name of a tied weight may be that of another module.
+        names = (self.name,) if homes(self.source) else (self.name, str(self.source.name))
         return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
@@ -113,8 +114,33 @@ def find_layers(graph: ir.Graph) -> list[Layer]:
         shapes = {_shape(use) for use in uses}
         shape = shapes.pop() if len(shapes) == 1 else None
         if shape is not None:
-            layers.append(Layer(layer_name(str(source.name), modules), source, shape, tuple(uses)))
+            name = home_of(source, uses[0].node, 1) or layer_name(str(source.name), modules)
+            layers.append(Layer(name, source, shape, tuple(uses)))
     return layers
+
+
+def transposed(graph: ir.Graph) -> frozenset[str]:
+    """Names of the matrices that an exporter transposed."""
+    computed = {*module_names(graph), *folded(graph)}
+    return frozenset(
+        str(layer.source.name)
+        for layer in find_layers(graph)
+        if len(layer.shape) == 2
+        and (layer.source.name in computed or homes(layer.source))
+        and all(use.outputs_first == use.swapped for use in layer.uses)
+    )
+
+
+def home_of(source: ir.Value, reader: ir.Node, index: int) -> str:
+    """The module around a node that reads a tied weight; nothing if that is not known."""
+    node, value = reader, reader.inputs[index]
+    while value is not source:
+        before = None if value is None else value.producer()
+        if before is None or not before.inputs:
+            return ""
+        node, value = before, before.inputs[0]
+    found = homes(source).items()
+    return next((path for path, uses in found if any(n is node for n, _ in uses)), "")
 
 
 def packed_layers(graph: ir.Graph) -> list[Layer]:

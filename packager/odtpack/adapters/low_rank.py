@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.adapters.layers import Layer, Stored, Use, layer_name
+from odtpack.adapters.layers import Layer, Stored, Use, home_of, layer_name
 from odtpack.autodiff.backward import stop
 from odtpack.graph.graphs import LOOK_UP, dims_of, is_lifted_constant, maker, redirect, typed
 from odtpack.graph.ops import Ops
@@ -162,7 +162,7 @@ def find_tables(graph: ir.Graph) -> list[Table]:
         widths = {(dims_of(rows) or (None,))[-1] for _, rows in uses}
         width, count = widths.pop(), (dims_of(source) or (None,))[0]
         if not widths and isinstance(width, int) and isinstance(count, int):
-            name = layer_name(str(source.name), modules)
+            name = home_of(source, maker(uses[0][1]), 0) or layer_name(str(source.name), modules)
             scope = _OUTPUT.fullmatch(name)
             name = scope[1].replace("/", ".") if scope else name
             tables.append(Table(name, source, count, width, tuple(uses)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +13,17 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack.adapters import low_rank
-from odtpack.adapters.layers import Layer, find_layers, packed_layers
+from odtpack.adapters.layers import Layer, find_layers, packed_layers, transposed
 from odtpack.adapters.low_rank import FACTORS, MAGNITUDE, A, B
 from odtpack.adapters.modules import by_layer, merged, modules_of
 from odtpack.contrib.quantized import store_matrix, stored_matrix
 from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.graph.graphs import InlinePass, Names, maker, operand, used_names
 from odtpack.graph.inference import infer_shapes
+from odtpack.model import exporters, shared_tensors
 from odtpack.model.exporters import noted_architecture
 from odtpack.model.loading import load_model
+from odtpack.model.shared_tensors import weight_array
 from odtpack_runtime.package.adapter import PREFIX, PeftAdapter
 
 _ENDS = (A, B, MAGNITUDE, FACTORS, low_rank.TABLE_A, low_rank.TABLE_B)
@@ -49,9 +53,12 @@ def merge_adapter(
     model = infer_shapes(ir.load(path))
     if not beside:
         ir.external_data.load_to_model(model)
+    InlinePass()(model)
     common_passes.LiftConstantsToInitializersPass(lift_all_constants=False, size_limit=0)(model)
     graph = model.graph
     graph.metadata_props.update(noted_architecture(path))
+    put_back = _as_loaded(graph)
+    places = _places(graph)
     found = (*find_layers(graph), *packed_layers(graph))
     split = adapter.kind == "lora"
     modules = {module.name: module for module in modules_of(graph, found, split=split)}
@@ -66,7 +73,7 @@ def merge_adapter(
             whole[name] = value
         else:
             pending.setdefault(name.removesuffix(f".{end}"), {})[end] = value
-    tables = {table.name: table for table in low_rank.find_tables(model.graph)}
+    tables = {table.name: table for table in low_rank.find_tables(graph)}
     for name, given in pending.items():
         if name in tables and low_rank.TABLE_A in given:
             _merge_table(tables[name], given, adapter, path)
@@ -94,7 +101,8 @@ def merge_adapter(
             f"weights of {weights:.3g} that the adapter changes by {change:.3g} (Frobenius norms)"
         )
     for name, value in whole.items():
-        _replace(model.graph, name, value, path)
+        _replace(places, name, value, path)
+    put_back()
     proto = ir.to_proto(model)
     del proto.graph.value_info[:]  # what shape inference found
     if proto.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
@@ -103,15 +111,87 @@ def merge_adapter(
     return content
 
 
+def _as_loaded(graph: ir.Graph) -> Callable[[], None]:
+    """Give each parameter its own tensor; return what stores them as the file does again."""
+    stored = {name: value.const_value for name, value in graph.initializers.items()}
+    exporters.restore(graph)
+    shared_tensors.split(graph)
+    shared_tensors.tie(graph)
+    before = {value: value.const_value for value in graph.initializers.values()}
+
+    def is_as_before(value: ir.Value) -> bool:
+        return value in before and before[value] is value.const_value
+
+    def put_back() -> None:
+        for node in list(graph):
+            copy = str(node.name).removesuffix("/Transpose")
+            if copy == node.name or stored.get(copy) is None or copy in graph.initializers:
+                continue
+            source, turned = operand(node, 0), node.outputs[0]
+            tensor = stored[copy]
+            if not is_as_before(source):
+                tensor = ir.tensor(np.ascontiguousarray(weight_array(source).T), name=copy)
+            new = ir.val(None, type=turned.type, shape=turned.shape, const_value=tensor)
+            turned.replace_all_uses_with(new, replace_graph_outputs=True)
+            graph.remove(node, safe=True)
+            turned.name, new.name = None, copy
+            graph.register_initializer(new)
+            if not source.uses() and not source.is_graph_output():
+                graph.initializers.pop(str(source.name))
+        for value in [*graph.initializers.values()]:
+            first = graph.initializers.get(shared_tensors.separated_from(value))
+            known = first is not None and first is not value
+            if first is not None and known and is_as_before(first) and is_as_before(value):
+                value.replace_all_uses_with(first)
+                graph.initializers.pop(str(value.name))
+
+    return put_back
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where a parameter of the module is in the file."""
+
+    stored: ir.Value
+    uses: tuple[tuple[ir.Node, int], ...]  # that read it as this parameter
+    turned: bool = False  # whether the exporter transposed it
+
+
+def _places(graph: ir.Graph) -> dict[str, _Place]:
+    """The parameters of the module, by name."""
+    modules, turned = exporters.module_names(graph), transposed(graph)
+    found = {
+        modules.get(name, name): _Place(value, tuple(value.uses()), name in turned)
+        for name, value in graph.initializers.items()
+    }
+    for value in graph.initializers.values():
+        homes = exporters.homes(value)
+        others = homes.pop("", [])
+        for path, uses in homes.items():
+            found[f"{path}.weight"] = _Place(value, (*uses, *others), value.name in turned)
+    return found
+
+
+def _own(value: ir.Value, places: Iterable[tuple[ir.Node, int]]) -> ir.Value:
+    """An initializer that nothing but some places reads: the one that they read, or a copy."""
+    places = [*places]
+    graph = value.graph
+    assert graph is not None  # noqa: S101 - it is an initializer
+    if value.is_graph_output() or any(use not in places for use in value.uses()):
+        name = Names(used_names(graph)).fresh(str(value.name))
+        return shared_tensors.separate(graph, value, places, name)
+    return value
+
+
 def _merge(layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter, path: Path) -> None:
     """Replace the weight of a layer, and its bias where that changes too."""
     first = layer.uses[0]
-    nodes = {id(use.node) for use in layer.uses} | {id(use.weight.producer()) for use in layer.uses}
+    ways = [use.node if use.weight is layer.source else use.weight.producer() for use in layer.uses]
     tensor = layer.source.const_value
     if (
         tensor is None
         or not tensor.dtype.is_floating_point()
-        or any(id(node) not in nodes for node, _ in layer.source.uses())
+        or any(way is None or layer.source not in way.inputs for way in ways)
         or len({(use.outputs_first, use.swapped) for use in layer.uses}) > 1
     ):
         raise _not_mergeable(layer.source, layer.name, path)
@@ -127,11 +207,13 @@ def _merge(layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter, 
         ones = [1] * (weight.ndim - 2)
         merged = weight * line.reshape((1, -1, *ones) if feedforward else (-1, 1, *ones))
         if not feedforward:
+            ends = {node for use in layer.uses for node in (use.node, maker(use.end))}
             for bias in {use.bias for use in layer.uses if use.bias is not None}:
-                _set(bias, _array(bias) * line)
+                _set(_own(bias, [u for u in bias.uses() if u.node in ends]), _array(bias) * line)
     else:
         merged = _low_rank(layer, weight, given, adapter, path)
-    _set(layer.source, merged.T if transposes else merged)
+    source = _own(layer.source, [use for use in layer.source.uses() if use.node in ways])
+    _set(source, merged.T if transposes else merged)
 
 
 def _merge_packed(
@@ -166,14 +248,14 @@ def _merge_table(
     table: low_rank.Table, given: Mapping[str, np.ndarray], adapter: PeftAdapter, path: Path
 ) -> None:
     """Replace the table of an embedding by W + s (B A)^T."""
-    own = table.source.is_initializer() and not table.source.is_graph_output()
-    if not own or len(table.source.uses()) != len(table.uses):
+    if not table.source.is_initializer():
         raise _not_mergeable(table.source, table.name, path)
     a, b = given[low_rank.TABLE_A], given.get(low_rank.TABLE_B, np.empty(0))
     if a.shape[1:] != (table.rows,) or b.shape != (table.width, len(a)):
         raise _mismatch(table.name, (table.rows, table.width), path)
     added = a.T.astype(np.float64) @ b.T.astype(np.float64)
-    _set(table.source, _array(table.source) + adapter.scaling * added)
+    source = _own(table.source, [u for u in table.source.uses() if u.node.op_type == "Gather"])
+    _set(source, _array(source) + adapter.scaling * added)
 
 
 def _low_rank(
@@ -212,17 +294,19 @@ def _mismatch(name: str, shape: Sequence[int], path: Path) -> OdtpackError:
     )
 
 
-def _replace(graph: ir.Graph, name: str, value: np.ndarray, path: Path) -> None:
+def _replace(places: Mapping[str, _Place], name: str, value: np.ndarray, path: Path) -> None:
     """Replace a parameter that was trained as a whole."""
-    own = graph.initializers.get(name)
-    if own is None or own.const_value is None or tuple(own.const_value.shape) != value.shape:
+    place = places.get(name)
+    tensor = None if place is None else place.stored.const_value
+    wanted = value.T if place is not None and place.turned else value
+    if place is None or tensor is None or tuple(tensor.shape) != wanted.shape:
         raise OdtpackError(
             "adapter-mismatch",
             f"the adapter brings {name!r} {list(value.shape)}, which the model does not have",
             where=str(path),
             hint="merge it into the model that it was trained on",
         )
-    _set(own, value.astype(np.float64))
+    _set(_own(place.stored, place.uses), wanted.astype(np.float64))
 
 
 def _array(value: ir.Value) -> np.ndarray:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -277,6 +277,37 @@ def place(node: ir.Node) -> str | None:
     """Which node of which module a node is; one name for all calls of a module."""
     path = _path(node)
     return f"{path}/{(node.name or '').rpartition('/')[2]}" if path else None
+
+
+def homes(value: ir.Value) -> dict[str, list[tuple[ir.Node, int]]]:
+    """The modules that a tied matrix is the weight of, and where each reads it.
+
+    There are none if no embedding and product of two modules share the matrix.
+    """
+    found: dict[str, list[tuple[ir.Node, int]]] = {}
+    kinds = set()
+    for use in value.uses():
+        for node, index in _readers(use.node, use.idx):
+            if (node.op_type, index) in (("Gather", 0), ("Gemm", 1), ("MatMul", 1)):
+                path = _join(_scopes(node))
+                path = path if f"{path}.weight" == value.name else _path(node)
+                found.setdefault(path, []).append((use.node, use.idx))
+                kinds.add(node.op_type == "Gather")
+    names = [*value.graph.initializers] if value.graph is not None and len(found) > 1 else []
+    for path in [path for path in found if path]:
+        own = (value.name, f"{path}.weight", f"{path}.bias")
+        if any(name.startswith(f"{path}.") and name not in own for name in names):
+            found.setdefault("", []).extend(found.pop(path))  # it reads the weight of another
+    return found if len(kinds) == 2 and len(found) > 1 else {}
+
+
+def _readers(node: ir.Node, index: int) -> Iterator[tuple[ir.Node, int]]:
+    """What reads a matrix that a node may transpose, cast or dequantize."""
+    if index or node.op_type not in ("Cast", "DequantizeLinear", "Identity", "Transpose"):
+        yield node, index
+        return
+    for use in node.outputs[0].uses():
+        yield from _readers(use.node, use.idx)
 
 
 def _path(node: ir.Node) -> str:

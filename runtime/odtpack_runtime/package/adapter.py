@@ -444,6 +444,8 @@ def to_peft(package: Package, state: CheckpointState) -> PeftAdapter:
 
 def peft_info(manifest: Manifest) -> PeftInfo | None:
     """What a manifest says of PEFT's files; None if PEFT has no place for what is trained."""
+    if manifest.adapter and (manifest.adapter.transposed or manifest.adapter.tied):
+        return None  # kits write each parameter as it is, and once
     shapes = {item.name: item.shape for item in manifest.parameters if item.role == "trainable"}
     nothing = np.zeros((), np.float32)
     try:
@@ -460,18 +462,12 @@ def _as_peft(manifest: Manifest, values: Tensors) -> PeftAdapter:
     assert info is not None  # noqa: S101 - the callers looked
     names, saved = _peft_names(manifest), dict[str, None]()
     for peft, name in names.items():
-        if name in info.parameters:
-            continue
-        module, dot, _ = peft.removeprefix(PREFIX).rpartition(".")
-        if name != peft.removeprefix(PREFIX) or not dot:
-            raise OdtpackError(
-                "peft-without-name",
-                f"{name!r} is trained beside the adapter, but has no name in the PyTorch module",
-            )
-        saved[module] = None
+        if name not in info.parameters:
+            saved[peft.removeprefix(PREFIX).rpartition(".")[0]] = None
     rank = info.rank or 0
     scaling = (info.alpha or 0.0) / rank if rank else 1.0
-    tensors = {peft: values[name] for peft, name in names.items()}
+    turned = info.transposed
+    tensors = {p: values[n].T if n in turned else values[n] for p, n in names.items()}
     return PeftAdapter(
         info.kind, tensors, rank, scaling, info.layers, info.feedforward, tuple(saved)
     )
@@ -497,14 +493,45 @@ def _peft_tensors(package: Package, folder: Path) -> tuple[Tensors, dict[str, st
             f"build the package with --alpha {adapter.scaling * adapter.rank:g}",
             folder,
         )
-    return adapter.tensors, _peft_names(package.manifest)
+    names = _peft_names(package.manifest)
+    _check_tied(info, adapter.tensors, folder)
+    turned = {peft for peft, name in names.items() if name in info.transposed}
+    return {n: v.T if n in turned else v for n, v in adapter.tensors.items()}, names
 
 
 def _peft_names(manifest: Manifest) -> dict[str, str]:
-    """The trained parameters, by PEFT's names."""
-    own = set(() if manifest.adapter is None else manifest.adapter.parameters)
-    return {
-        item.name if item.name in own else f"{PREFIX}{item.module or item.name}": item.name
-        for item in manifest.parameters
-        if item.role == "trainable"
-    }
+    """The trained parameters, by PEFT's names, of which a tied one has several."""
+    info = manifest.adapter
+    found: dict[str, str] = {}
+    for item in manifest.parameters:
+        if item.role != "trainable":
+            continue
+        if info is None or item.name in info.parameters:
+            found[item.name] = item.name
+            continue
+        own = item.name if item.name not in info.transposed else item.module or ""
+        for name in info.tied.get(item.name, (own,)):
+            if "." not in name or (name == item.name and item.module is not None):
+                raise OdtpackError(
+                    "peft-without-name",
+                    f"{item.name!r} is trained beside the adapter, and it is not known which "
+                    "parameter of the PyTorch module it is",
+                )
+            found[f"{PREFIX}{name}"] = item.name
+    return found
+
+
+def _check_tied(info: AdapterInfo, tensors: Tensors, where: Path) -> None:
+    """Refuse two values of what is one parameter of the package."""
+    for names in info.tied.values():
+        keys = [f"{PREFIX}{name}" for name in names]
+        given = [tensors[key] for key in keys if key in tensors]
+        if given and not (
+            len(given) == len(keys) and all(np.array_equal(given[0], g) for g in given)
+        ):
+            raise _mismatch(
+                f"{' and '.join(map(repr, names))} are one parameter of the package, and are not "
+                "equal in the adapter",
+                "train them tied (ensure_weight_tying=True), or build the package with --untie",
+                where,
+            )

@@ -492,6 +492,9 @@ class AdapterInfo(Part):
         parameters: The parameters that are the adapter's; others may be trained besides.
         absent: Layers of those that the architecture's module in transformers does not have under
             their names, where that is known: PEFT drops what is trained on them.
+        transposed: Parameters that are trained besides, and that the exporter transposed.
+        tied: Names in the exported module of a parameter that several of its modules share, which
+            is trained besides.
         peft: How PEFT has it; None if PEFT has no place for all that is trained.
     """
 
@@ -503,4 +506,6 @@ class AdapterInfo(Part):
     feedforward: tuple[Name, ...] = ()
     parameters: tuple[Name, ...]
     absent: tuple[Name, ...] = ()
+    transposed: tuple[Name, ...] = ()
+    tied: dict[Name, tuple[Name, ...]] = field(default_factory=dict)
     peft: PeftInfo | None = None
