@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from odtpack.spec import TextSpec
-from odtpack.text import IGNORED, _cut, _renderer, prepare
+from odtpack.text import _BEGIN, _END, IGNORED, TEMPLATES, _cut, _renderer, prepare
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import follow
 from tests.adapters.test_written_by_tools import SPEC
@@ -43,6 +43,9 @@ GENERATION = {
         "{{ '<end_of_turn>\n' }}{% endif %}{% endfor %}"
     ),
 }
+GENERATION["marked"] = GENERATION["chatml"].replace(
+    "'<|im_end|>\n' }}{% endgeneration %}", "'<|im_end|>' }}{% endgeneration %}{{ '\n' }}"
+)
 TOKENS = [
     "<|im_end|>", "<|im_start|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>",
     "<|eot_id|>", "<bos>", "<start_of_turn>", "<end_of_turn>",
@@ -83,18 +86,23 @@ def test_tokens_and_labels_are_those_of_transformers(
     ours.add_special_tokens(TOKENS)
     theirs = PreTrainedTokenizerFast(tokenizer_object=ours, chat_template=GENERATION[template])
     rows = conversations(20)
+    own = template
+    if template not in TEMPLATES:
+        own = str(tmp_path / "own.jinja")
+        Path(own).write_text(GENERATION[template])
     data = made(
         tmp_path,
         [{"messages": each} for each in rows],
-        TextSpec(str(saved(ours, tmp_path / "t")), 400, template),
+        TextSpec(str(saved(ours, tmp_path / "t")), 400, own),
     )
     for row, messages in enumerate(rows):
         expected = theirs.apply_chat_template(
             messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
         ids, mask = np.array(expected["input_ids"]), np.array(expected["assistant_masks"])
-        size = len(ids)
+        size = int(np.flatnonzero(mask)[-1]) + 1  # what follows the last answer is left out
         assert 0 < mask.sum() < size <= 400
+        ids, mask = ids[:size], mask[:size]
         np.testing.assert_array_equal(data["input_ids"][row, :size], ids)
         np.testing.assert_array_equal(data["labels"][row, :size], np.where(mask, ids, IGNORED))
         np.testing.assert_array_equal(data["attention_mask"][row], np.arange(400) < size)
@@ -119,7 +127,8 @@ def test_templates_are_rendered_as_by_transformers(template: str) -> None:
 
     (messages,) = conversations(1)
     ((expected,), _) = render_jinja_template([messages], chat_template=template)
-    assert _renderer(template, "", "")(messages, False) == expected
+    found = _renderer(template, "", "")(messages, False)
+    assert found.replace(_BEGIN, "").replace(_END, "") == expected
 
 
 def test_a_template_stays_in_its_sandbox() -> None:

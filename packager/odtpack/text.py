@@ -37,6 +37,9 @@ _MAX_LINE: Final = 2**24
 _MAX_FILE: Final = 2**28  # a tokenizer of 262,000 words takes 34 MB
 _AT_ONCE: Final = 256  # rows that a question to the process is about
 
+_BEGIN, _END = "\ufdd0", "\ufdd1"
+"""Around what a template marks as an answer: no text has these, which are no characters."""
+
 Row = tuple[list[dict[str, str]] | str, int]
 """Messages, or a text without any, and the line that they stand in."""
 Tokens = tuple[list[int], list[int], int]
@@ -345,6 +348,14 @@ def _texts(
         return [content + end], special
     whole = render(content, False)
     texts = [whole]
+    if _BEGIN in whole and "endgeneration" in settings["template"]:
+        begun, *marked = whole.split(_BEGIN)
+        texts = [whole.replace(_BEGIN, "").replace(_END, "")]
+        for part in marked:
+            learned, _, rest = part.partition(_END)
+            texts += begun, begun + learned
+            begun += learned + rest
+        return texts, special
     for index, message in enumerate(content, 1):
         if message["role"] == "assistant":
             texts += render(content[: index - 1], True), render(content[:index], False)
@@ -396,14 +407,17 @@ def _renderer(text: str, bos: str, end: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(jinja2.ext.Extension):
-        """``{% generation %}``, which marks answers: what is in it is written as it is."""
+        """``{% generation %}``, which marks answers: what is in it is written between marks."""
 
         tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
         def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Scope:
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.Scope(body, lineno=line)
+            first, last = (
+                jinja2.nodes.Output([jinja2.nodes.TemplateData(mark)]) for mark in (_BEGIN, _END)
+            )
+            return jinja2.nodes.Scope([first, *body, last], lineno=line)
 
     def fail(message: str) -> None:
         raise jinja2.TemplateError(message)
