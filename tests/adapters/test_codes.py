@@ -222,3 +222,15 @@ def test_adapter_on_an_embedding_of_few_bits(tmp_path: Path) -> None:
     module = genai.decoder(model, symmetric=False, tables=True)
     spec = AdapterSpec("lora", ("model.embed_tokens", "*.v_proj"), (), 3, 5.0)
     follow(module, model, tmp_path / "package", spec, LOSS, llama.batch())
+
+
+@pytest.mark.parametrize("segments", [False, True])
+def test_blocks_need_the_release_that_has_them(
+    segments: bool, llama_file: Path, tmp_path: Path
+) -> None:
+    with refused("target-cannot-load") as caught:
+        build_package(
+            llama_file, tmp_path, loss="next_token", adapter=AdapterSpec("lora", ("*.q_proj",)),
+            base="int4", onnxruntime="1.18", segments=segments,
+        )  # fmt: skip
+    assert "1.19 is the first" in caught.value.what

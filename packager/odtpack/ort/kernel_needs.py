@@ -17,6 +17,7 @@ import onnx_ir as ir
 
 from odtpack import targets
 from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import nodes_of
 from odtpack.graph.inference import inferred_proto
 
 _TABLE: Final = Path(__file__).with_name("kernels.json")
@@ -68,6 +69,9 @@ def newest(needs: Iterable[Need]) -> Need:
 def _of_model(model: ir.Model) -> Iterator[Need]:
     opsets = dict(model.graph.opset_imports)
     yield Need(targets.lowest_target(opsets[""]).version, f"opset {opsets['']}")
+    for node in nodes_of(model.graph):
+        if node.op_type.endswith("uantizeLinear") and node.attributes.get_int("block_size", 0) > 0:
+            yield Need((1, 19), f"{node.op_type} with block_size")
     proto = inferred_proto(model, sizes=False) or ir.to_proto(model)
     for operator in dict.fromkeys(_operators(proto.graph, opsets, {})):
         yield from of_operator(*operator)
