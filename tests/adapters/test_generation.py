@@ -204,7 +204,11 @@ def keeping(folder: Path) -> onnxruntime.SessionOptions:
 
 @pytest.mark.parametrize("name", ["genai-qwen2-int4", "genai-llama-tied-int4", *OPTIMUM])
 def test_packed_weights_are_written_once_and_mapped(
-    name: str, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    trained: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     package, state = trained(name)
     kept = tmp_path / "new" / "kept"
@@ -218,6 +222,8 @@ def test_packed_weights_are_written_once_and_mapped(
         found.append(generator.logits(PROMPT, "mine").tobytes())
         found.append(bytes(generator.generate(PROMPT, adapter="mine", max_tokens=6)))
     assert found == 3 * found[:2]
+    assert capfd.readouterr().err == ""  # ONNX Runtime warns of inputs that have values
+    assert options.log_severity_level == -1
     (first,) = kept.iterdir()
     assert {each.name for each in first.iterdir()} == FILES
     assert packed_in(first) == packed_by_onnxruntime(package.decoder, tmp_path / "whole")
@@ -480,7 +486,13 @@ def test_errors(trained: Any, llama_file: Path, tmp_path: Path) -> None:
         ("run-failed", lambda: generator.logits([1] * 40)),  # of 32 positions
         ("unknown-adapter", lambda: generator.logits(PROMPT, "other")),
         ("unknown-adapter", lambda: generator.remove_adapter("other")),
+        ("bad-prompt", lambda: generator.logits(np.array([2**63 + 5], np.uint64))),
         ("bad-argument", lambda: generator.generate(PROMPT, top_p=0)),
+        ("bad-argument", lambda: generator.generate(PROMPT, top_k=2.5)),
+        ("bad-argument", lambda: generator.generate(PROMPT, max_tokens=2.5)),
+        ("bad-argument", lambda: generator.generate(PROMPT, seed=1.5)),
+        ("bad-argument", lambda: generator.generate(PROMPT, stop=2)),
+        ("bad-argument", lambda: generator.generate(PROMPT, stop=[None])),
         ("adapter-corrupt", lambda: generator.add_adapter("x", tmp_path / "x.onnx_adapter")),
     ):
         with pytest.raises(OdtpackError) as caught:

@@ -65,10 +65,15 @@ class Generator:
         if options is None:
             manifest = package.manifest
             options = make_options(manifest.session or session_of(None, package.decoder))
-            options.log_severity_level = 3  # an adapter's inputs have values, which is meant
-        self._session = open_decoder(
-            package.decoder, options, package.decoder_weights, package.manifest_sha256
-        )
+        level = options.log_severity_level
+        if level < 0:  # none is chosen; an adapter's inputs have values, which is meant
+            options.log_severity_level = 3
+        try:
+            self._session = open_decoder(
+                package.decoder, options, package.decoder_weights, package.manifest_sha256
+            )
+        finally:
+            options.log_severity_level = level
         inputs = {node.name: node for node in self._session.get_inputs()}
         self._given = {*inputs} & {"input_ids", "attention_mask", "position_ids"}
         self._states = {}
@@ -160,11 +165,13 @@ class Generator:
             OdtpackError: ``bad-prompt``, ``unknown-adapter``, ``bad-argument``; ``run-failed``,
                 where the decoder takes no more tokens, or its logits are not finite.
         """
-        if not (temperature >= 0 and top_k >= 0 and 0 < top_p <= 1 and max_tokens >= 0):
+        ended = isinstance(stop, Collection) and all(map(_is_whole, stop))
+        whole = ended and all(map(_is_whole, (top_k, max_tokens, seed)))
+        if not (whole and temperature >= 0 <= top_k and 0 < top_p <= 1 and max_tokens >= 0):
             raise OdtpackError(
                 "bad-argument",
-                "temperature and top_k must be 0 or more, top_p above 0 and at most 1, and "
-                "max_tokens 0 or more.",
+                "temperature and top_k must be 0 or more, top_p above 0 and at most 1, max_tokens "
+                "0 or more, and stop a list; top_k, max_tokens, seed and stop are whole numbers.",
             )
         return _follow(self._run(adapter), _checked(prompt), max_tokens, frozenset(stop),
                        _Draw(temperature, top_k, top_p, seed))  # fmt: skip
@@ -281,9 +288,14 @@ class _Draw:
         return float((mixed ^ (mixed >> 31)) >> 11) / 2**53
 
 
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int | np.integer)
+
+
 def _checked(tokens: Sequence[int] | Array) -> Array:
     array: Array = np.asarray(tokens)
-    if array.ndim != 1 or not array.size or array.dtype.kind not in "iu" or array.min() < 0:
+    whole = array.ndim == 1 and array.size and array.dtype.kind in "iu"
+    if not whole or array.min() < 0 or array.max() > np.iinfo(np.int64).max:
         raise OdtpackError(
             "bad-prompt", "A prompt is a sequence of one token or more, as whole numbers from 0 on."
         )
