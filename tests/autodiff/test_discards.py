@@ -12,6 +12,7 @@ import onnx_ir as ir
 import pytest
 from onnx.reference import ReferenceEvaluator
 
+from odtpack.autodiff import discards
 from odtpack.autodiff.expand import expand
 from odtpack.model.loading import infer_shapes
 from tests.autodiff.oracle import LEVELS, STEP, add_gradients, cast_floats, normal, session
@@ -84,6 +85,18 @@ FUNCTIONS = {
     "Asin": "a = Abs(x) in = Less(a, one) l = Asin(x) m = Mul(l, w) y = Where(in, m, x)",
     "Acosh": "in = Greater(x, one) l = Acosh(x) m = Mul(l, w) y = Where(in, m, x)",
     "Cosh": "l = Cosh(x) a = Abs(x) in = Less(a, three) m = Mul(l, w) y = Where(in, m, x)",
+    "Sqrt of Relu": "r = Relu(x) s = Sqrt(r) y = Mul(s, w)",
+    "Sqrt of Relu, scaled": "r = Relu(x) h = Mul(r, half) n = Reshape(h, flat) s = Sqrt(n) "
+    "y = Mul(s, w)",
+    "Pow of Clip": "r = Clip(x, zero) s = Pow(r, half) y = Mul(s, w)",
+    "Pow of Clip above": "n = Neg(x) r = Clip(n, , zero) p = Neg(r) s = Pow(p, half) y = Mul(s, w)",
+    "Sqrt of Max": "r = Max(x, zero) s = Sqrt(r) y = Mul(s, w)",
+    "Sqrt of Max of two": "n = Mul(x, half) r = Max(x, n, zero) s = Sqrt(r) y = Mul(s, w)",
+    "Sqrt of ThresholdedRelu": "r = ThresholdedRelu(x) s = Sqrt(r) y = Mul(s, w)",
+    "Acos of Clip": "minus = Constant <value = float {-1}> () r = Clip(x, minus, one) s = Acos(r) "
+    "y = Mul(s, w)",
+    "Acos of Clip to computed bounds": "minus = Neg(one) r = Clip(x, minus, one) s = Acos(r) "
+    "y = Mul(s, w)",
     "Log inside of Sin": "l = Log(x) s = Sin(l) m = Mul(s, w) y = Where(on, m, zero)",
 }
 
@@ -174,3 +187,30 @@ def test_a_gradient_that_cannot_be_nan_is_not_guarded(why: str) -> None:
     assert added.count("Where") == text.count(" Where(mask, p") + text.count("Where(mask, x") + (
         text.count("Where(mask, t")
     )
+
+
+MASKS = {
+    "a convolution follows": "r = Relu(x) c = Conv(r, k) y = Sqrt(c)",
+    "the logarithm is of what is above a number": "p = Clip(x, small) y = Log(p)",
+    "a norm is above a number": "n = ReduceL2 <axes = [1], keepdims = 1> (x) m = Max(n, small) "
+    "y = Div(x, m)",
+    "a sum of what is not negative is above a number": "r = Relu(x) s = ReduceSum <keepdims = 1> "
+    "(r, axis) m = Add(s, small) y = Div(r, m)",
+    "a normalization follows": "r = Relu(x) n = ReduceMean <axes = [1], keepdims = 1> (r) "
+    "c = Sub(r, n) q = Mul(c, c) v = ReduceMean <axes = [1], keepdims = 1> (q) e = Add(v, small) "
+    "d = Sqrt(e) y = Div(c, d)",
+    "a power of more than one follows": "r = Relu(x) y = Pow(r, more)",
+    "a logarithm of a sigmoid follows": "r = Relu(x) s = Sigmoid(r) y = Log(s)",
+}
+
+
+@pytest.mark.parametrize("why", MASKS)
+def test_a_mask_whose_cotangent_is_finite_stays_a_product(why: str) -> None:
+    numbers = (
+        "small = Constant <value = float {1e-6}> () more = Constant <value = float {1.5}> () "
+        "axis = Constant <value = int64[1] {1}> () "
+    )
+    text = f"net (float[1, 2, 4] x, float[2, 2, 1] k) => (float[a, b, c] y) {{ {numbers}"
+    header = '<ir_version: 8, opset_import: ["" : 17]> '
+    proto = onnx.parser.parse_model(f"{header}{text}{MASKS[why]} }}")
+    assert discards.before_poles(infer_shapes(ir.from_proto(proto)).graph) == set()

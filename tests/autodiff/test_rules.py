@@ -141,7 +141,7 @@ def test_every_attribute_and_every_word_that_a_rule_reads_has_cases() -> None:
     assert not never
 
 
-_NOT_VALUES = {"", "...", *(schema.name for schema in onnx.defs.get_all_schemas())}
+_NOT_VALUES = {"", "...", "aten.clamp", *(schema.name for schema in onnx.defs.get_all_schemas())}
 
 
 @functools.cache

@@ -131,7 +131,7 @@ def _walk(
     sources = list(wrt)
     needed = dependents(graph, sources, registry)
     upstream = ancestors(seeds, graph)
-    discarded = discards.find(graph, set(sources))
+    discarded, unbounded = discards.find(graph, set(sources)), discards.before_poles(graph)
     contributions: dict[ir.Value, list[ir.Value]] = {y: [dy] for y, dy in seeds.items()}
 
     def total(value: ir.Value) -> ir.Value | None:
@@ -155,8 +155,9 @@ def _walk(
         taken = dict.fromkeys(v for body in subgraphs(node) for v in captures(body) if v in needed)
         inner = functools.partial(_walk, registry=registry)
         ctx = Context(
-            node, ops, cotangents, wanted, list(taken), inner, discarded=node in discarded
-        )
+            node, ops, cotangents, wanted, list(taken), inner,
+            discarded=node in discarded, unbounded=node in unbounded,
+        )  # fmt: skip
         try:
             if rule is None:
                 raise _NoRuleError(node, opset_of(node, graph))
@@ -237,7 +238,9 @@ def _no_gradient(
         f"operator {node.op_type} (domain {domain}, opset {missing.opset}) has no "
         f"gradient; {shown} cannot be trained through it{f': {why}' if why else ''}",
         where=f"node {node.name!r}, output {node.outputs[0].name!r}{inside}",
-        hint=f"freeze {'it' if len(reaching) == 1 else 'them'} "
+        hint="export it with dynamo=False, which writes EmbeddingBag without sequences"
+        if node.op_type == "ConcatFromSequence"
+        else f"freeze {'it' if len(reaching) == 1 else 'them'} "
         f"(--freeze {reaching[0] if reaching else 'GLOB'!r}), or replace the operator in the model",
     )
 

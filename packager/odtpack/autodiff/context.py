@@ -29,6 +29,7 @@ class Context:
             cotangents are wanted.
         discarded: The output may be NaN or infinite in places where the model discards it;
             there the cotangents are zero, and so are those of the inputs.
+        unbounded: The cotangent of the output may be infinite, or NaN, in places.
     """
 
     def __init__(
@@ -41,11 +42,13 @@ class Context:
         differentiate: Differentiate | None = None,
         *,
         discarded: bool = False,
+        unbounded: bool = False,
     ) -> None:
         self.node = node
         self.op = op
         self.captured = captured
         self.discarded = discarded
+        self.unbounded = unbounded
         self._cotangents = cotangents
         self._needed = needed
         self._differentiate = differentiate

@@ -7,14 +7,24 @@ A model may compute a value, and discard it where it makes no sense:
 
 There the cotangent is zero, and its product with a slope that is NaN or infinite would be
 NaN. Rules of the nodes found here take such a product as zero (:meth:`Context.discarded`).
+
+The other way round a cotangent may be infinite where the slope is zero:
+
+    y = Sqrt(Relu(x))                                             the slope of Sqrt at 0
+
+Rules that mask a cotangent select there (:meth:`Context.unbounded`).
 """
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.graph.graphs import reads
+from odtpack.graph.graphs import constant, reads, scalar
 
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE}
 
@@ -147,3 +157,100 @@ def _is_tame(node: ir.Node, fixed: set[ir.Value]) -> bool:
         return False
     numbers = np.asarray(exponent.numpy(), np.float64)
     return bool((numbers >= 1).all() and (numbers == np.round(numbers)).all())
+
+
+# Where the slope of a function is infinite.
+_POLES = {
+    "Acos": (-1, 1), "Acosh": (1,), "Asin": (-1, 1), "Atanh": (-1, 1), "Log": (0,),
+    "Reciprocal": (0,), "Sqrt": (0,),
+}  # fmt: skip
+_MASKING = {"Clip", "Max", "Min", "Relu", "ThresholdedRelu"}
+# Each result is an element of the input, or lies between some.
+_BETWEEN = (_MOVING - {"Add", "Neg", "Sub", "Sum"}) | {
+    "AveragePool", "GlobalAveragePool", "MaxPool", "Pad", "ReduceMax", "ReduceMean", "ReduceMin",
+    "Where",
+}  # fmt: skip
+_SQUARES = {"Abs", "ReduceL2", "ReduceSumSquare"}
+_POSITIVE = {"Cosh", "Exp", "Sigmoid", "Softplus"}
+# In place of the number at which a pole is.
+_ANY, _NEGATIVE = math.nan, -math.inf
+
+
+def before_poles(graph: ir.Graph) -> set[ir.Node]:
+    """Nodes with a mask whose cotangent may be infinite."""
+    # Poles are followed back to what their arguments are computed from. Where that cannot be the
+    # number that it would have to be, as no sum of squares is the negative of an epsilon, no
+    # cotangent is infinite.
+    poles: defaultdict[ir.Value, set[float]] = defaultdict(set)
+    found = set()
+    for node in reversed(graph):
+        if node.domain:
+            continue
+        at = {pole for value in node.outputs for pole in poles.get(value, ())}
+        if node.op_type in _MASKING and at:
+            low, high = _range(node)
+            at = {p for p in at if (low < 0 if p == _NEGATIVE else not (p < low or p > high))}
+            if at:
+                found.add(node)
+        for index, value in enumerate(node.inputs):
+            new = {p for pole in at if (p := _argument(node, index, pole)) is not None}
+            if value is not None and (new := new.union(_own_poles(node, index))):
+                poles[value] |= new
+    return found
+
+
+def _own_poles(node: ir.Node, index: int) -> Iterable[float]:
+    if node.op_type == "Pow" and index == 0:
+        exponent = scalar(node.inputs[1])
+        return () if exponent is not None and (exponent >= 1 or exponent == 0) else (0,)
+    if node.op_type == "Div":
+        return (0,) if index == 1 else ()
+    return _POLES.get(node.op_type, ())
+
+
+def _range(node: ir.Node) -> tuple[float, float]:
+    """Between which numbers the results of a node with a mask are, as far as that is known."""
+    low, high = -math.inf, math.inf
+    if node.op_type in ("Relu", "ThresholdedRelu"):
+        return min(0.0, node.attributes.get_float("alpha", 0.0)), high
+    for index, value in enumerate(node.inputs):
+        bound = constant(value, _LARGEST_MASK)
+        if bound is None or not bound.size or (node.op_type == "Clip" and index == 0):
+            continue
+        if node.op_type == "Max" or (node.op_type == "Clip" and index == 1):
+            low = max(low, float(bound.min()))
+        else:
+            high = min(high, float(bound.max()))
+    return low, high
+
+
+def _argument(node: ir.Node, index: int, pole: float) -> float | None:
+    """What an input must be for an output to be at a pole; None if it cannot be, or is mixed."""
+    kind, inputs = node.op_type, node.inputs
+    if kind in _BETWEEN or kind in _MASKING:
+        return pole
+    number = scalar(inputs[1 - index]) if kind in ("Add", "Div", "Mul", "Sub") else None
+    if kind in ("Add", "Sub") and number is not None and math.isfinite(pole):
+        if kind == "Add":
+            return pole - number
+        return pole + number if index == 0 else number - pole
+    if kind == "Mul" and number and math.isfinite(pole):
+        return pole / number
+    if kind == "Div" and index == 0 and number and math.isfinite(pole):
+        return pole * number
+    if kind in ("Add", "ReduceSum", "Sum"):
+        return _NEGATIVE if pole < 0 else 0.0 if pole == 0 and kind == "ReduceSum" else _ANY
+    square = kind in _SQUARES or (kind == "Mul" and inputs[0] is inputs[1])
+    if kind == "Pow":
+        exponent = scalar(inputs[1])
+        square = exponent is not None and exponent > 0 and exponent % 2 == 0
+    if pole < 0 and (square or kind == "Sqrt" or kind in _POSITIVE):
+        return None
+    if pole == 0 and kind in _POSITIVE:
+        return None
+    if kind == "Sqrt":
+        return pole * pole if math.isfinite(pole) else _ANY
+    if square or kind in SCALING or kind in ("Neg", "Sub"):
+        keeps = square or kind in ("Mul", "Neg") or (kind == "Div" and index == 0)
+        return 0.0 if keeps and pole == 0 else _ANY
+    return None

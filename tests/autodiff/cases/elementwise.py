@@ -12,6 +12,7 @@ EVERY = (12, 18, 24)
 A, B = spread_apart((2, 3, 4), (3, 1))
 ROW = spread(4, seed=3)
 MILD = {"low": -0.8, "high": 0.8}
+TIED = np.array([-1, 0.5, 0.5, 0.75, 2, 3], np.float32)  # met by 0.5
 FLAG = np.array([[True, False, True], [False, True, True]])
 
 # operator, PyTorch function, range of the points, has a float64 kernel
@@ -80,6 +81,14 @@ CASES: list[Case] = [
     ),
     *cases("Max", {"a": A, "b": A.copy()}, torch.maximum, differences="none", label="ties"),
     *cases("Min", {"a": A, "b": A.copy()}, torch.minimum, differences="none", label="ties"),
+    # A constant takes no part of a tie, as in clamp_min and clamp_max
+    *cases("Max", {"a": TIED, "b": np.float32(0.5)}, lambda a, b: a.clamp(min=0.5), EVERY,
+           const=["b"], differences="none", label="tie-with-a-constant", double=True),
+    *cases("Min", {"a": np.float32(0.5), "b": TIED}, lambda a, b: b.clamp(max=0.5), EVERY,
+           const=["a"], differences="none", label="tie-with-a-constant", double=True),
+    *cases("Max", {"a": TIED, "b": TIED.copy(), "c": np.float32(0.5)},
+           lambda a, b, c: torch.maximum(a, b).clamp(min=0.5), const=["c"], differences="none",
+           label="ties-and-a-constant"),
     # Powers
     *(
         case
@@ -177,6 +186,20 @@ CASES: list[Case] = [
     *cases("Clip", {"x": spread(3, 4, avoid=[-0.1]), "lo": None, "hi": np.float32(-0.1)},
            lambda x, hi: torch.clamp(x, max=hi), const=["hi"], label="upper"),
     *cases("Clip", {"x": spread(3, 4)}, lambda x: x * 1, label="unbounded"),
+    # At a bound the cotangent passes, but for two numbers, which may be those of ReLU6
+    *(case for bound in (0.5, 0) for case in
+      cases("Clip", {"x": TIED - np.float32(0.5 - bound), "lo": np.float32(bound)},
+            lambda x, lo: torch.clamp(x, min=lo), EVERY, const=["lo"], differences="none",
+            label=f"at-the-lower-bound{bound}", double=True)),
+    *(case for bound in (0.5, 0) for case in
+      cases("Clip", {"x": TIED - np.float32(0.5 - bound), "lo": None, "hi": np.float32(bound)},
+            lambda x, hi: torch.clamp(x, max=hi), EVERY, const=["hi"], differences="none",
+            label=f"at-the-upper-bound{bound}", double=True)),
+    *cases("Clip", {"x": TIED, "lo": np.float32(0.5), "hi": np.float32(2)},
+           lambda x, lo, hi: F.hardtanh(x, 0.5, 2), const=["lo", "hi"], differences="none",
+           label="at-both-bounds", double=True),
+    *cases("Clip", {"x": TIED, "lo": np.float32(0.5), "hi": np.float32(2)}, torch.clamp,
+           wrt=["x"], differences="none", label="at-computed-bounds", double=True),
     *cases("Clip", {"x": spread(3, 4), "lo": np.float32(0), "hi": np.finfo(np.float32).max},
            torch.clamp, const=["lo", "hi"], label="largest-float", wrt=["x"]),
     *cases("Clip", {"x": spread(3, 4, low=-9, high=9, avoid=[-7.5]), "lo": np.float32(-7.5),

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import INTERNAL_DOMAIN, Context, Cotangents, non_differentiable, vjp
-from odtpack.graph.graphs import dims_of
+from odtpack.graph.graphs import constant, dims_of, producer
 from odtpack.graph.ops import Ops
 
 # Piecewise constant, boolean or integer results: the derivative is zero or undefined.
@@ -69,13 +69,41 @@ def variadic_sum(ctx: Context) -> Cotangents:
 
 @vjp("Max", "Min", broadcasts=True)
 def extremum(ctx: Context) -> Cotangents:
-    """Ties share the cotangent evenly, as PyTorch and the reference do."""
-    op, y = ctx.op, ctx.y()
-    if len(ctx.node.inputs) == 1:
+    """Ties share the cotangent evenly, and a constant takes no share of them."""
+    # The first is maximum, and the second clamp_min and clamp_max with a number, of PyTorch's
+    # derivatives.yaml. Exporters write both as Max and Min.
+    op, y, inputs = ctx.op, ctx.y(), ctx.node.inputs
+    fixed = [_number(ctx, index) is not None for index in range(len(inputs))]
+    if len(inputs) == 1:
         return ctx.dy()
-    hits = [op.cast(op.Equal(value, y), ctx.dtype(y)) for value in ctx.node.inputs]
-    share = op.Div(ctx.dy(), op.Sum(*hits))
-    return [op.Mul(hit, share) if ctx.needs(i) else None for i, hit in enumerate(hits)]
+    hits = [None if fixed[i] else op.Equal(ctx.x(i), y) for i in range(len(inputs))]
+    given = [op.cast(hit, ctx.dtype(y)) for hit in hits if hit is not None]
+    share = ctx.dy()
+    if len(given) > 1:
+        count = op.Sum(*given)
+        share = op.Div(share, op.Max(count, 1) if any(fixed) else count)
+    return [
+        None if hit is None or not ctx.needs(i) else _where(ctx, hit, share)
+        for i, hit in enumerate(hits)
+    ]
+
+
+def _number(ctx: Context, index: int) -> np.ndarray | None:
+    """:meth:`Context.constant`, also of a constant that is only cast, as exporters write bounds."""
+    value = ctx.maybe_x(index)
+    while (node := producer(value, "Cast", "CastLike", "Identity")) is not None:
+        value = node.inputs[0]
+    return ctx.constant(index) if value is ctx.maybe_x(index) else constant(value)
+
+
+def _where(ctx: Context, mask: ir.Value, dy: ir.Value | None = None) -> ir.Value:
+    """The cotangent where a mask, boolean or of zeros and ones, holds; 0 elsewhere."""
+    # A product is several times faster than a Where, but 0 times infinity is NaN. PyTorch
+    # always selects (threshold_backward, clamp_backward).
+    op, dy = ctx.op, ctx.dy() if dy is None else dy
+    if ctx.unbounded:
+        return op.Where(op.cast(mask, ir.DataType.BOOL), dy, 0)
+    return op.Mul(op.cast(mask, ctx.dtype(ctx.y())), dy)
 
 
 @vjp("Pow", broadcasts=True)
@@ -144,8 +172,6 @@ _ELEMENTARY: dict[str, Callable[[Ops, ir.Value, ir.Value, ir.Value], ir.Value]] 
     "Log": lambda op, x, y, dy: op.Div(dy, x),
     "Neg": lambda op, x, y, dy: op.Neg(dy),
     "Reciprocal": lambda op, x, y, dy: op.Neg(op.Mul(dy, op.Mul(y, y))),
-    # Masks come from the output where they can: it is kept anyway.
-    "Relu": lambda op, x, y, dy: op.Mul(dy, op.heaviside(y)),
     "Sigmoid": lambda op, x, y, dy: op.Mul(dy, op.Mul(y, op.Sub(1, y))),
     "Sin": lambda op, x, y, dy: op.Mul(dy, op.Cos(x)),
     "Sinh": lambda op, x, y, dy: op.Mul(dy, op.Cosh(x)),
@@ -159,6 +185,12 @@ _ELEMENTARY: dict[str, Callable[[Ops, ir.Value, ir.Value, ir.Value], ir.Value]] 
 @vjp(*_ELEMENTARY)
 def elementary(ctx: Context) -> Cotangents:
     return _ELEMENTARY[ctx.node.op_type](ctx.op, ctx.x(), ctx.y(), ctx.dy())
+
+
+@vjp("Relu")
+def relu(ctx: Context) -> Cotangents:
+    """The mask comes from the output: it is kept anyway."""
+    return _where(ctx, ctx.op.heaviside(ctx.y()))
 
 
 @vjp("Erf")
@@ -186,24 +218,40 @@ def _signed_like_input(ctx: Context, alpha: float) -> ir.Value:
 @vjp("ThresholdedRelu")
 def thresholded_relu(ctx: Context) -> Cotangents:
     op, alpha = ctx.op, ctx.float("alpha", 1.0)
-    return op.Mul(ctx.dy(), op.heaviside(op.Sub(ctx.x(), alpha)))
+    return _where(ctx, op.heaviside(op.Sub(ctx.x(), alpha)))
 
 
 @vjp("Clip")
 def clip(ctx: Context) -> Cotangents:
-    """The cotangent passes strictly between the bounds, as in PyTorch's ReLU6."""
-    op, y, bounds = ctx.op, ctx.y(), []
+    """The cotangent passes at a bound as in PyTorch's clamp_backward, but not in hardtanh's."""
+    # Only two numbers may be those of hardtanh and ReLU6, unless torch.export noted a clamp.
+    op, x, y, bounds = ctx.op, ctx.x(), ctx.y(), list[tuple[ir.Value, np.ndarray | None, int]]()
     for index, sign in ((1, 1), (2, -1)):
-        bound, known = ctx.maybe_x(index), ctx.constant(index)
+        bound, known = ctx.maybe_x(index), _number(ctx, index)
         if bound is not None and (known is None or known.item() != -sign * math.inf):
             bounds.append((bound, known, sign))
-    dx = ctx.dy()
-    if len(bounds) == 2 and y.dtype == ir.DataType.FLOAT:
-        dx = op.Mul(dx, _between(op, y, *(bound[:2] for bound in bounds)))
+    dx, call = ctx.dy(), ctx.node.metadata_props.get("pkg.torch.onnx.fx_node", "")
+    strict = len(bounds) == 2 and all(known is not None for _, known, _ in bounds)
+    if strict and "aten.clamp" not in call:
+        if y.dtype == ir.DataType.FLOAT:
+            mask = _between(op, y, *(bound[:2] for bound in bounds))
+        else:
+            mask = functools.reduce(op.Mul, (_inside(op, y, *bound) for bound in bounds))
+        dx = _where(ctx, mask)
+    elif len(bounds) == 1 and x.dtype == ir.DataType.FLOAT and _is_zero(bounds[0][1]):
+        # One pass, as :meth:`Ops.heaviside`, and 1 at zero.
+        dx = _where(ctx, op.HardSigmoid(x, alpha=bounds[0][2] * 2.0**126, beta=1.0))
     elif bounds:
-        masks = [_inside(op, y, *bound) for bound in bounds]
-        dx = op.Mul(dx, functools.reduce(op.Mul, masks))
+        masks = [
+            op.GreaterOrEqual(x, bound) if sign > 0 else op.LessOrEqual(x, bound)
+            for bound, _, sign in bounds
+        ]
+        dx = _where(ctx, functools.reduce(op.And, masks))
     return [dx, _clip_bound(ctx, 1), _clip_bound(ctx, 2)]
+
+
+def _is_zero(known: np.ndarray | None) -> bool:
+    return known is not None and known.item() == 0
 
 
 _Bound = tuple[ir.Value, np.ndarray | None]
@@ -213,9 +261,9 @@ def _between(op: Ops, y: ir.Value, low: _Bound, high: _Bound) -> ir.Value:
     """1 where ``y`` lies between both bounds, else 0."""
     # Masks of one byte an element are a quarter of the memory traffic of two :func:`_inside`.
     bound, known = low
-    positive = known is not None and known.item() == 0  # for y is not below the bound
-    above = op.cast(y, ir.DataType.BOOL) if positive else op.Greater(y, bound)
-    return op.cast(op.And(above, op.Less(y, high[0])), ir.DataType.FLOAT)
+    # As y is not below the bound, it is not zero where it is above zero.
+    above = op.cast(y, ir.DataType.BOOL) if _is_zero(known) else op.Greater(y, bound)
+    return op.And(above, op.Less(y, high[0]))
 
 
 def _inside(op: Ops, y: ir.Value, bound: ir.Value, known: np.ndarray | None, sign: int) -> ir.Value:
