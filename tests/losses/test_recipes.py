@@ -87,6 +87,22 @@ def test_labels_of_several_losses_are_checked_each(tmp_path: Path) -> None:
     verify_package(tmp_path / "package")
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("cross_entropy", {"weight": [1.0, 0.5, 2.0], "label_smoothing": 0.1}),
+     ("bce_with_logits", {"weight": [1.0, 0.5, 2.0], "pos_weight": [2.0, 3.0, 0.5]})],
+)  # fmt: skip
+def test_class_weights_of_several_losses_do_not_train(
+    kind: str, options: dict[str, list[float]], tmp_path: Path
+) -> None:
+    model = shifted([(4, 3)])
+    alone = package(tmp_path / "one", model, kind, options)
+    parts = [("part", kind, 1.0, (), options)]
+    several = build_package(model, tmp_path / "several", losses=parts)
+    roles = [{p.name: p.role for p in manifest.parameters} for manifest in (alone, several)]
+    assert roles[0] == roles[1]
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_has_its_inputs_in_the_manifest(name: str, tmp_path: Path) -> None:
     case = next(case for case in CASES.values() if case.name == name)

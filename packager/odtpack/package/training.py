@@ -14,7 +14,15 @@ from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
 from odtpack.choices import WEBGPU
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.graphs import ancestors, carried, dims_of, nodes_of, reads, static_dims
+from odtpack.graph.graphs import (
+    ancestors,
+    carried,
+    dims_of,
+    mark_constant,
+    nodes_of,
+    reads,
+    static_dims,
+)
 from odtpack.graph.inference import infer_shapes, is_known
 from odtpack.graph.ops import Ops
 from odtpack.losses import make_loss
@@ -538,7 +546,7 @@ def attach_losses(graph: ir.Graph, parts: Sequence[LossPart]) -> tuple[LossInfo,
     if again := [name for name in names if names.count(name) > 1]:
         raise OdtpackError("named-twice", f"two losses have the name {again[0]!r}")
     outputs, said, total = list(graph.outputs), list[str](), None
-    info = LossInfo("several")
+    own, info = set(graph.initializers), LossInfo("several")
     for name, kind, weight, inputs, options in parts:
         loss = make_loss(kind, options)
         read = [find_value(graph, each, f"the loss {name!r}") for each in inputs]
@@ -570,6 +578,8 @@ def attach_losses(graph: ir.Graph, parts: Sequence[LossPart]) -> tuple[LossInfo,
     assert total is not None  # noqa: S101 - there is a part
     total.name = op.fresh_name("loss")
     graph.outputs[:] = [total, *outputs]
+    for name in set(graph.initializers) - own:  # class weights do not train
+        mark_constant(graph.initializers[name], setting=True)
     return info, said
 
 
