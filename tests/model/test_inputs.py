@@ -107,6 +107,24 @@ def test_a_recipe_says_the_same(tmp_path: Path) -> None:
     assert main(["train", str(tmp_path / "p"), *data]) == 0
 
 
+@pytest.mark.parametrize(("kind", "cast"), [("float", 1), ("float16", 10), ("int32", 6)])
+@pytest.mark.parametrize("shape", ["", "[1]", "[4]"])
+def test_a_number_has_the_type_of_its_input(
+    kind: str, cast: int, shape: str, tmp_path: Path
+) -> None:
+    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
+        scaled (float[batch, 4] x, {kind}{shape} rate) => (float[batch, 3] y) {{
+            scale = Cast <to = 1> (rate)
+            seen = Mul(x, scale)
+            y = MatMul(seen, w)
+        }}""")
+    assert cast == model.graph.input[1].type.tensor_type.elem_type
+    model.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
+    build_package(model, tmp_path / "p", loss="mse", inputs=("rate=3",))
+    _, module, _ = open_training(tmp_path / "p")
+    assert module(X, TARGET) == pytest.approx(((X * 3 @ WEIGHT - TARGET) ** 2).mean(), rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("setting", "code"),
     [("sate=zeros", "unknown-value"), ("state=axis:3", "bad-input-setting"), ("rate=2.5",
