@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir
 import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
 
+from odtpack.build import build_package
+from odtpack.model.source import ModelLike
+from odtpack.spec import Head
 from odtpack_runtime import CheckpointState
 from tests.cli.conftest import Refused, Run
 from tests.exported.export import export
@@ -159,3 +164,17 @@ def test_what_cannot_get_a_head_is_refused(run: Run, refused: Refused, tmp_path:
     refused(("head", model, "--pool", "cls", "--classes", 0, *rest[2:]), "usage", "classes")
     assert run("head", model, "--pool", "cls", "--classes", 2, "--out", out).code == 0
     refused(("head", out, "--pool", "none", *rest), "head-name-taken", "head.")
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, onnx_ir.from_proto], ids=["proto", "ir"])
+def test_a_model_in_memory_gets_the_head_of_its_file(
+    wrap: Callable[[onnx.ModelProto], ModelLike], tmp_path: Path
+) -> None:
+    file = tmp_path / "model.onnx"
+    export(Encoder(pooled=True).eval(), batch(), file, "torchscript")
+    model, head = onnx.load(file), Head(pool="none", classes=CLASSES)
+    before = model.SerializeToString()
+    first = build_package(wrap(model), tmp_path / "a", loss="cross_entropy", head=head)
+    second = build_package(file, tmp_path / "b", loss="cross_entropy", head=head)
+    assert first.parameters == second.parameters
+    assert model.SerializeToString() == before

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Final
 
 import google.protobuf.message
@@ -25,6 +24,7 @@ from odtpack.choices import Pool
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import TRAINABLE_TYPES, dims_of, used_names
 from odtpack.model.loading import load_model
+from odtpack.model.source import ModelLike, load_into
 
 LOGITS: Final = "logits"
 WEIGHT: Final = "head.weight"
@@ -42,7 +42,7 @@ _LAYOUTS: Final = {  # ranks, and how the axes are called
 
 
 def add_head(
-    path: Path, pool: Pool, classes: int, *, seed: int = 0, name: str | None = None
+    model: ModelLike, pool: Pool, classes: int, *, seed: int = 0, name: str | None = None
 ) -> bytes:
     """Return the serialized model of an encoder with a head, whose only output is ``logits``."""
     # ``head.weight`` [classes, width] is drawn uniformly from (-1/sqrt(width), 1/sqrt(width)), as
@@ -55,22 +55,28 @@ def add_head(
     # rank.
     if classes < 1:
         raise OdtpackError("bad-argument", f"classes is {classes}; it must be at least 1")
-    checked = load_model(path)
-    index, width, dtype = _features(checked.graph.outputs, pool, name, path)
+    checked, where = load_model(model), None
     # Built on the file as it is stored: what the exporter noted stays true of it.
-    model = ir.from_proto(onnx.load(path))
+    if isinstance(model, ir.Model):
+        model = load_into(model.clone())
+    elif isinstance(model, onnx.ModelProto):
+        model = ir.from_proto(model)
+    else:
+        where = str(model)
+        model = ir.from_proto(onnx.load(model))
+    index, width, dtype = _features(checked.graph.outputs, pool, name, where)
     graph = model.graph
     taken = [v for v in sorted(used_names(graph)) if v == LOGITS or v.startswith("head.")]
     if taken:
         raise OdtpackError(
             "head-name-taken",
             f"the model has a value {taken[0]!r}, a name that the head needs",
-            where=str(path),
+            where=where,
             hint="it may have a head already; otherwise rename the value before exporting",
         )
     features = graph.outputs[index]
     if classes * width * dtype.itemsize > onnx.checker.MAXIMUM_PROTOBUF:
-        raise _too_large(path)
+        raise _too_large(where)
     append = _Appender(graph, model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0)))
     pooled = features
     if pool == "cls":
@@ -93,18 +99,18 @@ def add_head(
     logits.shape = ir.Shape([batch, classes])
     graph.outputs[:] = [logits]
     common_passes.RemoveUnusedNodesPass()(model)
-    return _serialized(model, path)
+    return _serialized(model, where)
 
 
 def _features(
-    outputs: Sequence[ir.Value], pool: Pool, name: str | None, path: Path
+    outputs: Sequence[ir.Value], pool: Pool, name: str | None, where: str | None
 ) -> tuple[int, int, ir.DataType]:
     """Index, width and dtype of the output that the head reads."""
     if name is not None and name not in [value.name for value in outputs]:
         raise OdtpackError(
             "unknown-output",
             f"the head reads {name!r}, which is not an output of the model",
-            where=str(path),
+            where=where,
             hint=f"its outputs are {', '.join(str(value.name) for value in outputs)}",
         )
     ranks, layout = _LAYOUTS[pool]
@@ -122,7 +128,7 @@ def _features(
                 "unknown-shape",
                 f"the {which or 'width'} of {value.name!r}{'' if which else ', its last axis,'} "
                 f"{'are' if which else 'is'} not fixed",
-                where=str(path),
+                where=where,
                 hint="export the model with a fixed width",
             )
         return index, width, dtype
@@ -131,7 +137,7 @@ def _features(
     raise OdtpackError(
         "head-without-input",
         f"{subject} of the shape {layout}: the outputs are {found}",
-        where=str(path),
+        where=where,
         hint="pool none takes [batch, width], mean and cls take [batch, sequence, width], global "
         "and flatten take a feature map",
     )
@@ -208,29 +214,29 @@ def _mean(
     return append("Div", [total, divisor])
 
 
-def _serialized(model: ir.Model, path: Path) -> bytes:
+def _serialized(model: ir.Model, where: str | None) -> bytes:
     try:
         content: bytes | None = ir.to_proto(model).SerializeToString()
     except (ValueError, google.protobuf.message.EncodeError):
         content = None
     if content is None or len(content) > onnx.checker.MAXIMUM_PROTOBUF:
-        raise _too_large(path)
+        raise _too_large(where)
     try:
         onnx.checker.check_model(content, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise OdtpackError(
             "invalid-model",
             f"the ONNX checker refuses the model with its head: {str(error).splitlines()[0]}",
-            where=str(path),
+            where=where,
             hint="onnx.checker.check_model(path, full_check=True) says more of the encoder",
         ) from None
     return content
 
 
-def _too_large(path: Path) -> OdtpackError:
+def _too_large(where: str | None) -> OdtpackError:
     return OdtpackError(
         "model-too-large",
         "the model with its head would exceed 2 GB, the limit of an ONNX file",
-        where=str(path),
+        where=where,
         hint="export the encoder in float16, or ask for fewer classes",
     )
