@@ -102,7 +102,10 @@ def _parse_loss(text: str) -> LossPart:
         raise OdtpackError(
             "bad-loss-option",
             f"--loss-part {text!r} is not NAME=KIND, with KEY=VALUE after it and a weight above 0",
-            hint="for example --loss-part 'digit=cross_entropy input=digits weight=0.5'",
+            hint="class weights are an option of the loss in a recipe: [[losses]], and "
+            f"options = {{ weight = [{weight}] }}"
+            if "," in weight
+            else "for example --loss-part 'digit=cross_entropy input=digits weight=0.5'",
         ) from None
     return name, kind, number, tuple(inputs), options
 
