@@ -178,10 +178,12 @@ def is_training_batch_norm(node: ir.Node) -> bool:
 
 def running_statistics(graph: ir.Graph) -> list[str]:
     """Initializers that training-mode nodes update: running means and variances."""
+    # What a node computes is of the batch alone, as of a layer that tracks no statistics.
     names = []
     for node in graph:
         if is_training_batch_norm(node):
-            names += [v.name for v in node.inputs[3:5] if v is not None and v.name is not None]
+            given = (v for v in node.inputs[3:5] if v is not None and v.producer() is None)
+            names += [v.name for v in given if v.name is not None]
     return list(dict.fromkeys(names))
 
 

@@ -63,7 +63,9 @@ def check(graph: ir.Graph) -> None:
                 "or to the caller",
             )
         for value in filter(None, node.inputs[3:5]):
-            if any(use.node not in layers or use.idx not in (3, 4) for use in value.uses()):
+            if value.producer() is None and any(
+                use.node not in layers or use.idx not in (3, 4) for use in value.uses()
+            ):
                 raise OdtpackError(
                     "statistic-shared",
                     f"the running statistic {value.name!r} of node {node.name!r} "
@@ -179,10 +181,11 @@ class _Writer:
         zeros = op.constant(np.zeros(channels, wide.numpy()))
         y = op.BatchNormalization(centered, scale, bias, zeros, variance, epsilon=epsilon)
         inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
-        self._found += [
-            _Batch(running_mean, mean, momentum),
-            _Batch(running_variance, op.Mul(variance, correction), momentum),
-        ]
+        if running_mean.producer() is None:  # else there is nothing to keep
+            self._found.append(_Batch(running_mean, mean, momentum))
+        if running_variance.producer() is None:
+            unbiased = op.Mul(variance, correction)
+            self._found.append(_Batch(running_variance, unbiased, momentum))
         results = (op.cast(y, dtype), None, None, mean, inv_std, count)
         for old, new in zip(node.outputs, results, strict=True):
             if new is not None:
