@@ -42,6 +42,7 @@ def convert(proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray], where: str
             shape = arrays[name].shape
             info = onnx.helper.make_tensor_value_info(name, tensor.data_type, shape)
             light.graph.input.append(info)
+    training = _cut_training(light.graph)
     try:
         light = onnx.version_converter.convert_version(light, NEWEST)
     except (
@@ -52,6 +53,10 @@ def convert(proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray], where: str
     ) as error:
         said = str(error).partition("\n")[0].rpartition("failed: ")[2]
         raise _fails(opset, said, where) from None
+    for node in (node for graph in _graphs(light.graph) for node in graph.node):
+        if node.output[:1] in training:
+            node.attribute.append(onnx.helper.make_attribute("training_mode", 1))
+            node.output.extend(f"{node.output[0]}/{part}" for part in ("mean", "var"))
     _name_upsampled(proto.graph, light.graph)
     if opset < _COORDINATES_SINCE:
         _keep_positions(proto.graph, light.graph, arrays, opset, where)
@@ -77,6 +82,20 @@ def _fails(opset: int, said: str, where: str) -> OdtpackError:
         where=where,
         hint=f"export it again with opset {MIN_OPSET} or newer",
     )
+
+
+def _cut_training(graph: onnx.GraphProto) -> list[list[str]]:
+    """Leave each BatchNormalization in training mode its result alone; return these."""
+    # Until opset 13 further outputs, which nothing reads, say the mode; the converter refuses them.
+    nodes = [node for inner in _graphs(graph) for node in inner.node]
+    read = {name for node in nodes for name in node.input} | {v.name for v in graph.output}
+    found = []
+    for node in nodes:
+        if node.op_type == "BatchNormalization" and read.isdisjoint(node.output[1:]):
+            if len(node.output) > 1:
+                found.append([node.output[0]])
+            del node.output[1:]
+    return found
 
 
 def _name_upsampled(old: onnx.GraphProto, new: onnx.GraphProto) -> None:
