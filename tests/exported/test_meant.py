@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,150 @@ def test_stop_gradient(name: str, tmp_path: Path) -> None:
     erased = follow(tmp_path / "erased", feeds)
     assert erased[0] == pytest.approx(theirs[0], rel=1e-5)
     assert abs(erased[-1] - theirs[-1]) > 1e-3 * abs(theirs[-1])
+
+
+class Bounded(nn.Module):
+    """Parameters at the bounds of what they are clamped to."""
+
+    def __init__(self, together: bool) -> None:
+        super().__init__()
+        self.together = together
+        self.low, self.high = nn.Parameter(torch.zeros(6)), nn.Parameter(torch.ones(6))
+        self.both = nn.Parameter(torch.tensor([0.0, 0.2, 0.3, 0.6, 0.9, 1.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = x * self.low.clamp(min=0) + self.high.clamp(max=1)
+        both = self.both.clamp(0, 1) if self.together else self.both.clamp(min=0).clamp(max=1)
+        return (scaled * both - 2 * x.abs() - 2).square().mean()
+
+
+class Rooted(nn.Module):
+    """Roots of what is zero in places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        return torch.sqrt(torch.relu(y)).mean() + ((y - 1).clamp(min=0) ** 0.5).square().mean()
+
+
+class Normed(nn.Module):
+    """Batch normalization, with running statistics or without."""
+
+    def __init__(self, tracked: bool) -> None:
+        super().__init__()
+        self.layer, self.out = nn.Linear(6, 6), nn.Linear(6, 1)
+        self.norm = nn.BatchNorm1d(6, track_running_stats=tracked)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.out(torch.tanh(self.norm(self.layer(x)))) - 1).square().mean()
+
+
+STEPS_OF: dict[str, tuple[Callable[[], nn.Module], Exporter, dict[str, Any]]] = {
+    "clamp": (lambda: Bounded(False), "torchscript", {}),
+    "clamp, noted": (lambda: Bounded(True), "dynamo", {"optimize": False}),
+    "roots": (Rooted, "torchscript", {}),
+    "no statistics": (lambda: Normed(False).eval(), "torchscript", {"opset": 17}),
+    "no statistics in training mode": (lambda: Normed(False), "torchscript", {"opset": 17}),
+    "training mode of opset 9": (lambda: Normed(True), "torchscript", {"opset": 9}),
+    "training mode of opset 11": (lambda: Normed(True), "torchscript", {"opset": 11}),
+}
+
+
+@pytest.mark.parametrize("name", STEPS_OF)
+def test_steps_are_those_of_pytorch(name: str, tmp_path: Path) -> None:
+    make, exporter, options = STEPS_OF[name]
+    torch.manual_seed(0)
+    module, feeds = make(), {"x": torch.randn(16, 6)}
+    twin = copy.deepcopy(module)
+    model = export(module, feeds, tmp_path / "model.onnx", exporter, **options)
+    build_package(model, tmp_path / "package", optimizer="sgd")
+    theirs = pytorch(twin, lambda each: each(*wide(feeds)), 0.05)
+    assert follow(tmp_path / "package", feeds, 0.05) == pytest.approx(theirs, rel=1e-5)
+
+
+class Folding(nn.Module):
+    """Parameters with which the exporters compute."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.p = kind, nn.Parameter(torch.randn(6, 6))
+        self.head = nn.Linear(6, 6)
+        self.conv = nn.utils.parametrizations.weight_norm(nn.Conv1d(6, 6, 1))
+        self.register_buffer("mask", torch.triu(torch.ones(6, 6), 1).bool())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x[:, :, None] * x[:, None]
+        if self.kind == "mask":
+            y = (y + self.p.masked_fill(self.mask, -torch.inf)).softmax(-1)
+        elif self.kind == "norm":
+            y = self.conv(y)
+        elif self.kind == "slice":
+            y = y @ self.p * self.p[:1]
+        elif self.kind == "scale":
+            y = torch.baddbmm(self.p[None].expand(16, 6, 6) * 1, y, y, beta=0.5)
+        return self.head(y).square().mean()
+
+
+OLDER, NEWER = "do_constant_folding=False", "optimize=False"
+FOLDED: list[tuple[str, Exporter, str, str]] = [
+    ("mask", "torchscript", r"onnx::Add_\d+ holds infinities", OLDER),
+    ("mask", "dynamo", "masked_fill holds infinities .* computed from p", NEWER),
+    ("norm", "torchscript", r"perhaps from parameters: onnx::Conv_\d+", OLDER),
+    ("norm", "dynamo", "conv.parametrizations.weight.original0", NEWER),
+    ("slice", "torchscript", r"perhaps from parameters: onnx::Mul_\d+", OLDER),
+    ("slice", "dynamo", "p, slice_1 are computed from p, and train apart", NEWER),
+    ("scale", "dynamo", "of p", NEWER),
+    ("plain", "torchscript", "", ""),
+    ("plain", "dynamo", "", ""),
+]
+
+
+@pytest.mark.parametrize(("kind", "exporter", "said", "option"), FOLDED)
+def test_what_the_exporter_computed_is_said(
+    kind: str, exporter: Exporter, said: str, option: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    module, feeds = Folding(kind).eval(), {"x": torch.randn(16, 6)}
+    opset = 17 if exporter == "torchscript" else None
+    model = export(module, feeds, tmp_path / "model.onnx", exporter, opset=opset)
+    notes: list[str] = []
+    build_package(model, tmp_path / "package", remark=notes.append)
+    found = [note for note in notes if "torch.onnx.export" in note]
+    assert len(found) == bool(said), notes
+    if said:
+        assert re.search(said, found[0])
+        assert option in found[0]
+    # With the option everything trains as in PyTorch.
+    options = {option.partition("=")[0]: False} if said else {}
+    export(module, feeds, model, exporter, opset=opset, **options)
+    build_package(model, tmp_path / "package", optimizer="sgd")
+    theirs = pytorch(module, lambda twin: twin(*wide(feeds)), 0.01)
+    assert follow(tmp_path / "package", feeds, 0.01) == pytest.approx(theirs, rel=1e-4)
+
+
+def test_names_do_not_match_what_was_computed_from_several(tmp_path: Path) -> None:
+    module, feeds = Folding("norm").eval(), {"x": torch.randn(16, 6)}
+    model = export(module, feeds, tmp_path / "model.onnx", "torchscript", opset=17)
+    odtpack.names(module, tmp_path / "names.txt")
+    notes: list[str] = []
+    manifest = build_package(
+        model, tmp_path / "package", like=str(tmp_path / "names.txt"), remark=notes.append
+    )
+    trained = {p.name for p in manifest.parameters if p.role == "trainable"}
+    assert not [name for name in trained if "Conv" in name]
+    assert "conv.parametrizations.weight.original1" in " ".join(notes)
+
+
+def test_a_bag_of_embeddings_of_the_newer_exporter_names_the_older(tmp_path: Path) -> None:
+    module = nn.EmbeddingBag(12, 4, mode="mean")
+    feeds = {"x": torch.randint(0, 12, (6, 3))}
+    model = export(module, feeds, tmp_path / "model.onnx", "dynamo")
+    with refused("no-gradient", "ConcatFromSequence") as error:
+        build_package(model, tmp_path / "package", loss="mse")
+    assert "dynamo=False" in str(error.value.hint)
 
 
 class Half(onnxblock.TrainingBlock):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ _VIEWS = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _ROWS: Final = 6  # with which a table must begin like a sinusoid, before all of it is looked at
 _LARGEST: Final = 2**22  # elements of a table whose values are looked at
 _NEAR: Final = 1e-4
+_PARAMETRIZED: Final = re.compile(r"\.parametrizations\.|\bweight_(g|v|orig)$")
 
 
 def by_looks(
@@ -146,6 +148,8 @@ def said_by(model: ir.Model, path: Path, alike: Sequence[str], own: Collection[s
         left = {n: key(graph.initializers[n].shape.numpy()) for n in open_ if n not in found}  # type: ignore[union-attr] # alike have shapes
         counts, shapes = Counter(left.values()), Counter(shape for shape, _ in wanted)
         for shape, each in wanted:
+            if _PARAMETRIZED.search(each.name):
+                continue  # what is left was computed from it, and from others
             fitting = [name for name in unnamed if left.get(name) == shape]
             if shapes[shape] == counts[shape] == len(fitting) == 1:
                 found[fitting[0]] = each

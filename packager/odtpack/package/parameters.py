@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import glob
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -23,7 +24,17 @@ from odtpack.graph.graphs import (
     producer,
     running_statistics,
 )
-from odtpack.model.exporters import COMPUTED, folded, kinds, made_up, matching, module_names
+from odtpack.model.exporters import (
+    COMPUTED,
+    Folded,
+    fixed_role,
+    folded,
+    is_generated,
+    kinds,
+    made_up,
+    matching,
+    module_names,
+)
 from odtpack.optimizers import Optimizer
 from odtpack.package.names import by_looks, said_by
 from odtpack.quantized import to_int8
@@ -167,7 +178,91 @@ def choose(
             "trained as the exporter computed them, and not the parameters themselves: "
             f"{some(changed)}; torch.onnx.export(..., optimize=False) keeps those"
         )
+    remarks += _folding(model.graph, trained, alike, made, [] if wanted else changed)
     return Chosen(trained, frozen, alike, tuple(remarks))
+
+
+# Operators that an exporter gives weights in another order, and nothing else.
+_REORDERED = ("GRU", "LSTM", "MatMul", "PRelu", "RNN")
+
+
+def _folding(
+    graph: ir.Graph,
+    trained: Sequence[str],
+    alike: Sequence[str],
+    made: Mapping[str, Folded],
+    said: Sequence[str],
+) -> Iterator[str]:
+    """Say which parameters are lost, or are several, as an exporter computed with them."""
+    newer = "torch.onnx.export(..., optimize=False)"
+    older = "torch.onnx.export(..., do_constant_folding=False)"
+    known = {name.partition(" ")[0] for name in said}
+    computed = [n for n in trained if n.startswith(COMPUTED) and _may_be_computed(graph, n)]
+    if computed:
+        yield (
+            f"trained as the exporter computed them, perhaps from parameters: {some(computed)}; "
+            f"{older} keeps those"
+        )
+    scaled = [
+        f"{name} of {some(made[name].parameters)}"
+        for name in trained
+        if name in made and name not in known and made[name].parameters and is_generated(name)
+        and not _is_column(graph.initializers[name])
+        and any(fixed_role(*use) is None for use in graph.initializers[name].uses())
+    ]  # fmt: skip
+    if scaled:
+        yield (
+            f"trained as the exporter computed them, perhaps scaled: {some(scaled)}; "
+            f"{newer} keeps those"
+        )
+    parts: defaultdict[str, list[str]] = defaultdict(list)
+    for name in trained:
+        for parameter in made[name].parameters if name in made else (name,):
+            parts[parameter].append(name)
+    for parameter, names in parts.items():
+        if len(names) > 1:
+            yield (
+                f"{some(names)} are computed from {parameter}, and train apart; "
+                f"{newer} keeps {parameter}"
+            )
+    for name, value in graph.initializers.items():
+        sources = made[name].parameters if name in made else ()
+        if name in alike or not (sources or name.startswith(COMPUTED)) or not _is_mask(value):
+            continue
+        yield (
+            f"{name} holds infinities beside other numbers, and is not trained"
+            f"{f', though it is computed from {some(sources)}' if sources else ''}; "
+            f"{newer if sources else older} keeps what it was computed from"
+        )
+
+
+def _may_be_computed(graph: ir.Graph, name: str) -> bool:
+    """Whether an initializer of the older exporter may be more than a weight in another order."""
+    value = graph.initializers[name]
+    for node, _ in value.uses():
+        if node.op_type in _REORDERED or (_is_column(value) and node.op_type in ("Add", "Mul")):
+            continue
+        # It folds a batch normalization into both the weight and the bias.
+        bias = node.inputs[2] if len(node.inputs) > 2 else None
+        if node.op_type.startswith("Conv") and bias and str(bias.name).startswith(COMPUTED):
+            continue
+        return True
+    return False
+
+
+def _is_column(value: ir.Value) -> bool:
+    """Whether a tensor is a vector of channels, as a normalization reads it: [C, 1, 1]."""
+    dims = () if value.shape is None else value.shape.numpy()
+    return len(dims) > 1 and dims[-1] == 1 and sum(size > 1 for size in dims) <= 1
+
+
+def _is_mask(value: ir.Value) -> bool:
+    """Whether a tensor of floats has infinities beside several other numbers."""
+    if value.dtype not in TRAINABLE_TYPES or value.const_value is None:
+        return False
+    array = value.const_value.numpy()
+    finite = array[np.abs(array) < _HUGE]
+    return finite.size < array.size and finite.size > 0 and bool((finite != finite[0]).any())
 
 
 def _looks_trainable(value: ir.Value, unnamed: bool, kind: str | None = None) -> bool:
