@@ -178,13 +178,17 @@ def is_training_batch_norm(node: ir.Node) -> bool:
 
 def running_statistics(graph: ir.Graph) -> list[str]:
     """Initializers that training-mode nodes update: running means and variances."""
-    # What a node computes is of the batch alone, as of a layer that tracks no statistics.
     names = []
     for node in graph:
         if is_training_batch_norm(node):
-            given = (v for v in node.inputs[3:5] if v is not None and v.producer() is None)
+            given = (v for v in node.inputs[3:5] if v is not None and not of_batch(node, v))
             names += [v.name for v in given if v.name is not None]
     return list(dict.fromkeys(names))
+
+
+def of_batch(norm: ir.Node, statistic: ir.Value) -> bool:
+    """Whether a normalization's statistic is computed from its batch: there is nothing to keep."""
+    return any(norm.inputs[0] in node.inputs for node in ancestors([statistic]))
 
 
 def carried(graph: ir.Graph) -> dict[str, str]:

@@ -31,7 +31,14 @@ from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.autodiff.rules.norm import per_channel, sum_per_channel
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.graphs import dims_of, is_training_batch_norm, nodes_of, static_dims, wider
+from odtpack.graph.graphs import (
+    dims_of,
+    is_training_batch_norm,
+    nodes_of,
+    of_batch,
+    static_dims,
+    wider,
+)
 from odtpack.graph.ops import Ops
 
 OP_TYPE = "BatchNormTraining"
@@ -63,7 +70,7 @@ def check(graph: ir.Graph) -> None:
                 "or to the caller",
             )
         for value in filter(None, node.inputs[3:5]):
-            if value.producer() is None and any(
+            if not of_batch(node, value) and any(
                 use.node not in layers or use.idx not in (3, 4) for use in value.uses()
             ):
                 raise OdtpackError(
@@ -181,9 +188,9 @@ class _Writer:
         zeros = op.constant(np.zeros(channels, wide.numpy()))
         y = op.BatchNormalization(centered, scale, bias, zeros, variance, epsilon=epsilon)
         inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
-        if running_mean.producer() is None:  # else there is nothing to keep
+        if not of_batch(node, running_mean):
             self._found.append(_Batch(running_mean, mean, momentum))
-        if running_variance.producer() is None:
+        if not of_batch(node, running_variance):
             unbiased = op.Mul(variance, correction)
             self._found.append(_Batch(running_variance, unbiased, momentum))
         results = (op.cast(y, dtype), None, None, mean, inv_std, count)
