@@ -21,7 +21,7 @@ import pytest
 from odtpack.build import build_package
 from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.errors import OdtpackError
-from odtpack.ort import arena
+from odtpack.ort import session_runs
 from odtpack.ort.files import Inference, add_ort_files
 from odtpack.ort.format import convert_model, convert_models, recorded_level
 from odtpack.ort.session_runs import TRAINING_MODELS, SampleFeeds
@@ -337,7 +337,7 @@ def test_a_real_training_takes_less(mobile: Package) -> None:
 
 def test_no_other_settings_hold_less_in_kits_that_differ_a_little(mobile: Package) -> None:
     def most(package: Package) -> int:
-        others = (planned(package, ballast) - ballast for ballast in (0, *arena._BALLASTS))
+        others = (planned(package, ballast) - ballast for ballast in (0, *session_runs._BALLASTS))
         return max(planned(package, evaluates=False), *others)
 
     least = most(mobile)

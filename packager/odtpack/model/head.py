@@ -23,8 +23,9 @@ import onnx_ir.passes.common as common_passes
 from odtpack.choices import Pool
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import TRAINABLE_TYPES, dims_of, used_names
+from odtpack.model.external_data import load_into
 from odtpack.model.loading import load_model
-from odtpack.model.source import ModelLike, load_into
+from odtpack.model.source import ModelLike
 
 LOGITS: Final = "logits"
 WEIGHT: Final = "head.weight"

@@ -239,7 +239,7 @@ def _write(manifest: Manifest, path: Path) -> None:
 def _with_fitted_arena(manifest: Manifest, path: Path, graphs: Graphs) -> Manifest:
     """A manifest with the arena that suits its package, whose other files are beside ``path``."""
     from odtpack.memory.compile import input_shapes
-    from odtpack.ort.arena import fitted
+    from odtpack.ort.session_runs import fitted
 
     assert graphs.memory is not None  # noqa: S101 - the caller looked
     spec = graphs.memory.spec

@@ -9,9 +9,8 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff import windows
+from odtpack.autodiff import sampling, windows
 from odtpack.autodiff.context import Context, Cotangents, vjp
-from odtpack.autodiff.rules import resampling
 from odtpack.autodiff.rules.norm import sum_per_channel
 from odtpack.autodiff.windows import Windows, conv_windows, transposed_convolution
 from odtpack.graph.ops import Ops
@@ -345,7 +344,7 @@ def read_windows(ctx: Context) -> Windows:
 def deform_conv(ctx: Context) -> Cotangents:
     """y[o, p] = b[o] + sum over c, k of w[o, c, k] m[k, p] x[c] at position (k, p)."""
     # Samples and offset groups together are the planes [N D, C / D, H, W] of
-    # :mod:`odtpack.autodiff.rules.resampling`; each has K P samples.
+    # :mod:`odtpack.autodiff.sampling`; each has K P samples.
     op, x, w, mask = ctx.op, ctx.x(), ctx.x(1), ctx.maybe_x(4)
     outer, inner, *kernel = (ctx.size(w, axis) for axis in range(ctx.rank(w)))
     if len(kernel) != 2:
@@ -369,12 +368,12 @@ def deform_conv(ctx: Context) -> Cotangents:
     dmasked = dread if factor is None else op.Mul(dread, factor)
     dx = dw = doffset = db = dmask = None
     if ctx.needs(0):
-        dx = op.reshape_like(resampling.scatter(op, planes, taps, dmasked), x)
+        dx = op.reshape_like(sampling.scatter(op, planes, taps, dmasked), x)
     if ctx.needs(3):
         db = sum_per_channel(op, ctx.dy(), 4)
     if not any(map(ctx.needs, (1, 2, 4))):
         return [dx, None, None, db, None]
-    read = resampling.rows(op, planes, taps)
+    read = sampling.rows(op, planes, taps)
     if ctx.needs(1):
         values = op.reduce_sum(op.Mul(read, op.unsqueeze(taps.weight, 3)), [2], keepdims=False)
         columns = op.transpose(values, 0, 2, 1)  # [N D, C / D, K P]
@@ -383,16 +382,16 @@ def deform_conv(ctx: Context) -> Cotangents:
         product = op.MatMul(dy, op.transpose(op.Reshape(columns, shape), 0, 1, 3, 2))
         dw = op.reshape_like(op.reduce_sum(product, [0], keepdims=False), w)
     if ctx.needs(2):
-        found = resampling.position_gradients(op, taps, resampling.shares(op, read, dmasked))
+        found = sampling.position_gradients(op, taps, sampling.shares(op, read, dmasked))
         pairs = [op.reshape(value, 0, count, 1, -1) for value in found if value is not None]
         doffset = op.reshape_like(op.Concat(*pairs, axis=2), ctx.x(2))
     if mask is not None and ctx.needs(4):
-        share = op.Mul(resampling.shares(op, read, dread), taps.weight)
+        share = op.Mul(sampling.shares(op, read, dread), taps.weight)
         dmask = op.reshape_like(op.reduce_sum(share, [2], keepdims=False), mask)
     return [dx, dw, doffset, db, dmask]
 
 
-def _taps(ctx: Context, planes: ir.Value, kernel: list[int]) -> resampling.Taps:
+def _taps(ctx: Context, planes: ir.Value, kernel: list[int]) -> sampling.Taps:
     """What the samples [N D, K P] read: the grid of an ordinary convolution plus the offsets."""
     op, dtype, count = ctx.op, ctx.dtype(ctx.x()), int(np.prod(kernel))
     strides, dilations = ctx.ints("strides", (1, 1)), ctx.ints("dilations", (1, 1))
@@ -403,13 +402,13 @@ def _taps(ctx: Context, planes: ir.Value, kernel: list[int]) -> resampling.Taps:
     offsets = op.split(pairs, 2, [1, 1])  # [N D, K, 1, oh, ow] each
     axes, sizes = [], []
     for axis, moved in enumerate(offsets):
-        number = op.squeeze(resampling.length(op, ctx.dy(), 2 + axis), 0)
+        number = op.squeeze(sampling.length(op, ctx.dy(), 2 + axis), 0)
         steps = op.Range(op.constant(np.int64(0)), number, op.constant(np.int64(1)))
         starts = op.cast(op.Mul(steps, strides[axis]), dtype)
         corner = op.reshape(starts, *((-1, 1) if axis == 0 else (1, -1)))
         tap = op.constant(taps[:, axis].astype(dtype.numpy()).reshape(-1, 1, 1, 1))
         at = op.Add(op.Add(moved, tap), corner)
-        size = resampling.length(op, ctx.x(), 2 + axis)
-        axes.append(resampling.linear(op, op.reshape(at, 0, -1, 1), size, "zeros", corners=False))
+        size = sampling.length(op, ctx.x(), 2 + axis)
+        axes.append(sampling.linear(op, op.reshape(at, 0, -1, 1), size, "zeros", corners=False))
         sizes.append(size)
-    return resampling.combine(op, axes, sizes)
+    return sampling.combine(op, axes, sizes)

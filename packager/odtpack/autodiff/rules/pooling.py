@@ -14,7 +14,7 @@ from odtpack.autodiff import windows
 from odtpack.autodiff.backward import add_at
 from odtpack.autodiff.context import Context, Cotangents, vjp
 from odtpack.autodiff.rules.index import REDUCTION_SINCE
-from odtpack.autodiff.rules.resampling import length, numbers
+from odtpack.autodiff.sampling import length, numbers
 from odtpack.autodiff.windows import (
     Windows,
     check_lengths,
