@@ -151,6 +151,37 @@ def test_a_state_beside_its_session(command: str, name: str, tmp_path: Path) -> 
     calls(cpp_program, command, job, TIMES, variant="sanitized")
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("misuse", "step_adamw"),
+        ("moved", "step_adamw"),
+        ("pending", "accumulation"),
+        ("buffer", "frozen_float16"),
+        ("carry", "sgd_momentum"),
+    ],
+)
+def test_what_is_wrong_is_refused_and_changes_nothing(
+    command: str, name: str, tmp_path: Path
+) -> None:
+    (tmp_path / "other").mkdir()
+    write_job(CASES["lion"], tmp_path / "other")
+    calls(cpp_program, command, write_job(CASES[name], tmp_path), 1, variant="sanitized")
+
+
+def test_a_predictor_that_does_not_load_says_so(tmp_path: Path) -> None:
+    job = write_job(CASES["adam"], tmp_path)
+    package = Package.open(tmp_path / "package")
+    template = package.path / package.manifest.files.inference_template.path
+    template.write_bytes(template.read_bytes().replace(b"Gemm", b"Gemx"))
+    files = dataclasses.replace(
+        package.manifest.files, inference_template=PackageFile.describe(template)
+    )
+    changed = dataclasses.replace(package.manifest, files=files).to_json()
+    (tmp_path / "package" / "manifest.json").write_text(changed)
+    calls(cpp_program, "broken", job, 1)
+
+
 def test_rates_that_are_negative_or_not_finite_are_refused(tmp_path: Path) -> None:
     update = {"groups": (GroupRule("*bias", 10.0, 0.0),)}
     case = Case(models.mlp, CASES["adam"].data, {"optimizer": AdamW(), **update})

@@ -205,8 +205,9 @@ odtpack_error* odtpack_state_moment(const odtpack_state* state, size_t index, od
 
 /* Set all parameters to those of a complete checkpoint of the same model. */
 odtpack_error* odtpack_state_load_parameters(odtpack_state* state, const char* path);
-/* Bring trained parameters into the state of a newer package's checkpoint. If `names` is NULL,
- * those that were trained. */
+/* Bring trained parameters into the state of a newer package's checkpoint, before a session is made
+ * of it: afterwards this is the error `busy`. If `names` is NULL, those that were trained; otherwise
+ * the `count` of the list, of which 0 carry no parameter. Properties go over in any case. */
 odtpack_error* odtpack_state_carry_over(odtpack_state* state, const odtpack_state* trained,
                                         const char* const* names, size_t count,
                                         bool optimizer_state);

@@ -414,10 +414,9 @@ odtpack_error* odtpack_state_carry_over(odtpack_state* state, const odtpack_stat
                                         const char* const* names, size_t count,
                                         bool optimizer_state) {
   return Try([&] {
-    if (names != nullptr && count == 0 && !optimizer_state) return;
-    odtpack::CarryOver(trained->state, state->state,
-                       names == nullptr ? std::vector<std::string>() : Names(names, count),
-                       optimizer_state);
+    std::optional<std::vector<std::string>> given;
+    if (names != nullptr) given = Names(names, count);
+    odtpack::CarryOver(trained->state, state->state, given, optimizer_state);
   });
 }
 
@@ -465,6 +464,8 @@ odtpack_error* odtpack_session_run(odtpack_session* session, odtpack_run run,
                                    const OrtValue* const* inputs, size_t count, OrtValue** outputs,
                                    size_t* output_count) {
   return Try([&] {
+    if (static_cast<unsigned>(run) > ODTPACK_EVAL_STEP)
+      throw odtpack::Error("bad-argument", "There is no such kind of run.");
     const Batch batch(inputs, count);
     odtpack::TrainingSession& own = session->session;
     auto results = run == ODTPACK_STEP_ON      ? own.StepOn(batch.values)

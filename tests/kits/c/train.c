@@ -143,6 +143,18 @@ int main(int count, char** words) {
   batch[1] = tensor(api, words[4], shape, 1, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64, 8);
   const odtpack_schedule linear = {"linear", 2, 12, 0, 0, 0.1, NULL, 0};
   check(odtpack_session_set_schedule(session, &linear, 0.01));
+  odtpack_text start;
+  odtpack_state* other = NULL;
+  check(odtpack_package_path(package, "checkpoint", &start));
+  check(odtpack_state_load(start.bytes, &other));
+  odtpack_free(start.bytes);
+  expect(odtpack_state_carry_over(state, other, NULL, 0, true), "busy");
+  const char* none[1] = {NULL};
+  check(odtpack_state_carry_over(other, state, none, 0, false));
+  if (odtpack_state_property_count(other) != 1) return 1; /* the schedule */
+  odtpack_state_release(other);
+  size_t no_outputs = 0;
+  expect(odtpack_session_run(session, (odtpack_run)3, batch, 2, NULL, &no_outputs), "bad-argument");
   for (int step = 0; step < 12; ++step) {
     double loss = 0;
     check(odtpack_session_train_batch(session, batch, 2, &loss));

@@ -11,6 +11,12 @@
 //     odtpack-calls taken JOB.json TIMES      a parameter that was taken before there is a session
 //     odtpack-calls reads JOB.json TIMES      the state is read while another thread trains
 //     odtpack-calls shared JOB.json TIMES     a second session of a state takes its moments over
+//     odtpack-calls misuse JOB.json TIMES     what is refused changes nothing
+//     odtpack-calls moved JOB.json TIMES      the app moves its Ort::Env
+//     odtpack-calls pending JOB.json TIMES    a reset in the middle of an accumulation
+//     odtpack-calls buffer JOB.json TIMES     a buffer with a value beyond float16
+//     odtpack-calls carry JOB.json TIMES      what is carried over, also to other/package
+//     odtpack-calls broken JOB.json TIMES     an inference template that does not load
 #include <chrono>
 #include <limits>
 #include <thread>
@@ -433,6 +439,136 @@ void Shared(const Job& job, int) {
   Require(DigestOf(*training) == DigestOf(*once), "a step on what the first accumulated");
 }
 
+void Misuse(const Job& job, int) {
+  using odtpack::CheckpointState;
+  using odtpack::Schedule;
+  const auto training = job.Start();
+  auto& [package, state, session, scheduled] = *training;
+  const std::vector<Ort::Value> none;
+  Require(CodeOf([&session = session, &none] { session.TrainStep(none); }) == "input-count" &&
+              session.HasStepModel(), "a wrong batch closes the step model");
+  const int64_t late = int64_t{1} << 53;
+  for (const Schedule& bad : {Schedule{"linear", 0, late, 0, 0, 0.1, {}},
+                              Schedule{"constant", late, 0, 0, 0, 0.1, {}},
+                              Schedule{"step", 0, 0, late, 0, 0.1, {}},
+                              Schedule{"multistep", 0, 0, 0, 0, 0.1, {1, late}}})
+    Require(CodeOf([&bad] { bad.Check(); }) == "bad-schedule", "a schedule is not restored");
+  Require(CodeOf([&state = state] { state.AddProperty("odtpack.optimizer", std::string("a")); }) ==
+              "property-type", "a reserved name");
+  session.RegisterLinearLRScheduler(1, late - 1, 0.1);
+  const std::string path = (job.folder / "saved").string(), cut = path + std::string("\0x", 2);
+  for (const bool external : {false, true}) {
+    Require(CodeOf([&, &own = state] {
+              odtpack::detail::WriteCheckpoint(cut, *own.Internal(), true, external ? 0 : SIZE_MAX);
+            }) == "file-not-written" && !odtpack::detail::fs::exists(path), "a path with a zero");
+  }
+  odtpack::detail::WriteCheckpoint(path, *state.Internal(), true, 0);
+  Require(CodeOf([&] { CheckpointState::LoadCheckpoint(cut); }) == "checkpoint-unreadable",
+          "a path with a zero is read");
+  auto loaded = CheckpointState::LoadCheckpoint(path);
+  odtpack::TrainingSession bare(job.env, package.SessionOptions(job.env), loaded,
+                                package.Path("training_model"));
+  Require(CodeOf([&] { bare.RestoreSchedule(); }) == "model-not-found", "there is no optimizer");
+  odtpack::detail::fs::remove(path + ".data");
+  std::string said;
+  try {
+    CheckpointState::LoadCheckpoint(path);
+  } catch (const odtpack::Error& error) {
+    said = error.what();
+  }
+  Require(said.find(path + ".data") != said.npos, "the missing file is not named: " + said);
+  auto options = package.SessionOptions(job.env);
+  options.EnableProfiling((job.folder / "profile").c_str());
+  const auto profiles = [&job] {
+    size_t count = 0;
+    for (const auto& entry : odtpack::detail::fs::directory_iterator(job.folder))
+      count += entry.path().filename().string().rfind("profile", 0) == 0;
+    return count;
+  };
+  odtpack::TrainingSession profiled(job.env, options, package,
+                                    CheckpointState::LoadCheckpoint(package.Path("checkpoint")));
+  const size_t before = profiles();
+  profiled.InferenceSession(job.env, {"output"});
+  Require(profiles() > before, "a predictor has other options than its session");
+}
+
+void Moved(const Job& job, int) {
+  const auto package = odtpack::Package::Open((job.folder / "package").string());
+  Ort::Env first(ORT_LOGGING_LEVEL_FATAL, "moved");
+  odtpack::TrainingSession session(
+      first, package, odtpack::CheckpointState::LoadCheckpoint(package.Path("checkpoint")));
+  const Ort::Env second(std::move(first));
+  session.StepOn(job.batch.values);
+  session.TrainStep(job.batch.values);  // which opens models
+}
+
+void Pending(const Job& job, int) {
+  const auto training = job.Start();
+  auto& session = training->session;
+  const int64_t steps = session.AccumulationSteps();
+  for (const bool whole : {false, true}) {
+    const int64_t before = session.StepCount() + whole;
+    session.TrainBatch(job.batch.values);
+    if (whole)
+      session.StepOn(job.batch.values);
+    else
+      session.LazyResetGrad();
+    for (int64_t i = 1; i < steps; ++i) session.TrainBatch(job.batch.values);
+    Require(steps > 1 && session.StepCount() == before, "batches before a reset count");
+    session.TrainBatch(job.batch.values);
+    Require(session.StepCount() == before + 1, "a whole step");
+  }
+}
+
+void Buffer(const Job& job, int) {
+  const auto training = job.Start();
+  auto buffer = training->session.ToBuffer(false);
+  size_t end = 0, last = 0;
+  for (const auto& spec : training->package.Parameters()) {
+    end += training->state.Internal()->parameters.at(spec.name).value.Count();
+    if (spec.type == odtpack::detail::kHalf) last = end - 1;
+  }
+  auto* values = buffer.GetTensorMutableData<float>();
+  values[0] += 1;
+  values[last] = 1e6f;
+  const auto before = DigestOf(*training);
+  Require(last > 0 && CodeOf([&] { training->session.FromBuffer(buffer, false); }) ==
+                          "value-out-of-range", "a value beyond float16");
+  Require(DigestOf(*training) == before, "a refused buffer changed something");
+}
+
+void Carry(const Job& job, int) {
+  using odtpack::CheckpointState;
+  const auto training = job.Start();
+  training->session.TrainBatch(job.batch.values);
+  training->state.AddProperty("app", int64_t{3});
+  const auto other = odtpack::Package::Open((job.folder / "other" / "package").string());
+  const auto load = [](const odtpack::Package& package) {
+    return CheckpointState::LoadCheckpoint(package.Path("checkpoint"));
+  };
+  for (const bool optimizer : {false, true}) {
+    auto fresh = load(other);
+    const auto& parameters = fresh.Internal()->parameters;
+    const float first = *parameters.begin()->second.value.As<float>();
+    odtpack::CarryOver(training->state, fresh, std::vector<std::string>(), optimizer);
+    Require(*parameters.begin()->second.value.As<float>() == first && fresh.HasProperty("app") &&
+                (fresh.Internal()->optimizer != nullptr) == optimizer, "an empty list");
+    const auto code = CodeOf([&] { odtpack::TrainingSession(job.env, other, fresh); });
+    Require(code == (optimizer ? "optimizer-mismatch" : ""), "moments of another optimizer");
+  }
+  auto fresh = load(training->package);
+  odtpack::CarryOver(training->state, fresh);
+  Require(readers::Digest(*fresh.Internal()) == DigestOf(*training), "all that was trained");
+  const auto before = DigestOf(*training);
+  Require(CodeOf([&] { odtpack::CarryOver(load(training->package), training->state); }) == "busy" &&
+              DigestOf(*training) == before, "a state that a session trains");
+}
+
+void Broken(const Job& job, int) {
+  Require(CodeOf([&] { job.Start()->session.InferenceSession(job.env, {"output"}); }) ==
+              "model-not-loadable", "the template");
+}
+
 }  // namespace
 
 int main(int count, char** words) try {
@@ -441,7 +577,9 @@ int main(int count, char** words) try {
   const std::map<std::string, void (*)(const Job&, int)> commands = {
       {"close", Close}, {"end", End},           {"threads", Threads}, {"closed", Closed},
       {"nan", Nan},     {"gradient", Gradient}, {"fails", Fails},     {"rates", Rates},
-      {"taken", Taken}, {"reads", Reads},       {"shared", Shared}};
+      {"taken", Taken}, {"reads", Reads},       {"misuse", Misuse},   {"moved", Moved},
+      {"buffer", Buffer}, {"carry", Carry},     {"pending", Pending}, {"broken", Broken},
+      {"shared", Shared}};
   commands.at(words[1])(Job(words[2]), std::atoi(words[3]));
   std::cout << "done" << std::endl;
   return 0;

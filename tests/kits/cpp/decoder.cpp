@@ -83,6 +83,12 @@ int main(int count, char** arguments) try {
   }
   names.insert(names.end(), {"state", "late", ""});
   generator.AddAdapter("state", training.state);
+  try {
+    generator.AddAdapter("", training.state);
+    return 3;  // it would be the name of none
+  } catch (const odtpack::Error& error) {
+    if (error.Code() != "bad-argument") throw;
+  }
   auto late = odtpack::CheckpointState::LoadCheckpoint(training.package.Path("checkpoint"));
   generator.AddAdapter("late", late);
   odtpack::TrainingSession session(env, training.package, late, 1);

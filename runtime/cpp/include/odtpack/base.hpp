@@ -165,7 +165,9 @@ inline void Check(bool done) {
 using File = std::unique_ptr<FILE, int (*)(FILE*)>;
 
 inline File Open(const fs::path& path, const char* mode) {
-  if (fs::exists(path) && !fs::is_regular_file(path))
+  if (path.native().find('\0') != path.native().npos)
+    errno = EINVAL;  // the system would take what stands before it
+  else if (fs::exists(path) && !fs::is_regular_file(path))
     errno = fs::is_directory(path) ? EISDIR : EINVAL;  // a pipe would block
   else if (FILE* file = std::fopen(path.c_str(), mode))
     return File(file, std::fclose);

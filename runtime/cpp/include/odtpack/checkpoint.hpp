@@ -41,6 +41,8 @@ class CheckpointState {
     if (name.empty()) throw Error("property-type", "A property needs a name.");
     if (!detail::IsUtf8(name) || (text != nullptr && !detail::IsUtf8(*text)))
       throw Error("property-not-text", "A property's name and its text must be UTF-8.");
+    if (name == detail::kOptimizerProperty)
+      throw Error("property-type", "The kit itself writes the property " + name + ".");
     const detail::Gate::Call call(*state_->gate);
     state_->properties[name] = value;
   }

@@ -90,6 +90,8 @@ class CheckpointReader {
     external_ = module->Number<uint8_t>(Module::VT_HAS_EXTERNAL_DATA) != 0;
     if (external_ && values_ != Values::kNone) {
       Require(!data_path_.empty() && !fs::is_symlink(data_path_), "it has no data file");
+      if (!fs::exists(data_path_))
+        throw Error("checkpoint-not-found", "There is no data file " + data_path_ + ".", where_);
       data_ = Map(data_path_);
     }
     external_left_ = values_ == Values::kNone ? SIZE_MAX : data_->size();

@@ -141,8 +141,7 @@ class Generator {
       return OfDecoder(detail::TrainedOf(package_, *state.Internal()));
     };
     read();  // says what is wrong with it
-    const detail::Gate::Call call(gate_);
-    adapters_[name] = read;
+    Add(name, read);
   }
   /// Put one beside it that SaveAdapter or PEFT wrote.
   void AddAdapter(const std::string& name, const std::string& path) {
@@ -150,8 +149,7 @@ class Generator {
     for (const auto& spec : package_.Parameters())
       if (spec.role == "trainable") shapes[spec.name] = {spec.type, spec.shape, nullptr};
     const detail::Tensors values = OfDecoder(detail::ReadAdapter(package_, shapes, path));
-    const detail::Gate::Call call(gate_);
-    adapters_[name] = [values] { return values; };
+    Add(name, [values] { return values; });
   }
   /// Forget an adapter, if it is there.
   void RemoveAdapter(const std::string& name) {
@@ -225,6 +223,13 @@ class Generator {
   }
 
  private:
+  void Add(const std::string& name, std::function<detail::Tensors()> values) {
+    if (name.empty())
+      throw Error("bad-argument", "An adapter needs a name: the empty one stands for none.");
+    const detail::Gate::Call call(gate_);
+    adapters_[name] = std::move(values);
+  }
+
   static Ort::SessionOptions Options(const Ort::Env& env, const Package& package, int threads) {
     Ort::SessionOptions options = package.SessionOptions(env, threads);
     options.SetLogSeverityLevel(3);  // an adapter's inputs have values, which is meant

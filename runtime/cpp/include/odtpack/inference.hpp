@@ -22,7 +22,7 @@ inline Tensor Convert(const Tensor& tensor, Type type) {
     else
       result.As<Ort::Float16_t>()[i] = Ort::Float16_t(static_cast<float>(value));
     if (type == kHalf && std::isfinite(value) && std::abs(value) >= 65520) {
-      throw Error("value-out-of-range", "A parameter has grown beyond float16.", "",
+      throw Error("value-out-of-range", "A parameter's value lies beyond float16.", "",
                   "train with a lower learning rate, or from a float32 model");
     }
   }

@@ -38,16 +38,27 @@ inline bool AddKernels(Ort::SessionOptions& options) {
   return false;
 }
 
+/// The app's environment, which this does not free. The app may move its Ort::Env meanwhile.
+struct GivenEnv : Ort::Env {
+  GivenEnv(const Ort::Env& env)
+      : Ort::Env(const_cast<OrtEnv*>(static_cast<const OrtEnv*>(env))) {}
+  ~GivenEnv() { release(); }
+};
+
+/// A session of what its constructor takes; `path` says what could not be loaded.
+template <class... From>
+Ort::Session Load(const std::string& path, const From&... from) try {
+  return Ort::Session(from...);
+} catch (const Ort::Exception& error) {
+  throw Error("model-not-loadable",
+              "ONNX Runtime " + Ort::GetVersionString() + " cannot load it: " + error.what(), path,
+              "build the package for this ONNX Runtime");
+}
 inline Ort::Session OpenSession(const Ort::Env& env, const std::string& path,
                                 const Ort::SessionOptions& options) {
-  if (!fs::is_regular_file(path)) throw Error("model-not-found", "There is no model " + path + ".");
-  try {
-    return Ort::Session(env, path.c_str(), options);
-  } catch (const Ort::Exception& error) {
-    throw Error("model-not-loadable",
-                "ONNX Runtime " + Ort::GetVersionString() + " cannot load it: " + error.what(),
-                path, "build the package for this ONNX Runtime");
-  }
+  if (path.find('\0') != path.npos || !fs::is_regular_file(path))
+    throw Error("model-not-found", "There is no model " + path + ".");
+  return Load(path, env, path.c_str(), options);
 }
 
 /// While it exists, sessions that ask for the environment's allocator get one arena together, which

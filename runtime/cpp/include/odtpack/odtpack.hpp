@@ -7,9 +7,11 @@
 namespace odtpack {
 
 /// Bring trained parameters into the state of a newer package's checkpoint, before a session is
-/// made of it; everything else comes from the newer one. Without `names` those that were trained.
+/// made of it; everything else comes from the newer one. Without `names` those that were trained;
+/// with an empty list none. After a session was made of it, this is the error `busy`.
 inline void CarryOver(const CheckpointState& trained, const CheckpointState& fresh,
-                      std::vector<std::string> names = {}, bool optimizer_state = true) {
+                      std::optional<std::vector<std::string>> names = {},
+                      bool optimizer_state = true) {
   const detail::State& from = *trained.Internal();
   detail::State& to = *fresh.Internal();
   const detail::Gate::Call call(*to.gate);
@@ -18,6 +20,9 @@ inline void CarryOver(const CheckpointState& trained, const CheckpointState& fre
   from.RequireValues();
   from.Refresh();
   to.RequireValues();
+  if (to.flat.data)
+    throw Error("busy", "A session trains the state that is to be changed.", "",
+                "carry over before a session is made of it");
   const auto same = [&](const std::string& name) {
     const auto one = from.parameters.find(name);
     const auto two = std::as_const(to).parameters.find(name);
@@ -25,11 +30,12 @@ inline void CarryOver(const CheckpointState& trained, const CheckpointState& fre
            one->second.value.type == two->second.value.type &&
            one->second.value.shape == two->second.value.shape;
   };
-  const bool all = names.empty();
+  const bool all = !names;
+  if (all) names.emplace();
   for (const auto& [name, parameter] : from.parameters) {
-    if (all && parameter.trainable) names.push_back(name);
+    if (all && parameter.trainable) names->push_back(name);
   }
-  for (const auto& name : names) {
+  for (const auto& name : *names) {
     if (!same(name))
       throw Error("carry-over-parameter",
                   "'" + name + "' does not go over: it is missing, or has another shape or type.",
@@ -37,10 +43,11 @@ inline void CarryOver(const CheckpointState& trained, const CheckpointState& fre
   }
   std::shared_ptr<detail::OptimizerState> state;
   if (optimizer_state && from.optimizer) {
+    const auto& old_state = *from.optimizer;
     state = std::make_shared<detail::OptimizerState>();
-    *state = {from.optimizer->step, from.optimizer->rate, {}, {{}}, ""};
-    std::map<std::string, std::vector<detail::Tensor>> old(from.optimizer->moments.begin(),
-                                                           from.optimizer->moments.end());
+    *state = {old_state.step, old_state.rate, {}, {{}}, old_state.kind};
+    std::map<std::string, std::vector<detail::Tensor>> old(old_state.moments.begin(),
+                                                           old_state.moments.end());
     for (const auto& [name, parameter] : to.parameters) {
       if (!parameter.trainable || old.empty()) continue;
       if (old.count(name) == 0 || !same(name)) {
@@ -56,7 +63,7 @@ inline void CarryOver(const CheckpointState& trained, const CheckpointState& fre
       state->groups[0].push_back(name);
     }
   }
-  for (const auto& name : names) {
+  for (const auto& name : *names) {
     to.parameters.at(name).value.CopyFrom(from.parameters.at(name).value.data.get());
   }
   for (const auto& [name, value] : from.properties) to.properties[name] = value;

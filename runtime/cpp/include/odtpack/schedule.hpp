@@ -37,8 +37,10 @@ struct Schedule {
                       : kind == "step"      ? period > 0
                       : kind == "multistep" ? !milestones.empty() && milestones[0] >= 0
                                             : kind == "constant";
-    if (!good || warmup_steps < 0 || !(floor >= 0 && floor <= 1) || !(gamma > 0 && gamma <= 1) ||
-        !std::is_sorted(milestones.begin(), milestones.end())) {
+    const int64_t last = std::max(
+        {warmup_steps, total_steps, period, milestones.empty() ? int64_t{0} : milestones.back()});
+    if (!good || warmup_steps < 0 || last >= int64_t{1} << 53 || !(floor >= 0 && floor <= 1) ||
+        !(gamma > 0 && gamma <= 1) || !std::is_sorted(milestones.begin(), milestones.end())) {
       throw Error("bad-schedule", "The settings of the schedule '" + kind + "' are out of range.",
                   "", "odtpack::Schedule::Linear(100, 1000)");
     }

@@ -149,7 +149,7 @@ class TrainingSession {
   /// Let the next training step replace the gradients, not add to them.
   void LazyResetGrad() {
     const auto call = Enter();
-    *own_->reset.data = 1;
+    Reset();
   }
   /// Change the parameters by the accumulated gradients, which remain as they are. Does nothing if
   /// every batch since the last reset was skipped.
@@ -171,7 +171,7 @@ class TrainingSession {
     own_->pending = 0;
     if (steps > 1) Update();
     if (own_->schedule) FollowSchedule();
-    if (steps > 1) *own_->reset.data = 1;
+    if (steps > 1) Reset();
     return loss;
   }
   /// Train on batches as long as `active` says so, which is asked before each. Returns the number
@@ -221,6 +221,7 @@ class TrainingSession {
     const auto call = Enter();
     const auto found = own_->state.properties.find(kScheduleProperty);
     if (found == own_->state.properties.end()) return false;
+    Optimizer();  // without one there is another error
     try {
       const detail::Json json = detail::JsonReader(std::get<std::string>(found->second)).Read();
       Follow(Schedule::FromJson(json.Get<std::string>("kind"), json, 0),
@@ -282,15 +283,17 @@ class TrainingSession {
                                      " elements, and the parameters " +
                                      std::to_string(BufferSize(only_trainable)) + ".");
     }
-    own_->state.Refresh(true);
-    const auto* at = static_cast<const uint8_t*>(buffer.GetTensorRawData());
-    for (const auto& spec : own_->specs) {
-      if (only_trainable && spec.role != "trainable") continue;
-      detail::Tensor given = detail::Zeros(own_->state.flat.type, spec.shape);
-      given.CopyFrom(at);
-      at += given.Bytes();
-      own_->state.parameters.at(spec.name).value.CopyFrom(
-          detail::Convert(given, spec.type).data.get());
+    for (const bool copies : {false, true}) {  // a value that is refused changes nothing
+      if (copies) own_->state.Refresh(true);
+      const auto* at = static_cast<const uint8_t*>(buffer.GetTensorRawData());
+      for (const auto& spec : own_->specs) {
+        if (only_trainable && spec.role != "trainable") continue;
+        detail::Tensor given = detail::Zeros(own_->state.flat.type, spec.shape);
+        given.CopyFrom(at);
+        at += given.Bytes();
+        given = detail::Convert(given, spec.type);
+        if (copies) own_->state.parameters.at(spec.name).value.CopyFrom(given.data.get());
+      }
     }
     own_->state.nominal = false;
   }
@@ -305,7 +308,7 @@ class TrainingSession {
           [&file](const void* data, size_t size) { detail::Write(file, data, size); });
     });
   }
-  /// A session that predicts with a copy of the current parameters.
+  /// A session that predicts with a copy of the current parameters, with this one's options.
   Ort::Session InferenceSession(const Ort::Env& env, const std::vector<std::string>& outputs) {
     const auto call = Enter();
     RequireTemplate();
@@ -314,7 +317,8 @@ class TrainingSession {
                            [&model](const void* data, size_t size) {
                              model.append(static_cast<const char*>(data), size);
                            });
-    return Ort::Session(env, model.data(), model.size(), Ort::SessionOptions());
+    return detail::Load(own_->package.Path("inference_template"), env, model.data(), model.size(),
+                        own_->options);
   }
 
  private:
@@ -383,6 +387,12 @@ class TrainingSession {
       own_->evaluation = graph(std::move(*opened.evaluation), own_->package.EvaluationOutputs());
   }
 
+  /// The next training step begins an accumulation.
+  void Reset() {
+    *own_->reset.data = 1;
+    own_->pending = 0;
+  }
+
   /// Before a model runs.
   void Ready() {
     own_->state.RequireValues();
@@ -394,7 +404,7 @@ class TrainingSession {
     if (!own_->step) {
       auto results = Train(inputs);
       Update();
-      *own_->reset.data = 1;
+      Reset();
       return results;
     }
     own_->statistics.Copy();
@@ -425,7 +435,10 @@ class TrainingSession {
 
   std::vector<Ort::Value> Train(const std::vector<Ort::Value>& inputs) {
     Ready();
-    if (!own_->training) Switch();
+    if (!own_->training) {
+      detail::CheckBatch(own_->package.Inputs(), inputs);
+      Switch();
+    }
     const bool adds = *own_->reset.data == 0;
     own_->statistics.Copy();
     if (adds) own_->accumulated.Copy();
@@ -607,7 +620,7 @@ class TrainingSession {
     CheckpointState handle;
     detail::State& state;
     Package package;
-    const Ort::Env& env;
+    const detail::GivenEnv env;
     Ort::SessionOptions options;
     std::string training_model;
     std::optional<std::string> eval_model, optimizer_model;
