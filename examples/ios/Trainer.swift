@@ -45,18 +45,18 @@ final class Trainer: @unchecked Sendable {
     let pixels = images.count / labels.count
     let side = Int(Double(pixels).squareRoot()), batches = labels.count / Self.batchSize
     var goesOn = !isStopped && mayGoOn()
-    while goesOn && session.stepCount < Self.steps {
-      let first = session.stepCount % batches * Self.batchSize
+    while try goesOn && session.stepCount < Self.steps {
+      let first = try session.stepCount % batches * Self.batchSize
       try session.trainBatch([
         images.part(first * pixels, [Self.batchSize, 1, side, side]),
         labels.part(first, [Self.batchSize]),
       ])
       goesOn = !isStopped && mayGoOn()
-      if !goesOn || session.stepCount % Self.saveEvery == 0 || session.stepCount == Self.steps {
+      if try !goesOn || session.stepCount % Self.saveEvery == 0 || session.stepCount == Self.steps {
         try checkpoint.saveCheckpoint(toPath: saved, withOptimizerState: true)
       }
     }
-    if session.stepCount < Self.steps { return false }
+    if try session.stepCount < Self.steps { return false }
     try session.exportModelForInference(
       withOutputPath: files.appendingPathComponent("personal.onnx").path,
       graphOutputNames: ["output"])

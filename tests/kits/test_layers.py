@@ -23,6 +23,7 @@ from odtpack_runtime import (
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.kits import harness
+from tests.kits.cases import CASES
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
 from tests.kits.harness import (
     OPTIONS,
@@ -253,6 +254,10 @@ def test_code_for_the_former_api_compiles_and_trains(
     losses = [float(line) for line in done.stdout.split()]
     assert losses == train(package, batches[:1], 12, tmp_path / "python.ckpt")[0]
     carried_over(package, tmp_path)
+
+
+def test_what_is_wrong_is_refused_and_changes_nothing(layer: Any, tmp_path: Path) -> None:
+    calls(program_of(layer), "misuse", write_job(CASES["adam"], tmp_path), 1)
 
 
 @pytest.mark.parametrize("name", TRIED)

@@ -36,11 +36,11 @@ if !isResumed {
 } else {
   _ = try session.restoreSchedule()
 }
-while session.stepCount < steps {
-  let first = session.stepCount * batchSize % (inputs[0].samples - batchSize + 1)
+while try session.stepCount < steps {
+  let first = try session.stepCount * batchSize % (inputs[0].samples - batchSize + 1)
   let loss = try session.trainBatch(inputs.map { try $0.part(first, batchSize) })
-  if session.stepCount % 20 == 0 {
-    print("\(session.stepCount): \(loss)")
+  if try session.stepCount % 20 == 0 {
+    try print("\(session.stepCount): \(loss)")
     try checkpoint.saveCheckpoint(toPath: saved, withOptimizerState: true)
   }
 }

@@ -113,7 +113,7 @@ namespace Odtpack {
             Native.Call(Native.odtpack_state_load_parameters(Handle, Native.Encode(path)));
         /// <summary>Bring trained parameters into the state of a newer package's checkpoint, before
         /// a session is made of it; everything else comes from the newer one. By default those that
-        /// were trained.</summary>
+        /// were trained; an empty list carries none.</summary>
         public void CarryOver(
             CheckpointState trained, IReadOnlyCollection<string> names = null,
             bool optimizerState = true) {

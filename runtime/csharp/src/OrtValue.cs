@@ -43,15 +43,15 @@ namespace Odtpack {
         /// <summary>A view of an array, which stays where it is until the value is disposed of:
         /// nothing is copied, and what is written into the array counts in the next step.</summary>
         public static OrtValue CreateTensorValueFromMemory<T>(T[] memory, params long[] shape)
-            where T : struct => CreateTensorValueFromMemory(memory, 0, shape);
+            where T : struct => CreateTensorValueFromPart(memory, 0, shape);
         /// <summary>A view of a part of an array, from an element on: a batch of all samples, for
         /// example.</summary>
-        public static OrtValue CreateTensorValueFromMemory<T>(
+        public static OrtValue CreateTensorValueFromPart<T>(
             T[] memory, int first, params long[] shape) where T : struct =>
-            CreateTensorValueFromMemory(memory, first, TypeOf(typeof(T)), shape);
+            CreateTensorValueFromPart(memory, first, TypeOf(typeof(T)), shape);
         /// <summary>With elements that have no type of their own in C#: ushort for Float16, byte
         /// for Bool.</summary>
-        public static OrtValue CreateTensorValueFromMemory<T>(
+        public static OrtValue CreateTensorValueFromPart<T>(
             T[] memory, int first, TensorElementType type, params long[] shape)
             where T : struct {
             if (memory == null) throw new ArgumentNullException(nameof(memory));
@@ -160,7 +160,8 @@ namespace Odtpack {
             Types.TryGetValue(type, out var found) ? found : throw new OdtpackException(
                 "buffer-type", $"{type.Name} is not the type of a tensor's elements.", "",
                 "hand in bytes for Bool, ushort for Float16");
-        internal static int SizeOf(TensorElementType type) => Sizes[(int)type];
+        internal static int SizeOf(TensorElementType type) =>
+            (uint)type < Sizes.Length ? Sizes[(int)type] : 0;
         static void RequireSize(Type elements, TensorElementType type) {
             if (SizeOf(TypeOf(elements)) != SizeOf(type))
                 throw new OdtpackException(
@@ -169,8 +170,10 @@ namespace Odtpack {
         static long CountOf(long[] shape) {
             long count = 1;
             foreach (var size in shape) {
-                if (size < 0) throw new OdtpackException("buffer-size", "A size is negative.");
-                count = checked(count * size);
+                if (size < 0 || count > long.MaxValue / Math.Max(size, 1))
+                    throw new OdtpackException(
+                        "buffer-size", "A size is negative, or all together are too large.");
+                count *= size;
             }
             return count;
         }

@@ -216,6 +216,8 @@ namespace Odtpack {
                     Count(batch, results, ref right, ref labels);
                 }
             }
+            if (samples == 0)
+                throw new OdtpackException("empty-batch", "There is no batch to evaluate.");
             return (loss / samples, labels == 0 ? (double?)null : (double)right / labels);
         }
         void Count(
@@ -323,6 +325,7 @@ namespace Odtpack {
 
         /// <summary>Run a batch; without a kind, as TrainBatch.</summary>
         Values Run(RunKind? kind, IReadOnlyList<OrtValue> inputs, out double loss) {
+            if (inputs == null) throw new ArgumentNullException(nameof(inputs));
             var count = inputs.Count;
             if (count > 1024) // a manifest has no more
                 throw new OdtpackException("input-count", $"A step was given {count} inputs.");
@@ -334,6 +337,8 @@ namespace Odtpack {
             try {
                 for (; held < count; ++held) {
                     var isHeld = false;
+                    if (inputs[held] == null)
+                        throw new ArgumentException("A value is null.", nameof(inputs));
                     inputs[held].Handle.DangerousAddRef(ref isHeld);
                     given[held] = inputs[held].Handle.DangerousGetHandle();
                 }

@@ -6,6 +6,7 @@
 //     kit calls threads JOB.json TIMES    two threads train at once
 //     kit calls closed JOB.json TIMES     every call after Close
 //     kit calls nan JOB.json TIMES        a batch with a NaN among others
+//     kit calls misuse JOB.json TIMES     what is refused changes nothing, and says what is wrong
 //     kit calls dispose JOB.json TIMES    everything is disposed of while another thread trains
 using System;
 using System.Collections.Generic;
@@ -36,6 +37,7 @@ sealed class Calls {
             case "threads": calls.Threads(); break;
             case "closed": calls.Closed(); break;
             case "nan": calls.Nan(); break;
+            case "misuse": calls.Misuse(); break;
             case "dispose": calls.Dispose(); break;
             default: throw new Failure("there is no command " + command);
         }
@@ -202,6 +204,46 @@ sealed class Calls {
             }
         }
     }
+
+    void Misuse() {
+        using (var training = Start())
+        using (var other = CheckpointState.LoadCheckpoint(
+            training.Session.Package.Path("checkpoint"))) {
+            var (session, memory, rows) = (training.Session, new float[64], 4);
+            using (var value = OrtValue.CreateTensorValueFromMemory(memory, rows, 16))
+                Unless(value.Shape.SequenceEqual(new long[] { 4, 16 }), "sizes as int are a shape");
+            using (var part = OrtValue.CreateTensorValueFromPart(memory, 48, 16))
+                Unless(part.Shape.SequenceEqual(new long[] { 16 }), "a part of an array");
+            var actions = new (string, Action)[] {
+                ("buffer-size",
+                 () => OrtValue.CreateTensorValueFromMemory(memory, long.MaxValue, 4)),
+                ("buffer-type", () => OrtValue.CreateTensorValueFromPart(
+                    memory, 0, (TensorElementType)99, 4)),
+                ("empty-batch", () => session.Evaluate(new OrtValue[0][])),
+                ("busy", () => training.State.CarryOver(other))
+            };
+            foreach (var each in actions)
+                Unless(Code(each.Item2) == each.Item1, $"{Code(each.Item2)} and not {each.Item1}");
+            foreach (var bad in new[] { null, new OrtValue[] { null, null } }) {
+                try {
+                    session.TrainBatch(bad);
+                    throw new Failure("a batch without values was taken");
+                } catch (ArgumentException) { }
+            }
+            session.TrainBatch(batch);
+            training.State.AddProperty("app", 3);
+            var before = Values(other);
+            other.CarryOver(training.State, new string[0], false);
+            Unless(
+                (long)other.GetProperty("app") == 3 && Values(other).SequenceEqual(before),
+                "an empty list carries parameters, or no properties");
+            other.CarryOver(training.State);
+            Unless(!Values(other).SequenceEqual(before), "what was trained is not carried over");
+        }
+    }
+    static List<float> Values(CheckpointState state) => state.ParameterNames.SelectMany(name => {
+        using (var value = state.GetParameter(name)) return value.ToArray<float>();
+    }).ToList();
 
     /// Nothing is freed under a call that needs it, whoever disposes of what, and whatever the
     /// garbage collector finds.

@@ -81,7 +81,7 @@ static class Tensors {
         where T : struct {
         var array = new T[shape.Aggregate(1L, (a, b) => a * b)];
         if (bytes != null) Buffer.BlockCopy(bytes, offset, array, 0, Buffer.ByteLength(array));
-        return OrtValue.CreateTensorValueFromMemory(array, 0, type, shape);
+        return OrtValue.CreateTensorValueFromPart(array, 0, type, shape);
     }
 
     /// The bytes of a tensor.

@@ -6,6 +6,7 @@
 //     kit calls threads JOB.json TIMES    two threads train at once
 //     kit calls closed JOB.json TIMES     every call after close
 //     kit calls nan JOB.json TIMES        a batch with a NaN among others
+//     kit calls misuse JOB.json TIMES     what is refused changes nothing, and says what is wrong
 //     kit calls gradient JOB.json TIMES   parameters with which a gradient overflows
 import Foundation
 @testable import Odtpack
@@ -129,7 +130,7 @@ private final class Calls {
     let session = try start()
     for round in 0..<times {
       for _ in 0..<round % 3 { try session.trainBatch(batch) }
-      let before = try digest(session.checkpoint), steps = session.stepCount
+      let before = try digest(session.checkpoint), steps = try session.stepCount
       try session.setOnNotFinite(.skip)
       try expect(session.trainBatch(bad).isNaN, "the loss is not what it was")
       try expect(digest(session.checkpoint) == before, "the batch changed something")
@@ -160,7 +161,7 @@ private final class Calls {
     }
     try expect(session.trainBatch(batch).isFinite, "the loss is not finite")
     let last = session.lastNotFinite!
-    let numbers = "\(session.skippedSteps) \(session.stepCount) \(last.code) \(last.step)"
+    let numbers = try "\(session.skippedSteps) \(session.stepCount) \(last.code) \(last.step)"
     print(([numbers] + last.parameters).joined(separator: " "))
   }
 
@@ -194,6 +195,52 @@ private final class Calls {
       try expect(digest(session.checkpoint) == before, "a call changed the state")
     }
   }
+
+  func misuse() throws {
+    let session = try start(), whole = try ORTValue(.int64, [2])
+    let value = try ORTValue([Float](repeating: 1, count: 8), .float32, shape: [2, 4])
+    let package = session.package, other = try ORTCheckpoint(path: package.path("checkpoint"))
+    let bare = try ORTTrainingSession(
+      env: env, sessionOptions: package.sessionOptions(threads: 1), package: package,
+      checkpoint: ORTCheckpoint(path: package.path("checkpoint")),
+      trainModelPath: package.path("training_model"), evalModelPath: nil, optimizerModelPath: nil)
+    let refused: [(String, () throws -> Void)] = [
+      ("buffer-type", { _ = try value.array(of: Int32.self) }),
+      ("buffer-type", { _ = try whole.scalar }),
+      ("buffer-type", { try whole.withElements(Double.self) { _ in } }),
+      ("buffer-size", { _ = try ORTValue(.float32, [0]).scalar }),
+      ("buffer-size", { _ = try value.part(Int.max, [2]) }),
+      ("buffer-size", { _ = try value.part(0, [Int.max, 2]) }),
+      ("buffer-size", { _ = try value.part(0, [-1]) }),
+      ("buffer-size", { _ = try ORTValue(.float32, [Int.max, 2]) }),
+      ("empty-batch", { _ = try session.evaluate([[ORTValue]]()) }),
+      ("model-not-found", { _ = try bare.stepCount }),
+      ("property-type", { try session.checkpoint.setProperty("odtpack.optimizer", .int(1)) }),
+      ("busy", { try session.checkpoint.carryOver(from: other) }),
+    ]
+    for (number, (wanted, call)) in refused.enumerated() {
+      let found = code(call)
+      try expect(found == wanted, "call \(number) gives \(found), and not \(wanted)")
+    }
+    try expect(value.part(4, [4]).array(of: Float.self) == [1, 1, 1, 1], "a part")
+    try session.trainBatch(batch)
+    try session.checkpoint.setProperty("app", .int(3))
+    let before = try other.parameter("fc1.weight").array(of: Float.self)
+    try other.carryOver(from: session.checkpoint, names: [], optimizerState: false)
+    try expect(other.property("app") == .int(3) && other.property("none") == nil, "properties")
+    try expect(other.parameter("fc1.weight").array(of: Float.self) == before, "an empty list")
+    let ended = DispatchSemaphore(value: 0), started = DispatchSemaphore(value: 0)
+    Thread.detachNewThread { [batch] in
+      started.signal()
+      while code({ try session.trainBatch(batch) }) != "closed" {}
+      ended.signal()
+    }
+    started.wait()
+    var found = ""
+    while found != "busy" { found = code { _ = try session.checkpoint.property("app") } }
+    try session.close()
+    ended.wait()
+  }
 }
 
 func testCalls(_ command: String, _ path: String, _ times: Int) throws {
@@ -205,6 +252,7 @@ func testCalls(_ command: String, _ path: String, _ times: Int) throws {
   case "nan": try calls.nan()
   case "gradient": try calls.gradient()
   case "closed": try calls.closed()
+  case "misuse": try calls.misuse()
   default: throw invalid("there is no command \(command)")
   }
   print("done")

@@ -7,8 +7,8 @@ struct Failure: Error, CustomStringConvertible {
   let description: String
 }
 
-func expect(_ good: Bool, _ what: @autoclosure () -> String) throws {
-  if !good { throw Failure(description: what()) }
+func expect(_ good: Bool, _ what: @autoclosure () throws -> String) throws {
+  if !good { throw try Failure(description: what()) }
 }
 
 struct Comparison {
@@ -115,7 +115,7 @@ struct Conformance {
         let own = try session.getLearningRate()
         try expect(own == Float(try rate.real()), "the learning rate is \(own)")
       }
-      let before = session.stepCount, skipped = session.skippedSteps
+      let before = try session.stepCount, skipped = session.skippedSteps
       let found = try isWhole ? session.stepOn(batch) : session.trainStep(withInputValues: batch)
       let code = try step["not_finite"]
       try expect(
@@ -129,7 +129,7 @@ struct Conformance {
       }
       if try step["update"].flag(true) {
         if !isWhole { try session.optimizerStep() }
-        if training.isScheduled && session.stepCount > before { try session.schedulerStep() }
+        if try training.isScheduled && session.stepCount > before { try session.schedulerStep() }
       }
       if try !isWhole && step["reset"].flag(true) { try session.lazyResetGrad() }
     }

@@ -29,7 +29,7 @@ func trainFormerly(
     let outputs = try session.trainStep(withInputValues: inputs)
     try session.optimizerStep()
     try session.lazyResetGrad()
-    print(Double(outputs[0].array(of: Float.self)[0]))
+    try print(Double(outputs[0].array(of: Float.self)[0]))
   }
   try expect(session.inputNames(withTraining: true).count == 2, "the inputs")
   try expect(session.outputNames(withTraining: false)[0] == "loss", "the outputs")

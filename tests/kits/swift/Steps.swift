@@ -15,7 +15,7 @@ func makeSteps(_ path: String) throws {
       try session.optimizerStep()
       try session.lazyResetGrad()
     }
-    print(results[0].scalar, session.hasStepModel ? 1 : 0)
+    try print(results[0].scalar, session.hasStepModel ? 1 : 0)
   }
   try training.checkpoint.saveCheckpoint(
     toPath: "\(folder)/\(json["save"].text())", withOptimizerState: true)

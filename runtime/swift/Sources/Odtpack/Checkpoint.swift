@@ -63,30 +63,32 @@ public final class ORTCheckpoint {
   /// was loaded instead.
   public var recovered: String? { try? text { odtpack_state_recovered(handle, $0) } }
 
-  /// Properties by name; names are not empty.
-  public subscript(property name: String) -> Property? {
-    get { try? property(name) }
-    set { try? set(name, newValue) }
+  /// A property; nil if there is none of that name.
+  public func property(_ name: String) throws -> Property? {
+    do { return try known(name) } catch let error as OdtpackError {
+      if error.code == "unknown-property" { return nil }
+      throw error
+    }
   }
   public func addIntProperty(withName name: String, value: Int64) throws {
-    try set(name, .int(value))
+    try setProperty(name, .int(value))
   }
   public func addFloatProperty(withName name: String, value: Float) throws {
-    try set(name, .float(value))
+    try setProperty(name, .float(value))
   }
   public func addStringProperty(withName name: String, value: String) throws {
-    try set(name, .string(value))
+    try setProperty(name, .string(value))
   }
   public func getIntProperty(withName name: String) throws -> Int64 {
-    if case .int(let value) = try property(name) { return value }
+    if case .int(let value) = try known(name) { return value }
     throw OdtpackError("property-type", "The property '\(name)' is not a whole number.")
   }
   public func getFloatProperty(withName name: String) throws -> Float {
-    if case .float(let value) = try property(name) { return value }
+    if case .float(let value) = try known(name) { return value }
     throw OdtpackError("property-type", "The property '\(name)' is not a float.")
   }
   public func getStringProperty(withName name: String) throws -> String {
-    if case .string(let value) = try property(name) { return value }
+    if case .string(let value) = try known(name) { return value }
     throw OdtpackError("property-type", "The property '\(name)' is not text.")
   }
 
@@ -111,7 +113,8 @@ public final class ORTCheckpoint {
   }
 
   /// Bring trained parameters into the state of a newer package's checkpoint, before a session is
-  /// made of it; everything else comes from the newer one. By default those that were trained.
+  /// made of it; everything else comes from the newer one. By default those that were trained; an
+  /// empty list carries none.
   public func carryOver(
     from trained: ORTCheckpoint, names: [String]? = nil, optimizerState: Bool = true
   ) throws {
@@ -144,7 +147,8 @@ public final class ORTCheckpoint {
     return try ORTValue(owning: value!, owner: StateMemory(memory!))
   }
 
-  private func set(_ name: String, _ value: Property?) throws {
+  /// Attach a property, whose name is not empty; nil takes it off.
+  public func setProperty(_ name: String, _ value: Property?) throws {
     guard let value else { return try call(odtpack_state_set_property(handle, name, nil)) }
     var property = odtpack_property()
     switch value {
@@ -163,7 +167,7 @@ public final class ORTCheckpoint {
     }
     try call(odtpack_state_set_property(handle, name, &property))
   }
-  private func property(_ name: String) throws -> Property {
+  private func known(_ name: String) throws -> Property {
     var property = odtpack_property()
     try call(odtpack_state_get_property(handle, name, &property))
     return Property(property)

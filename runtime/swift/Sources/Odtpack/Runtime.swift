@@ -113,15 +113,16 @@ public final class ORTValue {
     _ type: ElementType, _ shape: [Int], _ bytes: UnsafeMutableRawPointer, owner: AnyObject
   ) throws {
     (elementType, self.shape, self.bytes, self.owner) = (type, shape, bytes, owner)
+    let size = try Self.size(type, shape)
     handle = try make {
       api.pointee.CreateTensorWithDataAsOrtValue(
-        Self.cpu, bytes, shape.reduce(type.size, *), shape.map(Int64.init), shape.count,
+        Self.cpu, bytes, size, shape.map(Int64.init), shape.count,
         ONNXTensorElementDataType(UInt32(type.rawValue)), $0)
     }
   }
   /// Zeros that start at a multiple of 64 bytes; pages that are never touched are never resident.
   public convenience init(_ type: ElementType, _ shape: [Int]) throws {
-    guard let memory = calloc(shape.reduce(type.size, *) + 64, 1) else {
+    guard let memory = calloc(try Self.size(type, shape) + 64, 1) else {
       throw OdtpackError("out-of-memory", "There is no memory for an array of shape \(shape).")
     }
     let start = (UInt(bitPattern: memory) + 63) & ~63
@@ -133,14 +134,16 @@ public final class ORTValue {
     tensorData: NSMutableData, elementType: ElementType, shape: [NSNumber]
   ) throws {
     let shape = shape.map(\.intValue)
-    guard tensorData.length == shape.reduce(elementType.size, *) else {
+    guard try tensorData.length == Self.size(elementType, shape) else {
       throw OdtpackError("buffer-size", "\(tensorData.length) bytes do not make up \(shape).")
     }
     try self.init(elementType, shape, tensorData.mutableBytes, owner: tensorData)
   }
   /// A copy of an array, whose elements must be of the type.
   public convenience init<T>(_ elements: [T], _ type: ElementType, shape: [Int]) throws {
-    guard MemoryLayout<T>.size == type.size, elements.count == shape.reduce(1, *) else {
+    guard MemoryLayout<T>.size == type.size,
+      try elements.count * type.size == Self.size(type, shape)
+    else {
       throw OdtpackError("buffer-size", "\(elements.count) elements do not make up \(shape).")
     }
     try self.init(type, shape)
@@ -170,14 +173,32 @@ public final class ORTValue {
   public var byteCount: Int { count * elementType.size }
   var description: String { "\(elementType)\(shape)" }
 
+  private static func size(_ type: ElementType, _ shape: [Int]) throws -> Int {
+    try shape.reduce(type.size) { bytes, size in
+      let (product, isTooLarge) = bytes.multipliedReportingOverflow(by: size)
+      if size >= 0 && !isTooLarge && product < Int.max - 64 { return product }
+      throw OdtpackError("buffer-size", "\(shape) is no shape that memory has room for.")
+    }
+  }
+  private static let types: [ElementType: [Any.Type]] = [
+    .float32: [Float.self], .float64: [Double.self], .float16: [UInt16.self], .int8: [Int8.self],
+    .int16: [Int16.self], .int32: [Int32.self], .int64: [Int64.self, Int.self],
+    .uint8: [UInt8.self], .uint16: [UInt16.self], .uint32: [UInt32.self],
+    .uint64: [UInt64.self, UInt.self], .bool: [Bool.self, UInt8.self],
+  ]
+
   /// The elements where they are, for as long as `body` runs; what it writes stays.
   public func withElements<T, Result>(
     _: T.Type, _ body: (UnsafeMutableBufferPointer<T>) throws -> Result
-  ) rethrows -> Result {
-    try withExtendedLifetime(self) { try body(elements(T.self)) }
+  ) throws -> Result {
+    let isHalf = elementType == .float16 && "\(T.self)" == "Float16"  // not all of Apple's have it
+    guard isHalf || Self.types[elementType]!.contains(where: { $0 == T.self }) else {
+      throw OdtpackError("buffer-type", "The elements of \(description) are not \(T.self).")
+    }
+    return try withExtendedLifetime(self) { try body(elements(T.self)) }
   }
   /// A copy of the elements.
-  public func array<T>(of _: T.Type) -> [T] { withElements(T.self) { Array($0) } }
+  public func array<T>(of _: T.Type) throws -> [T] { try withElements(T.self) { Array($0) } }
 
   /// The elements where they are. Swift frees a value after its last use: hold on to it.
   func elements<T>(_: T.Type) -> UnsafeMutableBufferPointer<T> {
@@ -185,7 +206,13 @@ public final class ORTValue {
     return UnsafeMutableBufferPointer(start: bytes.assumingMemoryBound(to: T.self), count: count)
   }
   /// A scalar of a floating type, such as a loss.
-  public var scalar: Double { real(0) }
+  public var scalar: Double {
+    get throws {
+      if elementType.isFloating && count > 0 { return real(0) }
+      let code = elementType.isFloating ? "buffer-size" : "buffer-type"
+      throw OdtpackError(code, "\(description) holds no number of a floating type.")
+    }
+  }
 
   func real(_ index: Int) -> Double {
     switch elementType {
@@ -202,7 +229,9 @@ public final class ORTValue {
   }
   /// A part of the same memory, from an element on: a batch of all samples, for example.
   public func part(_ offset: Int, _ shape: [Int]) throws -> ORTValue {
-    guard offset >= 0, offset + shape.reduce(1, *) <= count else {
+    guard try offset >= 0 && offset <= count
+      && Self.size(elementType, shape) <= (count - offset) * elementType.size
+    else {
       throw OdtpackError("buffer-size", "\(shape) from \(offset) on is no part of \(description).")
     }
     return try ORTValue(elementType, shape, bytes + offset * elementType.size, owner: self)

@@ -169,19 +169,20 @@ public final class ORTTrainingSession {
     for batch in batches {
       let results = try evalStep(withInputValues: batch)
       let size = batch.first { !$0.shape.isEmpty }?.shape.first ?? 1
-      (loss, samples) = (loss + results[0].scalar * Double(size), samples + size)
+      (loss, samples) = try (loss + results[0].scalar * Double(size), samples + size)
       guard let place, batch[place].elementType == .int64 else { continue }
       let spec = package.inputs[place], shape = batch[place].shape + [spec.classCount]
       guard let scores = results.dropFirst().first(where: { $0.shape == shape }),
         [.float32, .float64, .float16].contains(scores.elementType)
       else { continue }
-      for (i, label) in batch[place].array(of: Int64.self).enumerated()
+      for (i, label) in try batch[place].array(of: Int64.self).enumerated()
       where spec.ignored.map(Int64.init) != label {
         let own = (0..<spec.classCount).map { scores.real(i * spec.classCount + $0) }
         right += own[Int(label)] == own.max() ? 1 : 0
         labels += 1
       }
     }
+    if samples == 0 { throw OdtpackError("empty-batch", "There is no batch to evaluate.") }
     return (loss / Double(samples), labels == 0 ? nil : Double(right) / Double(labels))
   }
 
@@ -195,8 +196,11 @@ public final class ORTTrainingSession {
   }
   /// Number of optimizer steps made, those before a resumed checkpoint included.
   public var stepCount: Int {
-    var count: Int64 = 0
-    return (try? call(odtpack_session_step_count(handle, &count))) == nil ? 0 : Int(count)
+    get throws {
+      var count: Int64 = 0
+      try call(odtpack_session_step_count(handle, &count))
+      return Int(count)
+    }
   }
 
   /// Let the rate follow a schedule, which is saved with the checkpoint.
