@@ -208,7 +208,7 @@ private final class Calls {
       ("buffer-type", { _ = try value.array(of: Int32.self) }),
       ("buffer-type", { _ = try whole.scalar }),
       ("buffer-type", { try whole.withElements(Double.self) { _ in } }),
-      ("buffer-size", { _ = try ORTValue(.float32, [0]).scalar }),
+      ("buffer-type", { _ = try ORTValue(.float32, [0]).scalar }),
       ("buffer-size", { _ = try value.part(Int.max, [2]) }),
       ("buffer-size", { _ = try value.part(0, [Int.max, 2]) }),
       ("buffer-size", { _ = try value.part(0, [-1]) }),

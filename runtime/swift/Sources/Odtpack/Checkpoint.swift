@@ -65,10 +65,8 @@ public final class ORTCheckpoint {
 
   /// A property; nil if there is none of that name.
   public func property(_ name: String) throws -> Property? {
-    do { return try known(name) } catch let error as OdtpackError {
-      if error.code == "unknown-property" { return nil }
-      throw error
-    }
+    do { return try known(name) } catch let error as OdtpackError
+      where error.code == "unknown-property" { return nil }
   }
   public func addIntProperty(withName name: String, value: Int64) throws {
     try setProperty(name, .int(value))

@@ -174,17 +174,15 @@ public final class ORTValue {
   var description: String { "\(elementType)\(shape)" }
 
   private static func size(_ type: ElementType, _ shape: [Int]) throws -> Int {
-    try shape.reduce(type.size) { bytes, size in
-      let (product, isTooLarge) = bytes.multipliedReportingOverflow(by: size)
-      if size >= 0 && !isTooLarge && product < Int.max - 64 { return product }
-      throw OdtpackError("buffer-size", "\(shape) is no shape that memory has room for.")
-    }
+    let size = shape.reduce(Double(type.size)) { $1 < 0 ? .nan : $0 * Double($1) }
+    if size < 0x1p53 { return Int(size) }
+    throw OdtpackError("buffer-size", "\(shape) is no shape that memory has room for.")
   }
   private static let types: [ElementType: [Any.Type]] = [
     .float32: [Float.self], .float64: [Double.self], .float16: [UInt16.self], .int8: [Int8.self],
-    .int16: [Int16.self], .int32: [Int32.self], .int64: [Int64.self, Int.self],
-    .uint8: [UInt8.self], .uint16: [UInt16.self], .uint32: [UInt32.self],
-    .uint64: [UInt64.self, UInt.self], .bool: [Bool.self, UInt8.self],
+    .int16: [Int16.self], .int32: [Int32.self], .int64: [Int64.self, Int.self], .uint8: [UInt8.self],
+    .uint16: [UInt16.self], .uint32: [UInt32.self], .uint64: [UInt64.self, UInt.self],
+    .bool: [Bool.self, UInt8.self],
   ]
 
   /// The elements where they are, for as long as `body` runs; what it writes stays.
@@ -209,8 +207,7 @@ public final class ORTValue {
   public var scalar: Double {
     get throws {
       if elementType.isFloating && count > 0 { return real(0) }
-      let code = elementType.isFloating ? "buffer-size" : "buffer-type"
-      throw OdtpackError(code, "\(description) holds no number of a floating type.")
+      throw OdtpackError("buffer-type", "\(description) holds no number of a floating type.")
     }
   }
 
