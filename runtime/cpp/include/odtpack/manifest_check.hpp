@@ -244,7 +244,7 @@ class ManifestCheck {
       Require(bool(value) && (key == "warmup_steps" || own->second.count(key) > 0),
               "'schedule.settings' has '" + key + "'");
     try {
-      Schedule::FromJson(own->first, settings, int64_t{1} << 53);
+      Schedule::FromJson(own->first, settings, (int64_t{1} << 53) - 1);
     } catch (const Error& error) {
       Json::Fail(std::string("the schedule: ") + error.what());
     }
