@@ -539,7 +539,7 @@ def test_plan_and_replay_agree(name: str, case: Callable[[str], Case], tmp_path:
     measured = hold(this.job(tmp_path, sharing="own"))
     assert measured.outcome == "completed"
     assert measured.peak_bytes is not None
-    # Where the heap's pages lie, peaks of one training are up to 8 of them apart: 6.205 to 6.238 MB.
+    # By where the heap lies, peaks of a training are up to 8 pages apart: 6.205 to 6.238 MB.
     near = pytest.approx(measured.peak_bytes, rel=0.05, abs=4e5 + 16 * PAGE)
     assert planned.peak.nbytes == near
     resuming = {peak.phase: peak for peak in planned.phase_peaks(measured.phase_peaks)}["resuming"]
