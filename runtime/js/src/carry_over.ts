@@ -46,6 +46,6 @@ export function carryOver(
   }
   for (const [source, target] of pairs) bytesOf(target.data).set(bytesOf(source.data));
   for (const [name, value] of trained.properties.values) fresh.properties.values.set(name, value);
-  fresh.optimizer = old && { ...old, moments, groups: [], kind: undefined };
+  fresh.optimizer = old && { ...old, moments, groups: [] };
   return fresh;
 }

@@ -250,7 +250,7 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
             for (name in chosen) to.value(name).copyFrom(from.value(name).bytes())
             to.properties.putAll(from.properties)
             to.optimizer = old?.let {
-                OptimizerState(it.step, it.rate, moments, listOf(moments.keys.toList()))
+                OptimizerState(it.step, it.rate, moments, listOf(moments.keys.toList()), it.kind)
             }
         }
     }
