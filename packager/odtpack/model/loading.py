@@ -36,7 +36,7 @@ from odtpack.graph.graphs import (
 )
 from odtpack.graph.inference import contradiction, infer_shapes, is_known
 from odtpack.graph.ops import Ops
-from odtpack.model import exporters, old_opsets, shared_tensors, source
+from odtpack.model import exporters, external_data, old_opsets, shared_tensors, source
 from odtpack.model.exporters import module_names
 from odtpack.model.inputs import fix_sizes
 from odtpack.model.source import ModelLike, open_model
@@ -353,6 +353,8 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
             f"initializer {sparse.values.name!r} is sparse, which odtpack does not read",
             where=where,
         )
+    for tensor in external_data.tensors(proto):
+        source.check_bytes(tensor, where)
 
 
 def check_texts(proto: onnx.ModelProto, where: str) -> None:

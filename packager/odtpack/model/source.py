@@ -53,13 +53,6 @@ class Source:
 
 def open_model(model: ModelLike) -> Source:
     """Open a model; what it is has not been checked, but that its tensors are complete."""
-    opened = _open(model)
-    for tensor in external_data.tensors(opened.proto):
-        check_bytes(tensor, opened.where)
-    return opened
-
-
-def _open(model: ModelLike) -> Source:
     if isinstance(model, ir.Model):
         return _from_ir(model)
     if isinstance(model, onnx.ModelProto):
