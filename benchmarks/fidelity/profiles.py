@@ -2,7 +2,7 @@
 
     python -m benchmarks.fidelity.profiles [--sheet FILE.toml] [--models NAME ...]
 
-docs/fidelity.md says what is to be reached. A busy machine gives no answer.
+docs/fidelity.md has the targets. A busy machine gives no answer.
 """
 
 from __future__ import annotations

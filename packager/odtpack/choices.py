@@ -1,10 +1,17 @@
-"""What can be chosen about a package. This module imports nothing large, for the command line."""
+"""What can be chosen about a package. This module imports nothing large, for the command line.
+
+Losses and optimizers are found by their files, so that a new one is one new file: the command line
+lists their names without importing one.
+"""
 
 from __future__ import annotations
 
+import pkgutil
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal, get_args
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Final, Literal, TypeVar, get_args
 
 Runtime = Literal["onnxruntime", "webgpu", "ort-training"]
 """What runs a package."""
@@ -120,3 +127,35 @@ class Types(StrEnum):
     """Each operator to the types that the models feed to it."""
     GLOBAL = "global"
     """All operators to the types that stand anywhere in the models."""
+
+
+T = TypeVar("T")
+
+
+def module_names(package: str) -> tuple[str, ...]:
+    """Names of the modules of a package, sorted; of what it holds nothing is imported."""
+    spec = find_spec(package)
+    folders = None if spec is None else spec.submodule_search_locations
+    return tuple(sorted(found.name for found in pkgutil.iter_modules(folders) if not found.ispkg))
+
+
+def declared_classes(package: str, base: type[T], attribute: str = "name") -> dict[str, type[T]]:
+    """The class that each module of a package declares, by the name of the module."""
+    found = {}
+    for name in module_names(package):
+        module = import_module(f"{package}.{name}")
+        declared = [
+            value
+            for value in vars(module).values()
+            if isinstance(value, type)
+            and issubclass(value, base)
+            and value.__module__ == module.__name__
+            and not getattr(value, "__abstractmethods__", None)
+        ]
+        if len(declared) != 1 or getattr(declared[0], attribute, None) != name:
+            msg = (
+                f"{module.__name__} must declare one {base.__name__} whose {attribute} is {name!r}"
+            )
+            raise TypeError(msg)
+        found[name] = declared[0]
+    return found

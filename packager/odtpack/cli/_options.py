@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
 
 import typer
 
-from odtpack.choices import OrtFormat, Platform, Style
-from odtpack.discovery import module_names
+from odtpack.choices import OrtFormat, Platform, Style, module_names
 from odtpack.option import REQUIRED, Option, options_of
 from odtpack.spec import BuildSpec, options
 

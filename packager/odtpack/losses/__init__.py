@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from odtpack.discovery import declared_classes
+from odtpack.choices import declared_classes
 from odtpack.errors import OdtpackError
 from odtpack.losses.common.base import Loss, Target, TargetRole, same_type
 from odtpack.option import parse_value

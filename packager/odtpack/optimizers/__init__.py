@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from odtpack.discovery import declared_classes
+from odtpack.choices import declared_classes
 from odtpack.errors import OdtpackError
 from odtpack.optimizers.adafactor import Adafactor
 from odtpack.optimizers.adam import Adam

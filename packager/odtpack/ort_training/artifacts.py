@@ -38,9 +38,8 @@ class Artifacts:
     checkpoint: CheckpointData  # parameters, and what training left
     checkpoint_path: Path  # where it was read
     nominal: bool  # whether a nominal checkpoint lies beside
-    manifest: (
-        Manifest | None
-    )  # of a package for onnxruntime-training; None if another tool wrote it
+    # of a package for onnxruntime-training; None if another tool wrote it
+    manifest: Manifest | None
 
     @property
     def parameters(self) -> dict[str, np.ndarray]:

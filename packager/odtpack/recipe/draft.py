@@ -12,7 +12,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from odtpack import discovery
+from odtpack import choices
 from odtpack.adapters.layers import find_layers
 from odtpack.graph.graphs import dims_of
 from odtpack.model.exporters import module_names
@@ -111,7 +111,7 @@ def draft(model: Path, folder: Path) -> str:
     kind, reason = _guess_loss(loaded)
     lowest = oldest_runtime([loaded])
     version = lowest.name if lowest.version > _USUAL_TARGET else "{}.{}".format(*_USUAL_TARGET)
-    *others, last = discovery.module_names("odtpack.optimizers")
+    *others, last = choices.module_names("odtpack.optimizers")
     optimizers = f"{', '.join(others)} or {last}"
     dims = dims_of(loaded.graph.outputs[0])
     head = _HEAD if dims is not None and len(dims) == _TOKENS_AND_WIDTH else ""

@@ -304,11 +304,10 @@ def _check_training(
         "odtpack.accumulation_steps": str(manifest.accumulation_steps),
     }
     for item in labels:
+        of = f".{item.name}" if len(labels) > 1 else ""
         for fact in ("class_count", "ignore_index"):
             if (value := getattr(item, fact)) is not None:
-                wanted[f"odtpack.{fact}" + (f".{item.name}" if len(labels) > 1 else "")] = str(
-                    value
-                )
+                wanted[f"odtpack.{fact}{of}"] = str(value)
     usual = {"odtpack.labels": "labels", "odtpack.accumulation_steps": "1"}
     facts = ("odtpack.class_count", "odtpack.ignore_index")
     for key in sorted({*wanted, *(key for key in metadata if key.startswith(facts))}):

@@ -403,7 +403,7 @@ def _shape(
 
 
 class DeviceSegmentedGraph(UserInputs):
-    """What :class:`~odtpack_runtime.session.segments.SegmentedGraph` is on the processor."""
+    """What :class:`SegmentedGraph` is on the processor."""
 
     # A binding copies a segment's weights there from the mapped file, as they are stored, and is
     # gone after the run, with the copies. Values between segments stay there as long as one reads

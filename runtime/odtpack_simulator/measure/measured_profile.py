@@ -542,7 +542,7 @@ def _storage(
 
 # Make a device profile of this machine, through ONNX Runtime itself.
 #
-# Rates are measured as :mod:`odtpack_simulator.measure.measured_profile` measures those of the
+# Rates are measured as :mod:`odtpack_simulator.measure.calibration` measures those of the
 # host, so that a profile of this machine carries a time over unchanged. Each is repeated:
 # the median is the figure, the extremes are its bounds.
 

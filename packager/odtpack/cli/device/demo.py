@@ -233,7 +233,7 @@ def _judge(measured: sim.SimulationResult, out: Path) -> sim.SimulationResult:
 
     result = sim.judge(measured)
     print_result(result, _console.console())
-    write_whole(out / "budgets.toml", sim.suggest_budget(result, baseline=False).encode())
+    write_whole(out / "budgets.toml", sim.suggest_budget(result).encode())
     return result
 
 
