@@ -135,7 +135,8 @@ from __future__ import annotations
 from typing import Final
 
 from odtpack_simulator.figures.simulated import CHECKS
-from odtpack_simulator.reports.report import AnyResult, ReportFormat, report_of
+from odtpack_simulator.reports import report_of
+from odtpack_simulator.reports.report import AnyResult, ReportFormat
 
 
 def render_line(result: AnyResult) -> bytes:

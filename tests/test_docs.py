@@ -275,7 +275,7 @@ COMPUTED = {
     "runtime/odtpack_simulator/replay/job.py": {
         *("bad-batch-size", "bad-epochs", "bad-seed", "bad-pieces"),
     },
-    "runtime/odtpack_simulator/values/text.py": {
+    "runtime/odtpack_simulator/values/textfile.py": {
         *(f"{what}-{how}" for what in KINDS for how in READ),
         *(f"{what}-malformed" for what in ("budgets", "fleet", "profile", "recipe")),
     },

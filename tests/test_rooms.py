@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
+
+import grimp
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "runtime/odtpack_runtime").rglob("*.py"))
@@ -38,6 +41,14 @@ def _imported(path: Path) -> Iterator[str]:
             assert node.module
             assert not node.level
             yield node.module.partition(".")[0]
+
+
+def test_files_do_not_import_each_other_in_a_circle() -> None:
+    """Also by what functions import, and by what is imported for types alone."""
+    graph = grimp.build_graph("odtpack", "odtpack_runtime", "odtpack_simulator", cache_dir=None)
+    assert len(graph.modules) > 300
+    imports = {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
+    TopologicalSorter(imports).prepare()  # a circle is an error that names its files
 
 
 def test_what_benchmarks_and_scripts_import_of_each_other_is_there() -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
-from odtpack_simulator.reports import render_report
+from odtpack_simulator.reports import render_report, report_of
 from odtpack_simulator.reports.console import print_result
 from odtpack_simulator.reports.html_report import render_html
 from odtpack_simulator.reports.report import (
@@ -17,7 +17,6 @@ from odtpack_simulator.reports.report import (
     check_rows,
     first_fixes,
     location,
-    report_of,
     worst,
 )
 from odtpack_simulator.reports.simulation import (

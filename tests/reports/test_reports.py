@@ -28,13 +28,14 @@ from odtpack_simulator.reports import (
     render_report,
     report_format,
     report_formats,
+    report_of,
     write_report,
 )
 from odtpack_simulator.reports.comparison import render_comparison
 from odtpack_simulator.reports.console import print_result
 from odtpack_simulator.reports.html_report import render_html
 from odtpack_simulator.reports.markdown_report import render_markdown
-from odtpack_simulator.reports.report import first_fixes, not_judged, report_of
+from odtpack_simulator.reports.report import first_fixes, not_judged
 from odtpack_simulator.reports.simulation import TOPICS, cells, key_figures
 from odtpack_simulator.reports.simulation_page import parts_of_step
 from odtpack_simulator.result import (

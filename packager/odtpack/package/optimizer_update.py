@@ -14,7 +14,7 @@ from odtpack.optimizers.common.base import memory_order
 from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.package.task import Graphs, OptimizerStep, Task
 from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX
-from odtpack_runtime.training.private import Privacy
+from odtpack_runtime.training.optimizer_contract import Privacy
 from odtpack_runtime.training.schedules import ScheduleSpec
 
 

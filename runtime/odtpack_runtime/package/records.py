@@ -22,7 +22,6 @@ from odtpack_runtime.files.records import (
     Rule,
     read_value,
 )
-from odtpack_runtime.training.private import Privacy
 from odtpack_runtime.training.schedules import ScheduleSpec
 
 # The kinds of values that the parts of a manifest are made of.
@@ -413,13 +412,8 @@ class PrivacyInfo(Part):
         noise_multiplier: Standard deviation of the noise as a multiple of it.
     """
 
-    clip_norm: float
-    noise_multiplier: float
-
-    def check(self, path: KeyPath) -> None:
-        """Check that both are in their range."""
-        if not Privacy(self.clip_norm, self.noise_multiplier).valid:
-            raise InvalidRecordError("clip_norm must be above 0, noise_multiplier 0 or more", path)
+    clip_norm: Annotated[float, Rule(exclusiveMinimum=0)]
+    noise_multiplier: Annotated[float, Rule(minimum=0)]
 
 
 @dataclass(frozen=True, kw_only=True)

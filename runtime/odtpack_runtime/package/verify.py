@@ -79,8 +79,7 @@ from odtpack_runtime.session.session import open_session
 from odtpack_runtime.training.loop import loss_of, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
-from odtpack_runtime.training.optimizer_contract import read_contract
-from odtpack_runtime.training.private import Privacy
+from odtpack_runtime.training.optimizer_contract import Privacy, read_contract
 
 if TYPE_CHECKING:
     import onnx

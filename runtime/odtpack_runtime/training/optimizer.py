@@ -29,13 +29,13 @@ from odtpack_runtime.training.module import Module, loss_value
 from odtpack_runtime.training.optimizer_contract import (
     Group,
     OptimizerContract,
+    Privacy,
     StepGraph,
     check_signature,
     matrix,
     read_contract,
 )
 from odtpack_runtime.training.parameter_vector import MOST_NAMES, NotFinite, gradient_norm
-from odtpack_runtime.training.private import Privacy
 
 # Give an optimizer's state its place in memory, and take over what a checkpoint holds of it.
 

@@ -38,7 +38,6 @@ from odtpack_runtime.session.graph_signature import (
     model_mismatch,
 )
 from odtpack_runtime.session.session import BoundGraph
-from odtpack_runtime.training.private import Privacy
 
 MOMENT_NAMES = ("first_order_moments", "second_order_moments")
 
@@ -80,6 +79,19 @@ class Group:
     learning_rate_scale: float
     weight_decay: float
     parameters: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Privacy:
+    """What a package asks for."""
+
+    clip_norm: float  # C, the norm that the gradient of one sample is scaled down to
+    noise_multiplier: float  # s, standard deviation of the noise as a multiple of C
+
+    @property
+    def valid(self) -> bool:
+        """Whether both are numbers that make sense."""
+        return 0 < self.clip_norm < math.inf and 0 <= self.noise_multiplier < math.inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,40 +12,24 @@ same probability, independently of the others (:func:`poisson_batches`).
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from odtpack_runtime.checkpoint.parameters import Array, view
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.training.module import Module
+from odtpack_runtime.training.optimizer_contract import Privacy
 from odtpack_runtime.training.parameter_vector import gradient_norm
-
-if TYPE_CHECKING:
-    from odtpack_runtime.training.module import Module
 
 Normal = Callable[[int], npt.NDArray[np.float64]]
 """Draws so many numbers from the standard normal distribution."""
 
 _CHUNK = 2**16
 _BITS = 53
-
-
-@dataclass(frozen=True, slots=True)
-class Privacy:
-    """What a package asks for."""
-
-    clip_norm: float  # C, the norm that the gradient of one sample is scaled down to
-    noise_multiplier: float  # s, standard deviation of the noise as a multiple of C
-
-    @property
-    def valid(self) -> bool:
-        """Whether both are numbers that make sense."""
-        return 0 < self.clip_norm < math.inf and 0 <= self.noise_multiplier < math.inf
 
 
 def secure_normal(count: int) -> npt.NDArray[np.float64]:

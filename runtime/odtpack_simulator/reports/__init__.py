@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, cast
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 
 if TYPE_CHECKING:
-    from odtpack_simulator.reports.report import AnyResult, ReportFormat
+    from odtpack_simulator.reports.report import AnyResult, Report, ReportFormat
 
 _SUFFIX: Final = "_report"
 STDOUT: Final = Path("-")  # The path that means standard output, for every format that is text
@@ -59,6 +59,16 @@ def parse_destination(destination: str) -> tuple[str, Path]:
             hint=f"write for example: --report {name}:report.{report_format(name).suffix}",
         )
     return name, Path(path)
+
+
+def report_of(result: AnyResult) -> Report:
+    """What there is to say of a result, judged or not."""
+    from odtpack_simulator.fleet.result import FleetResult
+    from odtpack_simulator.reports import fleet, simulation
+
+    if isinstance(result, FleetResult):
+        return fleet.fleet_report(result)
+    return simulation.simulation_report(result)
 
 
 def render_report(result: AnyResult, name: str) -> bytes:

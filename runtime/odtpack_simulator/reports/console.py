@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from odtpack_simulator.reports import report_of
 from odtpack_simulator.reports.report import (
     NOT_VALIDATED,
     UNKNOWN,
@@ -20,7 +21,6 @@ from odtpack_simulator.reports.report import (
     first_fixes,
     name_list,
     not_judged,
-    report_of,
 )
 from odtpack_simulator.values.figure import Verdict
 from odtpack_simulator.values.text import clean

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from odtpack_simulator.reports import report_of
 from odtpack_simulator.reports.report import (
     NOT_VALIDATED,
     SEVERITY,
@@ -26,7 +27,6 @@ from odtpack_simulator.reports.report import (
     Suite,
     location,
     name_list,
-    report_of,
     worst,
 )
 from odtpack_simulator.values.figure import Check, Verdict, shortened

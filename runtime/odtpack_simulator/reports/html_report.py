@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from odtpack_simulator.fleet.result import FleetResult
+from odtpack_simulator.reports import report_of
 from odtpack_simulator.reports.report import (
     NOT_VALIDATED,
     VERDICT_WORDS,
@@ -18,7 +19,6 @@ from odtpack_simulator.reports.report import (
     ReportFormat,
     check_rows,
     first_fixes,
-    report_of,
 )
 from odtpack_simulator.result import SimulationResult
 from odtpack_simulator.values.text import clean_lines

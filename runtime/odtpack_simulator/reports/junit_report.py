@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import Final
 from xml.etree import ElementTree as ET
 
-from odtpack_simulator.reports.report import AnyResult, Report, ReportFormat, Suite, report_of
+from odtpack_simulator.reports import report_of
+from odtpack_simulator.reports.report import AnyResult, Report, ReportFormat, Suite
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.text import clean
 from odtpack_simulator.values.units import format_limit, format_value

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from odtpack_simulator.reports import report_of
 from odtpack_simulator.reports.report import (
     MOST_TEXT,
     NOT_VALIDATED,
@@ -24,7 +25,6 @@ from odtpack_simulator.reports.report import (
     check_rows,
     first_fixes,
     fitted,
-    report_of,
 )
 from odtpack_simulator.reports.report import VERDICT_SYMBOLS as _SYMBOLS
 from odtpack_simulator.reports.report import markdown_text as _text

@@ -164,17 +164,6 @@ class Report:
         return metric.replace("_", " ").capitalize() if kind is None else kind.title
 
 
-def report_of(result: AnyResult) -> Report:
-    """What there is to say of a result, judged or not."""
-    if isinstance(result, FleetResult):
-        from odtpack_simulator.reports.fleet import fleet_report
-
-        return fleet_report(result)
-    from odtpack_simulator.reports.simulation import simulation_report
-
-    return simulation_report(result)
-
-
 @dataclass(frozen=True)
 class CheckRow:
     """A check as a line of a table; ``note`` says where its device was never compared."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import onnx_ir as ir
 
     from odtpack.graph.ops import Ops
-    from odtpack_runtime.training.private import Privacy
+    from odtpack_runtime.training.optimizer_contract import Privacy
 
 NORM_EPSILON = 1e-6
 """Of ``torch.nn.utils.clip_grad_norm_``."""
