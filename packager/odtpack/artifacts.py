@@ -26,6 +26,7 @@ from odtpack.graph.graphs import (
     paused_collector,
     running_statistics,
 )
+from odtpack.losses.common.base import Classes, settled_on
 from odtpack.model.exporters import matching, module_names
 from odtpack.model.loading import load_model, named_cause
 from odtpack.model.shared_tensors import copies_of
@@ -78,13 +79,13 @@ def generate_artifacts(
     loss: LossType | Block | None = None,
     optimizer: OptimType | Block | None = None,
     artifact_directory: str | os.PathLike[str] | None = None,
-    *,
     prefix: str = "",
     ort_format: bool = False,
     custom_op_library: str | os.PathLike[str] | None = None,
     additional_output_names: Sequence[str] | None = None,
     nominal_checkpoint: bool = False,
     loss_input_names: Sequence[str] | None = None,
+    *,
     target: choices.Runtime = choices.STOCK,
     untie: Sequence[str] | None = None,
     stop_gradient: Sequence[str] | None = None,
@@ -103,9 +104,9 @@ def generate_artifacts(
         frozen_params: Names or patterns of initializers that become inputs and checkpoint
             entries but are not trained. All others stay inside the models.
         loss: Loss to attach, or a block that writes one; without one the model's first output
-            must be a scalar loss. A block is called with the names of all outputs of the
-            model, or with ``loss_input_names``; what it returns after the loss are
-            additional outputs.
+            must be a scalar loss, and its others are returned after it. A block is called with
+            the names of all outputs of the model, or with ``loss_input_names``; what it returns
+            after the loss are additional outputs.
         optimizer: Optimizer to emit, or a block that writes one, see
             :mod:`odtpack.onnxblock.optim`; none by default.
         artifact_directory: Where to write; created if needed. The current folder by default.
@@ -166,6 +167,17 @@ def generate_artifacts(
         loaded, results, attached, created = attach_block(loaded, loss, given)
         train = (*train, *(name for name in created if name not in {*train, *frozen}))
         read, additional = results[:1], (*results[1:], *additional)
+    outputs = [str(output.name) for output in loaded.graph.outputs]
+    if loss is None:
+        read = read or tuple(outputs[:1])
+        additional = (*dict.fromkeys(n for n in (*outputs, *additional) if n not in read),)
+    elif chosen is not None:
+        found = settled_on(loaded.graph, chosen, read or outputs[: len(chosen.reads)])
+        settled, predictions = found or (chosen, [])
+        if isinstance(settled, Classes) and predictions:
+            remark = settled.not_as_the_reference(predictions)
+            if remark:
+                warnings.warn(remark, stacklevel=3)
     if everything:
         train = _those_that_learn(loaded, train, read)
     if method is not None and not train:

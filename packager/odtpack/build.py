@@ -26,6 +26,7 @@ from odtpack.choices import STOCK
 from odtpack.errors import OdtpackError, check_choice, check_type, some
 from odtpack.graph.graphs import paused_collector
 from odtpack.losses import Loss, make_loss
+from odtpack.losses.common.base import settled_on
 from odtpack.memory.spec import read_memory
 from odtpack.model import old_opsets
 from odtpack.model.exporters import absent, homes
@@ -356,8 +357,8 @@ def _remarks(
         )
     if loss is None:
         yield from _beside_the_loss(model.graph, read[0])
-    assumed = None if loss is None else _assumption(model, loss, read)
-    if assumed is not None:
+    known = None if loss is None else settled_on(model.graph, loss, read)
+    if known is not None and (assumed := known[0].assumption(known[1])) is not None:
         yield assumed
     for each in shared_tensors(model.graph, found.trained):
         if not each.one_parameter and not each.name.startswith(PREFIX):
@@ -378,15 +379,3 @@ def _beside_the_loss(graph: ir.Graph, loss: str) -> Iterator[str]:
                 f"for inference the output {name!r} needs {', '.join(sorted(map(repr, more)))}, "
                 f"which {first!r} does not: export it with --outputs {first}"
             )
-
-
-def _assumption(model: ir.Model, loss: Loss, read: Sequence[str]) -> str | None:
-    """What a loss takes for granted about the values that it reads."""
-    graph = model.graph
-    all_values = (*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs))
-    known = {value.name: value for value in all_values}
-    values = [known[name] for name in read if name in known]
-    predictions = values[: len(loss.reads)]
-    if len(predictions) < len(loss.reads) or any(v.shape is None for v in predictions):
-        return None  # attaching the loss says what is wrong
-    return loss.settled(values).assumption(predictions)

@@ -74,8 +74,40 @@ STATISTICS = ["bn_mean", "bn_var"]
 TRAINED = ["conv_weight", "bn_weight", "bn_bias", "fc_weight", "fc_bias"]
 
 
+def by_position() -> onnx.ModelProto:
+    """Scores whose classes are on axis 1, of a size that is only known where the model runs."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 15]>
+        by_position (float[N, A, 5] x) => (float[N, A, 4] y) { y = MatMul(x, w) }""")
+    return with_values(model)
+
+
+def turned() -> onnx.ModelProto:
+    """A model that ends in the squared difference of its target and its result."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 15]>
+        turned (float[N, 5] x, float[N, 4] target) => (float loss)
+        <float two = {2.0}> {
+            y = MatMul(x, w) d = Sub(target, y) p = Pow(d, two)
+            loss = ReduceMean <keepdims = 0> (p)
+        }""")
+    return with_values(model)
+
+
+def with_values(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Give ``w`` its values."""
+    values = np.random.default_rng(9).normal(size=(5, 4)).astype(np.float32) * 0.4
+    model.graph.initializer.append(onnx.numpy_helper.from_array(values, "w"))
+    return model
+
+
 def feeds(model: onnx.ModelProto, loss: str, size: int) -> dict[str, np.ndarray]:
     """One batch for a model with this loss."""
+    random = np.random.default_rng(5)
+    if model.graph.name == "by_position":
+        x = random.normal(size=(size, 4, 5)).astype(np.float32)
+        return {"x": x, "labels": random.integers(0, 4, (size, 4))}
+    if model.graph.name == "turned":
+        shapes = {"x": (size, 5), "target": (size, 4)}
+        return {k: random.normal(size=shape).astype(np.float32) for k, shape in shapes.items()}
     classes = 3 if model.graph.name == "small" else 10
     x, labels = batch(model, size, seed=3, classes=classes)
     name = model.graph.input[0].name

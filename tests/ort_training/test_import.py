@@ -14,6 +14,8 @@ import pytest
 
 from odtpack.ort_training.importing import import_artifacts
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.self_check import self_check
+from odtpack_runtime.package.verify import verify_package
 from tests import zoo
 from tests.ort_training import models
 from tests.packaging_tools import distance_limit, losses_of_steps, open_training
@@ -92,6 +94,10 @@ CASES = {
         options=BATCH_NORM,
         found="cross_entropy",
     ),
+    "classes-on-axis-1": Case(models.by_position, "sgd", 0.1),
+    "target-first": Case(
+        models.turned, "adamw", 0.02, "none", found="mse", options={"requires_grad": ["w"]}
+    ),
     "unknown-loss": Case(
         lambda: models.small(SQUARED), "sgd", 0.1, "none", options=BATCH_NORM, found="none"
     ),
@@ -140,7 +146,11 @@ def test_goes_on_as_the_reference_does(
         folder / name, tmp_path / "package", checkpoint=folder / name / "middle.ckpt"
     )
     package = Package.open(tmp_path / "package")
+    verify_package(package.path)
+    self_check(package)
     assert manifest.loss == (case.found or case.loss)
+    roles = {i.name: i.role for i in manifest.inputs}
+    assert roles.get("target", "target") == "target"
     state, module, update = open_training(package.path)
     assert dict(state.properties) == PROPERTIES
     assert update.step_count == BEFORE

@@ -17,6 +17,7 @@ from odtpack.choices import STOCK, OrtFormat
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, GroupRule, Lion, Optimizer
 from odtpack.ort_training.importing import import_artifacts
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.training.schedules import ScheduleSpec
 from tests import zoo
 from tests.cli.conftest import Run, assert_refused
@@ -121,6 +122,7 @@ def test_both_runtimes_agree(name: str, loss: str, tmp_path: Path) -> None:
         "freeze": ["fc1.bias"], "outputs": ["output"],
     }  # fmt: skip
     build_package(model, tmp_path / "theirs", runtime=TARGET, **options)
+    verify_package(tmp_path / "theirs")
     build_package(model, tmp_path / "ours", **options)
     answer = client.train(
         folder=tmp_path / "theirs", inputs=tmp_path / "data.npz", steps=5, accumulate=2,
@@ -159,6 +161,7 @@ def test_running_statistics(tmp_path: Path) -> None:
         "loss": "cross_entropy", "optimizer": SGD(), "train": models.TRAINED,
     }  # fmt: skip
     build_package(model, tmp_path / "theirs", runtime=TARGET, **options)
+    verify_package(tmp_path / "theirs")
     build_package(model, tmp_path / "ours", **options)
     client.train(
         folder=tmp_path / "theirs", inputs=tmp_path / "data.npz", steps=1, learning_rate=0.1,

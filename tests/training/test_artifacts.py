@@ -10,10 +10,12 @@ import numpy as np
 import onnx.parser
 import onnx_ir as ir
 import pytest
+import torch
 from onnx import TensorProto
 
 from odtpack import artifacts
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
+from odtpack.onnxblock.loss import CrossEntropyLoss
 from odtpack_runtime import CheckpointState, Module
 from tests import zoo
 from tests.packaging_tools import LOSSES, generate, open_training, statistic_names, trainable_names
@@ -241,7 +243,7 @@ def test_a_model_that_ends_in_its_loss(tmp_path: Path) -> None:
     make(linear(), tmp_path / "mse")
     inputs, outputs = names(tmp_path / "own" / "training_model.onnx")
     assert inputs[:4] == ["x", "t", "w", "b"]
-    assert outputs[0] == "cost"
+    assert outputs[:2] == ["cost", "y"]  # as in the reference
     x, target = np.ones((4, 3), np.float32), np.full((4, 2), 0.5, np.float32)
     states = []
     for name in ("own", "mse"):
@@ -314,6 +316,31 @@ def test_labels_drop_the_class_axis(tmp_path: Path) -> None:
     )
     dims = [d.dim_value or d.dim_param for d in labels.type.tensor_type.shape.dim]
     assert dims == ["batch", 2, 2]
+
+
+def test_classes_on_another_axis_than_in_the_reference_are_told(tmp_path: Path) -> None:
+    """Where the last size is the only one that is known."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        g (float[N, A, 3] x) => (float[N, A, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}>
+        { y = MatMul(x, w) }""")
+    x, labels = np.eye(3, dtype=np.float32)[None, :2], np.array([[1, 0]])
+    losses = []
+    for loss in (LossType.CrossEntropyLoss, CrossEntropyLoss()):
+        with pytest.warns(UserWarning, match="takes the last axis .* onnxruntime-training takes"):
+            generate_artifacts(model, ["w"], [], loss, None, tmp_path, "last_")
+        losses.append(_loss(tmp_path / "last_", x, labels))
+    generate_artifacts(model, ["w"], [], CrossEntropyLoss(layout="NC"), None, tmp_path, "first_")
+    scores = torch.tensor(x @ np.float32([[1, 2], [3, 4], [5, 6]]))
+    last = torch.nn.functional.cross_entropy(scores.mT, torch.tensor(labels))
+    first = torch.nn.functional.cross_entropy(scores, torch.tensor(labels))
+    assert losses == pytest.approx([float(last)] * 2)
+    assert _loss(tmp_path / "first_", x, labels) == pytest.approx(float(first))
+
+
+def _loss(start: Path, *batch: np.ndarray) -> float:
+    """The loss of artifacts whose files begin like that."""
+    state = CheckpointState.load_checkpoint(f"{start}checkpoint")
+    return float(Module(f"{start}training_model.onnx", state)(*batch))
 
 
 def test_nominal_checkpoint(tmp_path: Path) -> None:

@@ -215,12 +215,13 @@ def verify(
     )
     _console.results(as_json=as_json)
     steps = found.steps
-    shapes = ", ".join(f"{name} {shape}" for name, shape in steps.shapes.items())
     _console.say(f"verified {found.path}", style="bold")
     size = format_bytes(found.size_bytes)
     _console.say(f"  files       {found.files} listed and the manifest, {size}, no others")
     _console.say("  models      as the manifest says, and so is the checkpoint")
-    _console.say(f"  steps       run on ONNX Runtime {steps.onnxruntime} with {shapes}")
+    if steps is not None:
+        shapes = ", ".join(f"{name} {shape}" for name, shape in steps.shapes.items())
+        _console.say(f"  steps       run on ONNX Runtime {steps.onnxruntime} with {shapes}")
     _console.say(f"  signature   {_SIGNATURES[found.signature]}")
     if found.release is not None:
         _console.say(f"  release     {found.release}")

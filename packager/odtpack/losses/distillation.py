@@ -10,7 +10,6 @@ from odtpack.losses.common.base import (
     Classes,
     Target,
     facts_of_labels,
-    label_target,
     like,
     target_like,
 )
@@ -49,8 +48,7 @@ class Distillation(Classes):
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """Class numbers, and the teacher's scores."""
-        axis = self.class_axis(predictions[0])
-        return (label_target(self.name, predictions[0], axis), target_like(predictions[0]))
+        return (self.label_target(predictions[0]), target_like(predictions[0]))
 
     def label_facts(self, predictions: Sequence[ir.Value]) -> dict[str, int]:
         """Number of classes, where it is known, and the label that does not count."""

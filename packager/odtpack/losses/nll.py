@@ -14,7 +14,6 @@ from odtpack.losses.common.base import (
     Target,
     dims,
     facts_of_labels,
-    label_target,
     rank,
     shape_text,
     shaped,
@@ -50,7 +49,7 @@ class NegativeLogLikelihood(Classes):
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """Class numbers: the prediction's dimensions without those of the classes."""
-        return (label_target(self.name, predictions[0], self.class_axis(predictions[0])),)
+        return (self.label_target(predictions[0]),)
 
     def assumption(self, predictions: Sequence[ir.Value]) -> str | None:
         """On which axis the classes are, where there are more than two."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from odtpack import losses
 from odtpack.errors import OdtpackError
+from odtpack.losses.common.base import Classes
 from odtpack.onnxblock.blocks import Block, current
 
 __all__ = ["BCEWithLogitsLoss", "CrossEntropyLoss", "L1Loss", "Loss", "MSELoss"]
@@ -52,6 +54,8 @@ class Loss(Block):
         predictions = [accessor.value(name, who) for name in names[:count]]
         known = [accessor.value(name, who) for name in names if accessor.knows(name)]
         loss = loss.settled(known)
+        if isinstance(loss, Classes) and (remark := loss.not_as_the_reference(predictions)):
+            warnings.warn(remark, stacklevel=4)
         targets = loss.targets(predictions)
         if len(names) > count + len(targets):
             wanted = ", ".join([*loss.reads, *(target.name for target in targets)])

@@ -189,6 +189,7 @@ def optimizer_model(update: ResolvedUpdate, opset: int) -> ir.Model:
         opset_imports={"": opset, DOMAIN: 1}, name="optimizer",
     )  # fmt: skip
     model = ir.Model(graph, ir_version=8, producer_name="odtpack")
+    model.metadata_props["odtpack.optimizer"] = optimizer.kind
     targets.stamp(model)
     return model
 

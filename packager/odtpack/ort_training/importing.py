@@ -300,12 +300,18 @@ def _recognise(end: ir.Node) -> FoundLoss | None:
     difference = graphs.producer(terms.inputs[0], "Sub")
     if difference is None or (terms.op_type == "Pow" and not graphs.is_scalar(terms.inputs[1], 2)):
         return None
-    return _found("mse" if terms.op_type == "Pow" else "l1", options, *difference.inputs)
+    prediction, target = difference.inputs
+    if prediction is not None and prediction.is_graph_input():  # the difference the other way round
+        prediction, target = target, prediction
+    return _found("mse" if terms.op_type == "Pow" else "l1", options, prediction, target)
 
 
 def _cross_entropy(node: ir.Node) -> FoundLoss | None:
     """Read the options of a SoftmaxCrossEntropyLoss, whose axis of classes is 1."""
-    options: dict[str, object] = {"reduction": node.attributes.get_string("reduction", "mean")}
+    options: dict[str, object] = {
+        "layout": "NC",
+        "reduction": node.attributes.get_string("reduction", "mean"),
+    }
     if "ignore_index" in node.attributes:
         options["ignore_index"] = node.attributes.get_int("ignore_index")
     if len(node.inputs) > 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import re
@@ -32,6 +33,7 @@ from odtpack_runtime.package.checks import likely_sizes
 from odtpack_runtime.package.manifest import InputInfo, Manifest, SelfCheckInfo
 from odtpack_runtime.package.records import SelfCheckInput
 from odtpack_runtime.package.self_check import (
+    NO_SIZES,
     cannot_teach,
     first_losses,
     made_up_batch,
@@ -118,7 +120,7 @@ def checked(
             if too_large:
                 problem = "a step needs more memory than this machine has"
             else:
-                info = _none("no sizes are known with which the models run")
+                info = _none(NO_SIZES)
             remark(f"no step was made with the models: {problem}")
         if weights > _LARGEST_BYTES and found is not _NOTHING:
             seconds = time.monotonic() - start
@@ -230,6 +232,8 @@ class _Trial:
         if library is not None:
             self._options.register_custom_ops_library(library)
         self._state = CheckpointState.load_checkpoint(files["checkpoint"])
+        # An imported checkpoint holds the state of an optimizer, from which a device goes on.
+        self._begun = copy.deepcopy(self._state.optimizer)
         try:
             self._module = self._opened()
         except OdtpackError as error:
@@ -400,7 +404,7 @@ class _Trial:
                 signs = random.choice((-1.0, 1.0), first.shape)
                 first = (first * (1 + _PERTURBATION * signs)).astype(first.dtype)
             np.copyto(value.data, first)
-        self._state.optimizer = None
+        self._state.optimizer = copy.deepcopy(self._begun)
         self._module.lazy_reset_grad()
         optimizer = Optimizer(self._files["optimizer_model"], self._module)
         batch = made_up_batch(self._inputs, chosen)

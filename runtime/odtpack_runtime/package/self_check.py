@@ -67,6 +67,8 @@ def _gradient(state: CheckpointState, name: str) -> Array:
 # A package's manifest holds the losses that its builder saw with a made-up batch. A device that
 # gets the same losses, within a tolerance, has an ONNX Runtime and a loop that train rightly.
 
+NO_SIZES = "no sizes are known with which the models run"
+"""Why a package has no self-check, though its model can be trained."""
 _MULTIPLIER = 2654435761  # 2^32 divided by the golden ratio: neighbours land far apart
 _HALF = 2**23
 _MOST_ELEMENTS = 2**22

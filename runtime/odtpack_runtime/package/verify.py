@@ -57,7 +57,7 @@ from odtpack_runtime.package.package import (
     signature_path,
 )
 from odtpack_runtime.package.records import SelfCheckInput
-from odtpack_runtime.package.self_check import made_up_batch, search_batch, self_check
+from odtpack_runtime.package.self_check import NO_SIZES, made_up_batch, search_batch, self_check
 from odtpack_runtime.package.trust import (
     KeyFiles,
     Limits,
@@ -423,8 +423,10 @@ class StepFigures:
     shapes: dict[str, list[int]]  # shape of each input
 
 
-def run_steps_apart(package: Package) -> StepFigures:
+def run_steps_apart(package: Package) -> StepFigures | None:
     """Run :func:`run_steps` in a process of its own, as a hostile model may do anything."""
+    # None where no step can be made: onnxruntime-training alone runs the models, or they run with
+    # no batch that can be made up, as the manifest says.
     # Raises OdtpackError: What run_steps raised; `models-crash` if the process ended without a
     # word, `models-stall` if it was silent for longer than its limit.
     files = [package.path / file.path for file in package.manifest.files.all()]
@@ -437,18 +439,20 @@ def run_steps_apart(package: Package) -> StepFigures:
     except OdtpackError as error:
         error.where = error.where or str(package.path)
         raise
-    return StepFigures(**found)
+    return None if found is None else StepFigures(**found)
 
 
-def figures_of(manifest: str) -> dict[str, Any]:
+def figures_of(manifest: str) -> dict[str, Any] | None:
     """:func:`run_steps` of the package of a manifest, as JSON has it."""
-    return asdict(run_steps(Package.open(Path(manifest))))
+    found = run_steps(Package.open(Path(manifest)))
+    return None if found is None else asdict(found)
 
 
-def run_steps(package: Package) -> StepFigures:
+def run_steps(package: Package) -> StepFigures | None:
     """Load every model, and make a training, an optimizer and an evaluation step."""
     # A package with a self-check has to pass that.
     info = package.manifest.self_check
+    figures = None
     if info is not None and info.reason is None:
         result = self_check(package)
         shapes = {item.name: list(item.shape) for item in info.inputs}
@@ -457,12 +461,16 @@ def run_steps(package: Package) -> StepFigures:
         )
     else:
         state = CheckpointState.load_checkpoint(package.checkpoint)
-        figures = search_batch(
-            package.manifest.inputs,
-            _SAMPLES,
-            partial(_steps, package),
-            partial(likely_sizes, package.eval_model, state),
-        )
+        try:
+            figures = search_batch(
+                package.manifest.inputs,
+                _SAMPLES,
+                partial(_steps, package),
+                partial(likely_sizes, package.eval_model, state),
+            )
+        except OdtpackError as error:
+            if error.code != "run-failed" or info is None or info.reason != NO_SIZES:
+                raise
     _load_converted(package)
     _load_exported(package)
     if any(file.role == "decoder_model" for file in package.manifest.files.extra):
@@ -538,7 +546,7 @@ class Verification:
     size_bytes: int  # their size together, with the manifest's
     # `valid` for the key that was passed; `unchecked` if there is a signature and no key was passed
     signature: Literal["valid", "unchecked", "none"]
-    steps: StepFigures
+    steps: StepFigures | None  # None where none can be made; the last phrase of `checked` says why
     signed_with: str | None  # file of the key that the signature is valid for
     release: int | None  # number of the release, if it has one
     checked: list[str]  # what was checked, in order, a phrase each
@@ -601,7 +609,7 @@ def verify_package(
     check_models(package)
     check_checkpoints(package)
     files = package.manifest.files.all()
-    steps = run_steps_apart(package)
+    steps = None if package.manifest.target else run_steps_apart(package)
     present = os.path.lexists(signature_path(manifest_path))
     return Verification(
         str(package.path),
@@ -613,12 +621,16 @@ def verify_package(
         steps,
         None if key is None else str(key),
         manifest.release,
-        _checked(manifest, key, minimum_release, limits),
+        _checked(manifest, key, minimum_release, limits, steps is None),
     )
 
 
 def _checked(
-    manifest: Manifest, key: Path | None, minimum_release: int | None, limits: Limits | None
+    manifest: Manifest,
+    key: Path | None,
+    minimum_release: int | None,
+    limits: Limits | None,
+    no_steps: bool,
 ) -> list[str]:
     """What was checked, a phrase each."""
     check = manifest.self_check
@@ -638,7 +650,9 @@ def _checked(
             else []
         ),
         "names, shapes, types and digests of the checkpoint's tensors",
-        "training steps against the losses of the self-check"
+        f"no training step: {reason or 'only onnxruntime-training runs the models'}"
+        if no_steps
+        else "training steps against the losses of the self-check"
         if known
         else "a training, an optimizer and an evaluation step on made-up data"
         + (f", not against known losses: {reason}" if reason else ""),

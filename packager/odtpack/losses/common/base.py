@@ -361,6 +361,15 @@ class Classes(Loss):
         only_last = self.layout is None and known[-1] and not any(known[:-1])
         return len(shape) - 1 if self.layout == "NLC" or only_last else 1
 
+    def not_as_the_reference(self, predictions: Sequence[ir.Value]) -> str | None:
+        """What to know where the classes are inferred to be on another axis than 1."""
+        if self.layout is not None or self.class_axis(predictions[0]) == 1:
+            return None
+        return (
+            f"{self.assumption(predictions)}; onnxruntime-training takes axis 1, as does "
+            'onnxblock.loss.CrossEntropyLoss(layout="NC")'
+        )
+
     def arranged(self, op: Ops, values: Sequence[ir.Value]) -> Sequence[ir.Value]:
         """Scores with the classes on axis 1."""
         axes, axis = rank(values[0]), self.class_axis(values[0])
@@ -373,6 +382,22 @@ class Classes(Loss):
             return shaped(result, (shape[0], shape[axis], *shape[1:axis]))
 
         return [moved(value) for value in values]
+
+    def label_target(self, prediction: ir.Value) -> Target:
+        """The graph input for class numbers: they drop the class axis of the prediction."""
+        shape, axis = dims(prediction), self.class_axis(prediction)
+        unknown = not isinstance(shape[axis], int) and self.layout is None
+        if unknown and any(isinstance(dim, int) for dim in shape[2:]):
+            raise OdtpackError(
+                "classes-unknown",
+                f"{self.name} takes axis {axis} of its prediction for the classes, and of "
+                f"{prediction.name!r} {shape_text(shape)} that axis has any length: the labels "
+                "cannot be known from it",
+                hint="--loss-option layout=NC takes axis 1, and layout=NLC the last axis; "
+                "otherwise transpose the output in the model so that the classes are on axis 1, "
+                "or name another value as the loss's input",
+            )
+        return whole_numbers("labels", "labels", without_classes(shape, axis))
 
     def settled(self, values: Sequence[ir.Value]) -> Loss:
         """With the layout that labels leave, which are values of the model."""
@@ -388,20 +413,17 @@ class Classes(Loss):
         return dataclasses.replace(self, layout="NLC") if fits(last) and not fits(1) else self
 
 
-def label_target(loss: str, prediction: ir.Value, axis: int) -> Target:
-    """The graph input for class numbers: they drop the class axis of the prediction."""
-    shape = dims(prediction)
-    if not isinstance(shape[axis], int) and any(isinstance(dim, int) for dim in shape[2:]):
-        raise OdtpackError(
-            "classes-unknown",
-            f"{loss} takes axis {axis} of its prediction for the classes, and of "
-            f"{prediction.name!r} {shape_text(shape)} that axis has any length: the labels "
-            "cannot be known from it",
-            hint="--loss-option layout=NLC takes the last axis; otherwise transpose the output in "
-            "the model so that the classes are on axis 1, or name another value as the loss's "
-            "input",
-        )
-    return whole_numbers("labels", "labels", without_classes(shape, axis))
+def settled_on(
+    graph: ir.Graph, loss: Loss, read: Sequence[str]
+) -> tuple[Loss, list[ir.Value]] | None:
+    """The loss as it is with the values that it reads, and its predictions; None if unknown."""
+    all_values = (*graph.outputs, *graph.inputs, *(y for node in graph for y in node.outputs))
+    known = {value.name: value for value in all_values}
+    values = [known[name] for name in read if name in known]
+    predictions = values[: len(loss.reads)]
+    if len(predictions) < len(loss.reads) or any(v.shape is None for v in predictions):
+        return None  # attaching the loss says what is wrong
+    return loss.settled(values), predictions
 
 
 def facts_of_labels(prediction: ir.Value, axis: int, ignore_index: int | None) -> dict[str, int]:
