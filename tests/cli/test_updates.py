@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import CheckpointState
+from odtpack_runtime.checkpoint.state import SCHEDULE_PROPERTY
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.training.lr_scheduler import PROPERTY
 from tests.cli.conftest import Run, Shared
 
 
@@ -148,7 +148,7 @@ def test_which_schedule_counts(run: Run, shared: Shared, tmp_path: Path) -> None
     assert run(*train, "--epochs", 2, "--out", first).json()["learning_rate"] == 0
     plain = run(*train, "--epochs", 1, "--schedule", "none", "--lr", 0.004, "--out", out).json()
     assert (plain["schedule"], plain["learning_rate"]) == (None, 0.004)
-    assert PROPERTY not in CheckpointState.load_checkpoint(out).properties
+    assert SCHEDULE_PROPERTY not in CheckpointState.load_checkpoint(out).properties
     other = run(*train, "--epochs", 1, "--schedule", "step:period=4,gamma=0.5", "--out", out)
     assert other.json()["learning_rate"] == pytest.approx(0.001 * 0.5)
     # A new rate for the schedule that is resumed; and an end to it.

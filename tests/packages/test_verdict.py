@@ -20,7 +20,7 @@ from odtpack.build import build_package
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Lion
 from odtpack.update.diff import Level, Verdict, diff_packages
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
-from odtpack_runtime.checkpoint.state import carry_over
+from odtpack_runtime.checkpoint.state import SCHEDULE_PROPERTY, carry_over
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.packages.samples import small_model, with_values
@@ -277,6 +277,25 @@ def test_going_on_with_an_equal_package_is_as_if_nothing_had_happened(trained: T
     train(trained.new, second)
     for name, array in first.arrays(trainable=True).items():
         np.testing.assert_array_equal(array, second.parameters[name].data)
+
+
+@pytest.mark.parametrize("trained", ["same"], indirect=True)
+def test_what_stays_behind_has_no_moments_and_no_schedule(trained: Trained) -> None:
+    """Moments belong to values, and a schedule to the optimizer's state."""
+    old = trained.state()
+    old.properties[SCHEDULE_PROPERTY] = '{"initial_lr": 0.1, "kind": "constant"}'
+    name, *others = old.arrays(trainable=True)
+    assert others
+    state = carry_over(old, trained.fresh(), [name])
+    assert old.optimizer is not None
+    assert state.optimizer is not None
+    for each, moments in old.optimizer.moments.items():
+        for before, after in zip(moments, state.optimizer.moments[each], strict=True):
+            assert before.any()
+            np.testing.assert_array_equal(after, before if each == name else 0 * before)
+    assert SCHEDULE_PROPERTY in state.properties
+    parameters_only = carry_over(old, trained.fresh(), optimizer_state=False)
+    assert SCHEDULE_PROPERTY not in parameters_only.properties
 
 
 @pytest.mark.parametrize("trained", ["frozen values"], indirect=True)

@@ -18,7 +18,7 @@ from odtpack_runtime import (
     OdtpackError,
     Optimizer,
 )
-from odtpack_runtime.training.lr_scheduler import PROPERTY
+from odtpack_runtime.checkpoint.state import SCHEDULE_PROPERTY
 from odtpack_runtime.training.schedules import (
     Constant,
     Cosine,
@@ -184,10 +184,10 @@ def test_without_a_schedule_nothing_is_restored(regression: models.Files) -> Non
 )
 def test_properties_that_are_no_schedule(regression: models.Files, text: str) -> None:
     optimizer = open_optimizer(regression)
-    optimizer.checkpoint_state.properties[PROPERTY] = text
+    optimizer.checkpoint_state.properties[SCHEDULE_PROPERTY] = text
     with refused("bad-schedule"):
         LRScheduler.restore(optimizer)
-    optimizer.checkpoint_state.properties[PROPERTY] = 7
+    optimizer.checkpoint_state.properties[SCHEDULE_PROPERTY] = 7
     with pytest.raises(OdtpackError):
         LRScheduler.restore(optimizer)
 

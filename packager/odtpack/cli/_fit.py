@@ -15,12 +15,12 @@ import numpy.typing as npt
 from odtpack.cli import _console
 from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, Optimizer
 from odtpack_runtime.apart import worker as apart
+from odtpack_runtime.checkpoint.state import SCHEDULE_PROPERTY
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training import loop as training_loop
 from odtpack_runtime.training.loop import Evaluation
-from odtpack_runtime.training.lr_scheduler import PROPERTY
 from odtpack_runtime.training.private import poisson_batches
 from odtpack_runtime.training.schedules import ScheduleSpec
 from odtpack_simulator.replay.paired_loss import accuracy_inputs
@@ -31,7 +31,7 @@ def choose_scheduler(
 ) -> LRScheduler | None:
     """Set the learning rate, and return what changes it from step to step."""
     properties = optimizer.checkpoint_state.properties
-    if text is None and PROPERTY in properties:
+    if text is None and SCHEDULE_PROPERTY in properties:
         resumed = LRScheduler.restore(optimizer)
         if resumed is not None:
             _check_goes_on(resumed, optimizer.step_count, steps)
@@ -45,8 +45,8 @@ def choose_scheduler(
     elif own is not None:
         spec = ScheduleSpec(own.kind, own.settings, own.learning_rate)
     if spec is None:
-        if PROPERTY in properties:
-            del properties[PROPERTY]
+        if SCHEDULE_PROPERTY in properties:
+            del properties[SCHEDULE_PROPERTY]
         rate = began if lr is None else lr
         if rate is not None:
             optimizer.set_learning_rate(rate)

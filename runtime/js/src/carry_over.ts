@@ -1,6 +1,7 @@
 /** Take what was trained with one package to the next one. */
 import type { CheckpointState } from './checkpoint.js';
 import { fail } from './errors.js';
+import { SCHEDULE_PROPERTY } from './schedules.js';
 import { bytesOf, sameDims } from './tensors.js';
 
 /**
@@ -9,7 +10,8 @@ import { bytesOf, sameDims } from './tensors.js';
  *
  * @param names Parameters to take over: those that were trained by default. Running statistics
  *   of batch normalization are trained as well and must be named.
- * @param optimizerState Also take over step count, learning rate and moments.
+ * @param optimizerState Also take over step count, learning rate, its schedule and moments; those of
+ *   parameters that are not taken over are zero.
  */
 export function carryOver(
   trained: CheckpointState, fresh: CheckpointState, names?: Iterable<string>, optimizerState = true,
@@ -32,6 +34,7 @@ export function carryOver(
     }
     return [source, target] as const;
   });
+  const taken = new Set(pairs.map(([source]) => source.name));
   const old = optimizerState ? trained.optimizer : undefined;
   const moments: NonNullable<CheckpointState['optimizer']>['moments'] = new Map();
   for (const { name, requiresGrad, dims } of fresh.parameters.values()) {
@@ -42,10 +45,16 @@ export function carryOver(
         `The optimizer's state does not go over: there is none for '${name}'.`, '',
         'carryOver(trained, fresh, names, false)');
     }
-    moments.set(name, kept.map((moment) => ({ ...moment, data: moment.data.slice() })));
+    moments.set(name, kept.map((moment) => {
+      const data = moment.data.slice();
+      if (!taken.has(name)) bytesOf(data).fill(0);
+      return { ...moment, data };
+    }));
   }
   for (const [source, target] of pairs) bytesOf(target.data).set(bytesOf(source.data));
-  for (const [name, value] of trained.properties.values) fresh.properties.values.set(name, value);
+  for (const [name, value] of trained.properties.values) {
+    if (optimizerState || name !== SCHEDULE_PROPERTY) fresh.properties.values.set(name, value);
+  }
   fresh.optimizer = old && { ...old, moments, groups: [] };
   return fresh;
 }

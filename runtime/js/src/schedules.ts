@@ -79,7 +79,9 @@ export function checkSchedule(
   }
 }
 
-/** The property `odtpack.schedule`: JSON with sorted keys, as Python writes it. */
+export const SCHEDULE_PROPERTY = 'odtpack.schedule';
+
+/** That property: JSON with sorted keys, as Python writes it. */
 export function scheduleText({ kind, settings }: Schedule, initialRate: number): string {
   const content: Record<string, unknown> = { ...settings, kind, initial_lr: initialRate };
   const parts = Object.keys(content).sort().map((key) => {

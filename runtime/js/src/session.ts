@@ -20,7 +20,7 @@ import {
   type RunArguments, type RunOptions, sessionOptions, tensorOver,
 } from './runtime.js';
 import {
-  makeSchedule, readScheduleText, type Schedule, type ScheduleKind, scheduleText,
+  makeSchedule, readScheduleText, type Schedule, SCHEDULE_PROPERTY, type ScheduleKind, scheduleText,
 } from './schedules.js';
 import { Segments } from './segments.js';
 import {
@@ -54,7 +54,6 @@ export interface Evaluation {
   accuracy: number | undefined;
 }
 
-const SCHEDULE_PROPERTY = 'odtpack.schedule';
 
 /** The models of a package, as far as a session needs them. */
 interface Opened {

@@ -145,8 +145,9 @@ def carry_over(
             by default those that were trained. Running statistics of batch normalization
             are trained as well, but a checkpoint does not distinguish them from frozen parameters:
             they must be named.
-        optimizer_state: Also take over step count, learning rate and moments. Without it the
-            optimizer starts afresh.
+        optimizer_state: Also take over step count, learning rate, its schedule and moments.
+            Moments of parameters that are not taken over are zero. Without it the optimizer
+            starts afresh.
 
     Returns:
         ``fresh``, with the user's properties of ``trained`` as well.
@@ -171,16 +172,19 @@ def carry_over(
                 f"{target.dtype}{list(target.shape)}"
             )
         values[name] = source
-    state = _optimizer_state(trained, fresh) if optimizer_state else None
+    state = _optimizer_state(trained, fresh, values) if optimizer_state else None
     for name, value in values.items():
         np.copyto(fresh.parameters[name].data, value)
     for name, attached in trained.properties:
-        fresh.properties[name] = attached
+        if optimizer_state or name != SCHEDULE_PROPERTY:
+            fresh.properties[name] = attached
     fresh.optimizer = state
     return fresh
 
 
-def _optimizer_state(trained: CheckpointState, fresh: CheckpointState) -> OptimizerState | None:
+def _optimizer_state(
+    trained: CheckpointState, fresh: CheckpointState, carried: Collection[str]
+) -> OptimizerState | None:
     old = trained.optimizer
     if old is None:
         return None
@@ -195,7 +199,10 @@ def _optimizer_state(trained: CheckpointState, fresh: CheckpointState) -> Optimi
                 f"The optimizer's state cannot be carried over: it has none for '{name}', which "
                 "the new package trains.",
             )
-    moments = {name: [moment.copy() for moment in old.moments[name]] for name in wanted}
+    moments = {
+        name: [moment.copy() if name in carried else np.zeros_like(moment) for moment in own]
+        for name, own in ((name, old.moments[name]) for name in wanted)
+    }
     return OptimizerState(old.step, old.learning_rate, moments, kind=old.kind)
 
 
@@ -211,6 +218,9 @@ def _refuse(problem: str) -> None:
 # float, and a file is replaced whole or not at all.
 
 _log = logging.getLogger(__name__)
+
+SCHEDULE_PROPERTY = "odtpack.schedule"
+"""Property of a state: the schedule that its optimizer follows, as JSON."""
 
 TRAINABLE_TYPES = (np.dtype(np.float32), np.dtype(np.float64))
 """Types that parameters are trained in; a float16 model's are kept in float32."""

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 
+from odtpack_runtime.checkpoint.state import SCHEDULE_PROPERTY
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.training.optimizer import Optimizer, to_float32
 from odtpack_runtime.training.schedules import LearningRateSchedule, Linear, make_schedule
-
-PROPERTY = "odtpack.schedule"
-"""Property of a state: the schedule that its optimizer follows, as JSON."""
 
 
 class LRScheduler:
@@ -42,7 +40,9 @@ class LRScheduler:
         self._initial_lr = initial_lr
         self.step()
         content = {"kind": schedule.kind, "initial_lr": float(initial_lr), **schedule.settings()}
-        optimizer.checkpoint_state.properties[PROPERTY] = json.dumps(content, sort_keys=True)
+        optimizer.checkpoint_state.properties[SCHEDULE_PROPERTY] = json.dumps(
+            content, sort_keys=True
+        )
 
     def __repr__(self) -> str:
         now, steps = self._optimizer.get_learning_rate(), self._optimizer.step_count
@@ -57,17 +57,17 @@ class LRScheduler:
             OdtpackError: ``bad-schedule`` if the property is not a schedule.
         """
         properties = optimizer.checkpoint_state.properties
-        if PROPERTY not in properties:
+        if SCHEDULE_PROPERTY not in properties:
             return None
         try:
-            content = json.loads(str(properties[PROPERTY]))
+            content = json.loads(str(properties[SCHEDULE_PROPERTY]))
         except (ValueError, RecursionError):
             content = None
         rate = content.pop("initial_lr", None) if isinstance(content, dict) else None
         if type(rate) is not float or not 0 <= rate < math.inf:
             raise OdtpackError(
                 "bad-schedule",
-                f"The state's property {PROPERTY} is not a schedule.",
+                f"The state's property {SCHEDULE_PROPERTY} is not a schedule.",
                 hint="make an LRScheduler with a schedule of your own, which replaces it",
             )
         if isinstance(content.get("milestones"), list):

@@ -23,6 +23,9 @@ struct Parameter {
 };
 using Moments = std::vector<std::pair<std::string, std::vector<Tensor>>>;
 
+/// Property of a state: the schedule that its optimizer follows, as JSON.
+inline constexpr const char* kScheduleProperty = "odtpack.schedule";
+
 /// What an optimizer carries from step to step, in the order of the file; no kind if unknown.
 struct OptimizerState {
   int64_t step = 0;

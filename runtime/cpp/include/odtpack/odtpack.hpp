@@ -8,7 +8,8 @@ namespace odtpack {
 
 /// Bring trained parameters into the state of a newer package's checkpoint, before a session is
 /// made of it; everything else comes from the newer one. Without `names` those that were trained;
-/// with an empty list none. After a session was made of it, this is the error `busy`.
+/// with an empty list none. Moments of parameters that are not named are zero; without the
+/// optimizer's state the schedule of its learning rate stays behind too. After a session was made of it, this is the error `busy`.
 inline void CarryOver(const CheckpointState& trained, const CheckpointState& fresh,
                       std::optional<std::vector<std::string>> names = {},
                       bool optimizer_state = true) {
@@ -56,7 +57,8 @@ inline void CarryOver(const CheckpointState& trained, const CheckpointState& fre
       }
       for (detail::Tensor& moment : old[name]) {
         const detail::Tensor copy = detail::Zeros(moment.type, moment.shape);
-        copy.CopyFrom(moment.data.get());
+        if (std::find(names->begin(), names->end(), name) != names->end())
+          copy.CopyFrom(moment.data.get());
         moment = copy;
       }
       state->moments.emplace_back(name, old[name]);
@@ -66,7 +68,9 @@ inline void CarryOver(const CheckpointState& trained, const CheckpointState& fre
   for (const auto& name : *names) {
     to.parameters.at(name).value.CopyFrom(from.parameters.at(name).value.data.get());
   }
-  for (const auto& [name, value] : from.properties) to.properties[name] = value;
+  for (const auto& [name, value] : from.properties) {
+    if (optimizer_state || name != detail::kScheduleProperty) to.properties[name] = value;
+  }
   to.optimizer = std::move(state);
 }
 

@@ -219,7 +219,7 @@ class TrainingSession {
   /// Go on with the schedule that the state was saved with; false if there is none.
   bool RestoreSchedule() {
     const auto call = Enter();
-    const auto found = own_->state.properties.find(kScheduleProperty);
+    const auto found = own_->state.properties.find(detail::kScheduleProperty);
     if (found == own_->state.properties.end()) return false;
     Optimizer();  // without one there is another error
     try {
@@ -322,7 +322,6 @@ class TrainingSession {
   }
 
  private:
-  static constexpr const char* kScheduleProperty = "odtpack.schedule";
   static constexpr size_t kMostNamed = 10;
 
   static std::vector<std::string> Names(const std::vector<detail::Spec>& specs) {
@@ -504,7 +503,7 @@ class TrainingSession {
     Optimizer().SetRate(static_cast<float>(initial_rate));  // the largest, with each group's scale
     own_->schedule = {schedule, initial_rate};
     FollowSchedule();
-    own_->state.properties[kScheduleProperty] = schedule.ToJson(initial_rate);
+    own_->state.properties[detail::kScheduleProperty] = schedule.ToJson(initial_rate);
   }
   void FollowSchedule() {
     if (!own_->schedule)

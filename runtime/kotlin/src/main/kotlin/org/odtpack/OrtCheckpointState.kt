@@ -205,7 +205,8 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
          * is made of it; everything else comes from the newer one, which an error leaves as it is.
          *
          * @param names Those that were trained by default. Running statistics must be named.
-         * @param optimizerState Also take over step count, learning rate and moments.
+         * @param optimizerState Also take over step count, learning rate, its schedule and moments;
+         *     those of parameters that are not taken over are zero.
          */
         @JvmStatic
         @JvmOverloads
@@ -242,13 +243,17 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
             val owners = to.parameters.filterValues { it.trainable }.keys
                 .takeUnless { old == null || old.moments.isEmpty() }.orEmpty()
             val moments = owners.associateWith { name ->
-                old!!.moments[name]?.takeIf { same(name) }?.map { it.copy() } ?: fail(
+                old!!.moments[name]?.takeIf { same(name) }?.map {
+                    if (name in chosen) it.copy() else zeros(it.type, it.shape)
+                } ?: fail(
                     "carry-over-optimizer", "There is no optimizer state for '$name'.", "",
                     "carryOver(trained, fresh, names, false)",
                 )
             }
             for (name in chosen) to.value(name).copyFrom(from.value(name).bytes())
-            to.properties.putAll(from.properties)
+            to.properties.putAll(
+                from.properties.filterKeys { optimizerState || it != SCHEDULE_PROPERTY },
+            )
             to.optimizer = old?.let {
                 OptimizerState(it.step, it.rate, moments, listOf(moments.keys.toList()), it.kind)
             }

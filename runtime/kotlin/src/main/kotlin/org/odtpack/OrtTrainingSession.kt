@@ -529,7 +529,6 @@ class OrtTrainingSession private constructor(
     }
 
     companion object {
-        private const val SCHEDULE_PROPERTY = "odtpack.schedule"
         private const val MOST_NAMES = 10
 
         /**

@@ -3,6 +3,7 @@ package org.odtpack
 import java.util.concurrent.locks.ReentrantLock
 
 internal const val OPTIMIZER_PROPERTY = "odtpack.optimizer" // of a file, not of a state
+internal const val SCHEDULE_PROPERTY = "odtpack.schedule"
 
 internal class Parameter(var value: Tensor, val trainable: Boolean)
 
