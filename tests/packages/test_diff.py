@@ -50,6 +50,29 @@ def test_nothing(tmp_path: Path) -> None:
     assert "nothing to do" in markdown(found)
 
 
+def _with_tanh(model: onnx.ModelProto) -> onnx.ModelProto:
+    next(node for node in model.graph.node if node.op_type == "Relu").op_type = "Tanh"
+    return model
+
+
+@pytest.mark.parametrize(
+    ("new", "notes"),
+    [
+        ({"model": _with_tanh(small_model())}, ["the model computes something else"]),
+        ({"loss_options": {"label_smoothing": 0.1}}, ["the loss has other options"]),
+        ({"model": with_values(small_model())}, []),
+        ({"optimizer": SGD()}, []),
+    ],
+    ids=["another operator", "loss options", "values", "optimizer"],
+)
+def test_a_model_that_computes_something_else(
+    new: dict[str, object], notes: list[str], tmp_path: Path
+) -> None:
+    """It takes the same parameters, and they were fitted to another function."""
+    found = compared(tmp_path, {}, new).verdict
+    assert [note.partition(";")[0].partition(":")[0] for note in found.notes] == notes
+
+
 def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:
     found = compared(tmp_path, {}, {"model": small_model(hidden=9), "nominal": True})
     sizes = {file.file: (file.old_size, file.new_size) for file in found.files}

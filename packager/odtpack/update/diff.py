@@ -142,7 +142,8 @@ class AppImpact(Part):
         calls_change: Whether it must feed or read something else.
         calls: What exactly.
         reduced_runtime_rebuild: Whether a reduced build of ONNX Runtime, made for the old
-            package, lacks something.
+            package, lacks an operator of the files. What it fuses them to, ``odtpack config NEW
+            --check FILE`` compares.
         reduced_runtime: What exactly.
         old_minimum_onnxruntime: Lowest version that loads the old models.
         new_minimum_onnxruntime: Lowest version that loads the new models.
@@ -236,7 +237,7 @@ def verdict(old: Package, new: Package, changed_values: Collection[str]) -> Verd
         carry_over=tuple(item.name for item in trained if item.name not in misfits),
         starts_fresh=fresh,
         new_frozen_values=frozen,
-        notes=tuple(_notes(old.manifest, new.manifest, frozen, _changed_matrices(old, new))),
+        notes=tuple(_notes(old, new, frozen)),
     )
 
 
@@ -301,6 +302,24 @@ def _large_constants(package: Package) -> dict[str, bytes]:
     }
 
 
+def _computes(package: Package) -> bytes | None:
+    """A digest of what a model computes for inference, whatever it calls what lies between."""
+    file = package.manifest.files.inference_template
+    if file is None:
+        return None
+    graph = onnx.load_model(str(package.path / file.path)).graph
+    small = [each for each in graph.initializer if math.prod(each.dims) < _LARGE]
+    names = {each.name: str(onnx.numpy_helper.to_array(each).tolist()) for each in small}
+    digest = hashlib.sha256()
+    for place, node in enumerate(graph.node):
+        names |= {name: f"{place}.{index}" for index, name in enumerate(node.output)}
+        read = [names.get(name, name) for name in node.input]
+        set_to = [each.SerializeToString(deterministic=True) for each in node.attribute]
+        digest.update(repr((node.domain, node.op_type, read, sorted(set_to))).encode())
+    digest.update(repr([names.get(each.name) for each in graph.output]).encode())
+    return digest.digest()
+
+
 def _reset_reasons(old: Package, new: Package, fresh: Collection[str]) -> tuple[str, ...]:
     reasons = []
     kinds = old.manifest.optimizer.kind, new.manifest.optimizer.kind
@@ -330,9 +349,9 @@ def _named(state: tuple[StateVector, ...]) -> str:
     return ", ".join(vector.name for vector in state) or "nothing"
 
 
-def _notes(old: Manifest, new: Manifest, frozen: Collection[str], inside: int) -> list[str]:
-    notes = []
-    if inside:
+def _notes(before: Package, after: Package, frozen: Collection[str]) -> list[str]:
+    old, new, notes = before.manifest, after.manifest, []
+    if inside := _changed_matrices(before, after):
         notes.append(
             f"{inside} frozen tensors inside the models have new values; trained parameters were "
             "fitted to the old ones"
@@ -346,6 +365,12 @@ def _notes(old: Manifest, new: Manifest, frozen: Collection[str], inside: int) -
         notes.append(
             f"the loss changes from {old.loss} to {new.loss}: its moments were gathered "
             "with the old one"
+        )
+    elif old.loss_options != new.loss_options:
+        notes.append("the loss has other options: its moments were gathered with the old ones")
+    if _computes(before) != _computes(after):
+        notes.append(
+            "the model computes something else; trained parameters were fitted to what it computed"
         )
     same_kind = old.optimizer.kind == new.optimizer.kind
     if same_kind and old.optimizer != new.optimizer:
@@ -712,7 +737,10 @@ def _app_lines(diff: PackageDiff) -> Iterator[tuple[str]]:
             f"a reduced build of ONNX Runtime must be made again for {_names(app.reduced_runtime)}",
         )
     else:
-        yield ("a reduced build of ONNX Runtime has all operators",)
+        yield (
+            "the files need no further operator; for a reduced build of ONNX Runtime see "
+            "odtpack config NEW --check FILE",
+        )
     if app.newer_onnxruntime_needed:
         yield (
             f"ONNX Runtime {app.new_minimum_onnxruntime} or newer is needed, and was "
