@@ -113,8 +113,8 @@ def generate_artifacts(
         prefix: Start of every file name.
         ort_format: Also write each model in ORT format, style fixed, for all processors, and
             the operators that a reduced build needs.
-        custom_op_library: Shared library with the model's custom operators, which the ORT
-            format conversion loads. They may only stand where no gradient flows.
+        custom_op_library: Shared library with the model's custom operators, which the
+            self-check and the ORT format conversion load. They may only stand where no gradient flows.
         additional_output_names: Values that the training and evaluation models return
             after the loss.
         nominal_checkpoint: Also write ``{prefix}nominal_checkpoint``, without values.
@@ -170,7 +170,8 @@ def generate_artifacts(
     outputs = [str(output.name) for output in loaded.graph.outputs]
     if loss is None:
         read = read or tuple(outputs[:1])
-        additional = (*dict.fromkeys(n for n in (*outputs, *additional) if n not in read),)
+        others = [name for name in outputs if name not in read]
+        additional = tuple(dict.fromkeys((*others, *additional)))
     elif chosen is not None:
         found = settled_on(loaded.graph, chosen, read or outputs[: len(chosen.reads)])
         settled, predictions = found or (chosen, [])
@@ -267,8 +268,11 @@ _Kind = TypeVar("_Kind", LossType, OptimType)
 def _enum(value: object, kind: type[_Kind], name: str) -> _Kind:
     if not isinstance(value, kind):
         members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
+        made = isinstance(value, type) and issubclass(value, Block)
         raise OdtpackError(
-            f"bad-{name}", f"{name} is {value!r}; it must be a block or one of {members}"
+            f"bad-{name}",
+            f"{name} is {value!r}; it must be a block or one of {members}",
+            hint=f"pass an object: {value.__name__}()" if made else None,
         )
     return value
 

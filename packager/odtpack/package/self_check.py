@@ -230,7 +230,13 @@ class _Trial:
         session = None if manifest is None else manifest.session
         self._options = session_options(session or session_info(files["training_model"]), threads=1)
         if library is not None:
-            self._options.register_custom_ops_library(library)
+            try:
+                self._options.register_custom_ops_library(library)
+            except Exception as error:  # ONNX Runtime's exceptions have no common base
+                raise OdtpackError(
+                    "library-not-found",
+                    f"ONNX Runtime cannot load custom_op_library {library!r}: {error}",
+                ) from error
         self._state = CheckpointState.load_checkpoint(files["checkpoint"])
         # An imported checkpoint holds the state of an optimizer, from which a device goes on.
         self._begun = copy.deepcopy(self._state.optimizer)

@@ -136,7 +136,8 @@ class UserInputs:
             wanted = ", ".join(f"{spec.name}: {spec}" for spec in self.inputs)
             raise OdtpackError(
                 "input-count",
-                f"The model takes {len(self.inputs)} inputs and {len(values)} were given.",
+                f"The model takes {len(self.inputs)} inputs and {len(values)} "
+                f"{'was' if len(values) == 1 else 'were'} given.",
                 hint=f"pass, in this order, {wanted}",
             )
         arrays: Sequence[Any] = values
