@@ -114,7 +114,8 @@ def generate_artifacts(
         ort_format: Also write each model in ORT format, style fixed, for all processors, and
             the operators that a reduced build needs.
         custom_op_library: Shared library with the model's custom operators, which the
-            self-check and the ORT format conversion load. They may only stand where no gradient flows.
+            self-check and the ORT format conversion load. They may only stand where no
+            gradient flows.
         additional_output_names: Values that the training and evaluation models return
             after the loss.
         nominal_checkpoint: Also write ``{prefix}nominal_checkpoint``, without values.
@@ -268,11 +269,11 @@ _Kind = TypeVar("_Kind", LossType, OptimType)
 def _enum(value: object, kind: type[_Kind], name: str) -> _Kind:
     if not isinstance(value, kind):
         members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-        made = isinstance(value, type) and issubclass(value, Block)
+        block = value if isinstance(value, type) and issubclass(value, Block) else None
         raise OdtpackError(
             f"bad-{name}",
             f"{name} is {value!r}; it must be a block or one of {members}",
-            hint=f"pass an object: {value.__name__}()" if made else None,
+            hint=None if block is None else f"pass an object: {block.__name__}()",
         )
     return value
 
