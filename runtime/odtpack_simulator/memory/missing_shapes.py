@@ -225,19 +225,11 @@ class _Sizes:
             if value is None:
                 return None
             feeds[operand] = value
-        infos = [
-            helper.make_tensor_value_info(
-                operand, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
-            )
-            for operand, value in feeds.items()
-        ]
-        graph = helper.make_graph([node], "sizes", infos, [onnx.ValueInfoProto(name=name)])
-        opsets = [helper.make_opsetid("", self._opset)]
-        model = onnx.ModelProto(ir_version=8, graph=graph, opset_import=opsets)
         from onnx.reference import ReferenceEvaluator
 
-        results = list(ReferenceEvaluator(model).run([name], feeds))
-        result = np.asarray(results[0])
+        evaluator = ReferenceEvaluator(node, opsets={"": self._opset})
+        (found,) = evaluator.run([name], feeds)
+        result = np.asarray(found)
         return result if result.size <= _MOST_SIZES else None
 
     def _zeros(self, node: onnx.NodeProto) -> Array | None:
