@@ -232,28 +232,20 @@ _STAGES: Final = {
     "checkpoint_load_ms": "Load",
     "checkpoint_save_ms": "Save",
 }
-_TRAFFIC_OF_A_COPY: Final = 2.0
-"""A copy reads each byte and writes it: the traffic is twice the rate of copying."""
 
 
 def latency_section(result: SimulationResult) -> dict[str, Any]:
     """Rows and drawings of the section."""
-    operators, points = _operators(result)
     rows, axis = _latency_rows(result)
     classes = dict.fromkeys(_CLASS_WORDS, 0.0)
     for cost in result.latency_host.by_operator:
         classes[cost.operator_class] += cost.share
-    gemm, copy = result.host.gemm_gflops, result.host.memory_bandwidth_gbs
-    roofline = None
-    if points and gemm and copy:
-        roofline = charts.roofline_chart(points, gemm, _TRAFFIC_OF_A_COPY * copy)
     return {
         "rows": rows,
         "axis": axis,
         "stages": _stages(result),
-        "operators": operators,
+        "operators": _operators(result),
         "classes": [(_CLASS_WORDS[name], format_percent(s)) for name, s in classes.items()],
-        "roofline": roofline,
     }
 
 
@@ -351,20 +343,12 @@ def _stage(interval: Interval | None) -> tuple[str, str]:
     return figure, ends if known else ""
 
 
-def _operators(result: SimulationResult) -> tuple[list[dict[str, Any]], list[charts.RooflinePoint]]:
-    """The largest operators as rows; those whose arithmetic and traffic are known as points."""
+def _operators(result: SimulationResult) -> list[dict[str, Any]]:
+    """The largest operators as rows."""
     ordered = sorted(
         result.latency_host.by_operator, key=lambda cost: (-cost.total_ms, cost.op_type)
     )
-    rows: list[dict[str, Any]] = []
-    points: list[charts.RooflinePoint] = []
-    for cost in ordered[:_OPERATORS_SHOWN]:
-        place = None
-        if cost.flops and cost.moved_bytes and cost.total_ms > 0:
-            place = len(points) + 1
-            gflops = cost.flops / cost.total_ms / 1e6
-            points.append(charts.RooflinePoint(place, cost.flops / cost.moved_bytes, gflops))
-        rows.append(_operator_row(cost, place))
+    rows = [_operator_row(cost) for cost in ordered[:_OPERATORS_SHOWN]]
     rest = ordered[_OPERATORS_SHOWN:]
     if rest:
         merged = OperatorCost(
@@ -374,11 +358,11 @@ def _operators(result: SimulationResult) -> tuple[list[dict[str, Any]], list[cha
             total_ms=sum(cost.total_ms for cost in rest),
             share=min(1.0, sum(cost.share for cost in rest)),
         )
-        rows.append(_operator_row(merged, None))
-    return rows, points
+        rows.append(_operator_row(merged))
+    return rows
 
 
-def _operator_row(cost: OperatorCost, place: int | None) -> dict[str, Any]:
+def _operator_row(cost: OperatorCost) -> dict[str, Any]:
     rate = intensity = ""
     if cost.flops is not None and cost.total_ms > 0:
         rate = f"{cost.flops / cost.total_ms / 1e6:.3g} GFLOP/s"
@@ -387,7 +371,6 @@ def _operator_row(cost: OperatorCost, place: int | None) -> dict[str, Any]:
     if cost.flops is not None and cost.moved_bytes:
         intensity = f"{cost.flops / cost.moved_bytes:.2g} FLOP/B"
     return {
-        "number": place,
         "name": cost.op_type,
         "kind": _CLASS_WORDS[cost.operator_class],
         "bar": charts.share_bar(cost.share, f"bar {cost.operator_class}"),
