@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from odtpack_simulator.device.profile import ProfileFigure
 from odtpack_simulator.figures.limits import suggest_budget
 from odtpack_simulator.reports import charts, simulation
 from odtpack_simulator.reports.charts import Bar
@@ -52,19 +51,7 @@ def simulation_sections(result: SimulationResult) -> dict[str, Any]:
         "policy": simulation.policy_words(result),
         "interruption": simulation.interruption_words(result.interruption),
         "interruption_rows": interruption_rows(result),
-        "figure_text": _figure_text,
     }
-
-
-def _figure_text(figure: ProfileFigure) -> str:
-    """A profile's figure with bounds and threads: ``129 GFLOPS (78.4 to 143.5), 8 threads``."""
-    if figure.value is None:
-        return "unknown"
-    unit = "" if figure.unit in {None, "1"} else f" {figure.unit}"
-    text = f"{figure.value:g}{unit}"
-    if figure.low is not None and figure.high is not None:
-        text += f" ({figure.low:g} to {figure.high:g})"
-    return text if figure.threads is None else f"{text}, {_threads(figure.threads)}"
 
 
 _TENSORS_SHOWN: Final = 12
