@@ -207,16 +207,6 @@ class FitResult(Part):
         return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``odtpack fit --json`` prints."""
-    content = FitResult.model_json_schema(mode="serialization")
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Result of odtpack fit",
-        **{key: value for key, value in content.items() if key != "title"},
-    }
-
-
 # What beats what: points of costs, each the smaller the better.
 
 Point = tuple[float, ...]
