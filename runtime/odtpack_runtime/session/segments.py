@@ -133,7 +133,8 @@ class Segments:
             and not name.endswith(COTANGENT_SUFFIX)
         ]
         own.sort(key=lambda node: node.name.endswith((BUFFER_SUFFIX, RESET_NAME)))
-        outputs = [node for name, node in ends.outputs.items() if not _is_gradient(name)]
+        gradients = (GRADIENT_SUFFIX, COTANGENT_SUFFIX)
+        outputs = [node for name, node in ends.outputs.items() if not name.endswith(gradients)]
         if training:
             outputs += [
                 node
@@ -174,10 +175,6 @@ def segment_name(names: Mapping[str, str], own: str) -> str:
 
 def _renamed(node: Any, name: str) -> Any:
     return SimpleNamespace(name=name, own=node.name, type=node.type, shape=node.shape)
-
-
-def _is_gradient(name: str) -> bool:
-    return name.endswith((GRADIENT_SUFFIX, COTANGENT_SUFFIX))
 
 
 def segments_beside(model: str | os.PathLike[str]) -> tuple[SegmentsInfo, tuple[str, ...]] | None:

@@ -90,6 +90,8 @@ def memory_section(result: SimulationResult) -> dict[str, Any]:
         apps.setdefault((format_bytes(bar.app), bar.source), []).append(bar.title)
     breakdown = result.memory.predicted.breakdown
     parts = {name: getattr(breakdown, key) for key, name in _BREAKDOWN_WORDS.items()}
+    largest = sorted(result.memory.tensors_at_peak, key=lambda tensor: (-tensor.bytes, tensor.name))
+    peak = result.memory.predicted.peak_bytes
     return {
         "limits": limits,
         "limits_axis": axis,
@@ -104,7 +106,10 @@ def memory_section(result: SimulationResult) -> dict[str, Any]:
         "beyond": _beyond(beyond, drawn=bool(lines)),
         "peak": max(timeline, key=lambda point: point.live_bytes, default=None),
         "breakdown": [_share_bar(name, nbytes, breakdown.total) for name, nbytes in parts.items()],
-        "tensors": _tensors(result),
+        "tensors": [
+            _share_bar(each.name, each.bytes, peak, each.kind.replace("_", " "))
+            for each in largest[:_TENSORS_SHOWN]
+        ],
         "tensors_left": max(0, len(result.memory.tensors_at_peak) - _TENSORS_SHOWN),
     }
 
@@ -192,15 +197,6 @@ def _phases(result: SimulationResult) -> list[Bar]:
         planned = format_bytes(phase.predicted_bytes)
         rows.append(Bar(phase.phase.capitalize(), "", drawing, planned, error))
     return rows
-
-
-def _tensors(result: SimulationResult) -> list[Bar]:
-    peak = result.memory.predicted.peak_bytes
-    largest = sorted(result.memory.tensors_at_peak, key=lambda tensor: (-tensor.bytes, tensor.name))
-    return [
-        _share_bar(tensor.name, tensor.bytes, peak, tensor.kind.replace("_", " "))
-        for tensor in largest[:_TENSORS_SHOWN]
-    ]
 
 
 def _share_bar(name: str, nbytes: int, whole: int, remark: str = "") -> Bar:

@@ -16,7 +16,6 @@ from odtpack.cli.device.simulate import STRICT
 if TYPE_CHECKING:
     from odtpack.fit import FitResult
     from odtpack.fit.outcome import Solution
-    from odtpack_simulator.values.figure import Check
 
 RESULT: Final = "fit.json"
 PAGE: Final = "fit.html"
@@ -222,18 +221,15 @@ def _show(result: FitResult) -> None:
         for left in result.left[:5]:
             _console.say(f"  candidate {left.number}: {left.reason}")
     for each in result.over_budget if result.found else result.over_budget[:1]:
-        for where, check in _errors(each):
-            _console.say(f"candidate {each.number} on {where}: {check.metric}: {check.message}")
+        failed = [("package", check) for check in each.failed]
+        failed += [(device.name, check) for device in each.devices for check in device.failed]
+        for where, check in failed:
+            if check.level == "error":
+                _console.say(f"candidate {each.number} on {where}: {check.metric}: {check.message}")
         if each.miss is not None and each.miss < 1e6:
             _console.say(f"  its worst figure is beyond its limit by {format_percent(each.miss)}")
     for unknown in result.not_judged:
         _console.say(f"unknown: {unknown.figure}: {unknown.reason}", style="yellow")
-
-
-def _errors(found: Solution) -> list[tuple[str, Check]]:
-    checks = [("package", check) for check in found.failed]
-    checks += [(device.name, check) for device in found.devices for check in device.failed]
-    return [(where, check) for where, check in checks if check.level == "error"]
 
 
 def _table(
