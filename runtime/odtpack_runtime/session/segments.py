@@ -424,7 +424,10 @@ class DeviceSegmentedGraph(UserInputs):
         assert last is not None  # noqa: S101 - the caller looks
         backward = segments.backward if training else []
         parts = [*segments.forward, last, *(part for part in reversed(backward) if part)]
-        self._parts = list(zip(parts, _last_read(parts), strict=True))
+        self._parts = [  # each with the inputs that no later one reads
+            (part, set(part.inputs).difference(*(later.inputs for later in parts[place:])))
+            for place, part in enumerate(parts, 1)
+        ]
         self._memory_in: dict[str, Array] = {}
         self._memory_out: dict[str, Array] = {}
 
@@ -512,9 +515,3 @@ class DeviceSegmentedGraph(UserInputs):
             bind_here(binding.bind_input, own, value)
         else:
             self._device.bind_input(binding, own, value)
-
-
-def _last_read(parts: Sequence[Part]) -> Iterator[set[str]]:
-    """For each of some runs, the inputs that no later one reads."""
-    for index, part in enumerate(parts):
-        yield set(part.inputs).difference(*(later.inputs for later in parts[index + 1 :]))
