@@ -191,7 +191,6 @@ def _open_declared_sizes(graph: ir.Graph) -> None:
 
 
 def _input_sizes(graph: ir.Graph) -> set[str]:
-    """Names of sizes of a graph's inputs."""
     return {dim for v in graph.inputs for dim in dims_of(v) or () if isinstance(dim, str)}
 
 

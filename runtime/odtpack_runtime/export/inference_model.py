@@ -182,8 +182,6 @@ def check_size(pieces: Sequence[Piece]) -> None:
 
 @dataclass
 class _Model:
-    """A parsed model."""
-
     before: list[Piece] = field(default_factory=list)  # fields before the graph
     after: list[Piece] = field(default_factory=list)  # fields after it, without training metadata
     # other fields of the graph, by number

@@ -327,7 +327,6 @@ def _stage(interval: Interval | None) -> tuple[str, str]:
 
 
 def _operators(result: SimulationResult) -> list[dict[str, Any]]:
-    """The largest operators as rows."""
     ordered = sorted(
         result.latency_host.by_operator, key=lambda cost: (-cost.total_ms, cost.op_type)
     )
