@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from odtpack.fit.federated import FleetFitResult
-from odtpack.fit.outcome import json_schema as fit_json_schema
+from odtpack.fit.outcome import FitResult
 from odtpack.package.coverage import coverage
 from odtpack.recipe.draft import schema_text
 from odtpack.update.diff import PackageDiff
@@ -97,7 +97,7 @@ SCHEMAS: dict[str, Callable[[], str]] = {
     ),
     "fleet": partial(_schema, "Result of a simulated federation of odtpack", FleetResult),
     "fleet-fit": partial(_schema, "Result of odtpack fleet fit", FleetFitResult),
-    "fit": lambda: _json(fit_json_schema()),
+    "fit": partial(_schema, "Result of odtpack fit", FitResult),
     "recipe": schema_text,
     "budgets": lambda: _json(budget_schema()),
 }

@@ -287,7 +287,6 @@ def _located(model: object) -> Iterator[None]:
 
 
 def _adapter_info(inserted: Inserted, trained: Sequence[str]) -> AdapterInfo:
-    """The manifest's entry about the adapter."""
     spec, graph = inserted.spec, inserted.model.graph
     whole = [name for name in trained if name not in inserted.parameters]
     turned = transposed(graph) if whole else ()

@@ -14,13 +14,11 @@ import pytest
 
 from odtpack import artifacts
 from odtpack.build import build_package
-from odtpack.cli import _fit
 from odtpack.cli.export import forward_values
 from odtpack.update.diff import PackageDiff
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.profile import list_profiles, load_profile
-from odtpack_simulator.replay.job import HELD_OUT_SHARE, SamplePlan
 from tests import zoo
 from tests.cli.conftest import Run, Shared, arrays, assert_refused, tree
 from tests.packages.samples import small_model, with_values
@@ -213,20 +211,6 @@ class TestTrain:
         assert "error[batch-size-fixed]" in refused.err
         assert "--batch-size 8" in refused.err
         assert "error[too-few-samples]" in run(*train, "--holdout", 0.8, code=2).err
-
-
-class TestSplit:
-    @pytest.mark.parametrize(("samples", "share"), [(60, 0.2), (7, 0.5), (5, 0.0), (3, 0.1)])
-    def test_parts_are_disjoint_and_complete(self, samples: int, share: float) -> None:
-        parts = _fit.split(samples, share, seed=4)
-        assert sorted([*parts.train, *parts.held_out]) == list(range(samples))
-        assert len(parts.held_out) == int(samples * share)
-
-    def test_is_that_of_the_simulator(self) -> None:
-        schedule = SamplePlan(samples=63, batch_size=10, epochs=1, seed=4)
-        parts = _fit.split(63, HELD_OUT_SHARE, seed=4)
-        replayed = np.concatenate(list(schedule.held_out_batches()))
-        np.testing.assert_array_equal(parts.held_out, replayed)
 
 
 class TestExport:

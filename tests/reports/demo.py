@@ -1,7 +1,7 @@
 """A made-up result with everything that a report can show, judged; the same on every call.
 
 The pictures in the documentation show it. It starts from the factory's result of a small CNN
-and adds what a campaign, interruptions, phases and a roofline would have found.
+and adds what a campaign, interruptions, phases and costs of operators would have found.
 """
 
 from __future__ import annotations

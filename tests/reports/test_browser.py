@@ -55,7 +55,7 @@ FAINT_MARKS = f"""(() => {{ {CONTRAST}
   const paint = {{'.bar': 'fill', '.bar.memory': 'fill', '.bar.other': 'fill', '.bar.over': 'fill',
     '.series': 'stroke', '.series.second': 'stroke', '.limit': 'stroke', '.tick-mark': 'stroke',
     '.warning-mark': 'stroke', '.whisker': 'stroke', '.dot': 'stroke', '.diamond': 'stroke',
-    '.ring': 'stroke', '.event': 'stroke', '.roof': 'stroke', '.icon': 'stroke'}};
+    '.ring': 'stroke', '.event': 'stroke', '.icon': 'stroke'}};
   return Object.entries(paint).map(([selector, kind]) => {{
     const e = [...document.querySelectorAll(selector)].find((x) => x.getClientRects().length);
     return [selector, e ? contrast(rgb(getComputedStyle(e)[kind]), behind(e)) : 0]; }}); }})()"""

@@ -164,20 +164,6 @@ def test_whole_numbers_have_whole_ticks() -> None:
     assert re.findall(r'dy="18"[^>]*>([^<]*)<', markup) == ["0", "1", "2", "3"]
 
 
-def test_operators_stand_under_the_roof() -> None:
-    """The roof bends where intensity times bandwidth is the peak: at 100 / 20 = 5."""
-    points = [charts.RooflinePoint(1, 5.0, 100.0), charts.RooflinePoint(2, 0.5, 10.0)]
-    markup = charts.roofline_chart(points, 100.0, 20.0)
-    roof = polyline(markup, "roof")[0]
-    discs = re.findall(r'cx="([\d.]+)%" cy="([\d.]+)%"', markup)
-    places = [(float(x) / 100, 1 - float(y) / 100) for x, y in discs]
-    assert places[1] == pytest.approx(roof[1], abs=1e-5)
-    slope = (roof[1][1] - roof[0][1]) / (roof[1][0] - roof[0][0])
-    below = roof[1][1] + slope * (places[0][0] - roof[1][0])
-    assert places[0][1] == pytest.approx(below, abs=1e-4)
-    assert roof[2][1] == roof[1][1]
-
-
 def test_interruptions_stand_at_their_steps() -> None:
     markup = charts.event_row([(0.5, 0.25)], "M0 0")
     assert ("25", "50") in re.findall(r'x1="([\d.]+)%" x2="([\d.]+)%"', markup)

@@ -120,7 +120,9 @@ def decoder_with_adapter(
     for own, pieces in by_layer(found):
         for use in own.uses:
             with op.after(use.node):
-                dtype = _computes_in(use.node)
+                # Of what a layer is applied to: that of its scales, or of its weight.
+                typed = use.node.inputs[2 if use.node.op_type == "MatMulNBits" else 1]
+                dtype = (None if typed is None else typed.dtype) or ir.DataType.FLOAT
                 values = {
                     end: value if dtype == ir.DataType.FLOAT else op.cast(value, dtype)
                     for end, value in together(op, own, pieces).items()
@@ -133,12 +135,6 @@ def decoder_with_adapter(
 
 def _unsupported(problem: str) -> OdtpackError:
     return OdtpackError("decoder-unsupported", problem)
-
-
-def _computes_in(node: ir.Node) -> ir.DataType:
-    """The type of what a layer is applied to: that of its scales, or of its weight."""
-    value = node.inputs[2] if node.op_type == "MatMulNBits" else node.inputs[1]
-    return (None if value is None else value.dtype) or ir.DataType.FLOAT
 
 
 def _state_sizes(graph: ir.Graph) -> None:

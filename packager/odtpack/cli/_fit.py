@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from odtpack.cli import _console
 from odtpack_runtime import CheckpointState, LRScheduler, Module, OdtpackError, Optimizer
@@ -23,6 +22,7 @@ from odtpack_runtime.training import loop as training_loop
 from odtpack_runtime.training.loop import Evaluation
 from odtpack_runtime.training.private import poisson_batches
 from odtpack_runtime.training.schedules import ScheduleSpec
+from odtpack_simulator.replay.job import Indices, in_batches
 from odtpack_simulator.replay.paired_loss import accuracy_inputs
 
 
@@ -126,23 +126,7 @@ def find_silent(package: str, data: str, size: int) -> list[str]:
     return list(zero_gradients(opened, opened.load_data(Path(data)), size))
 
 
-Indices = npt.NDArray[np.int64]
 Data = Mapping[str, np.ndarray]
-
-
-@dataclass(frozen=True)
-class Split:
-    """Which samples are trained on and which are held out for evaluation."""
-
-    train: Indices
-    held_out: Indices
-
-
-def split(samples: int, share: float, seed: int) -> Split:
-    """Hold out a random share of the samples, the same ones as the simulator does."""
-    count = samples - int(samples * share)
-    order = np.random.default_rng([seed, 0]).permutation(samples)
-    return Split(train=order[:count], held_out=order[count:])
 
 
 def choose_batch_size(package: Package, wanted: int | None) -> int:
@@ -160,19 +144,11 @@ def choose_batch_size(package: Package, wanted: int | None) -> int:
     return demanded
 
 
-def batches(indices: Indices, size: int, *, whole: bool) -> Iterator[Indices]:
-    """Yield the indices batch by batch; with ``whole`` a shorter last one is left out."""
-    for start in range(0, len(indices), size):
-        batch = indices[start : start + size]
-        if len(batch) == size or not whole:
-            yield batch
-
-
 def evaluate(
     package: Package, module: Module, data: Data, indices: Indices, batch_size: int
 ) -> Evaluation:
     """Evaluate samples in evaluation mode; no figures without a batch to evaluate on."""
-    cut = batches(indices, batch_size, whole=package.manifest.fixed_batch is not None)
+    cut = in_batches(indices, batch_size, whole=package.manifest.fixed_batch is not None)
     scores, labels = accuracy_inputs(package.manifest)
     return training_loop.evaluate(
         module,
@@ -236,7 +212,7 @@ def fit(
     for number in range(first_epoch + 1, first_epoch + epochs + 1):
         if optimizer.privacy is None:
             order = np.random.default_rng([seed, number]).permutation(indices)
-            cut = batches(order, batch_size, whole=whole)
+            cut = in_batches(order, batch_size, whole=whole)
         else:
             cut = poisson_batches(indices, expected / len(indices), count, drawn)
         losses, steps, skipped = [], 0, module.skipped_steps

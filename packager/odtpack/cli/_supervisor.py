@@ -68,8 +68,6 @@ def told(code: int, ended: Callable[[int], None]) -> int:
 
 
 class _Waiting:
-    """The process that waits."""
-
     def __init__(self, child: int, stream: int, ended: Callable[[int], None]) -> None:
         self._child, self._ended = child, ended
         self._asked: int | None = None

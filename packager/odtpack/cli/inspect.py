@@ -81,7 +81,10 @@ def _package(path: Path, reports: Sequence[str], *, as_json: bool) -> dict[str, 
     _console.say(f"package {package.path}", style="bold")
     settings = manifest.optimizer.as_dict()
     del settings["kind"]
-    shown = ", ".join(f"{key} {_setting(value)}" for key, value in settings.items())
+    shown = ", ".join(
+        f"{key} {value:g}" if type(value) in (int, float) else f"{key} {value}".lower()
+        for key, value in settings.items()
+    )
     _console.say(f"  loss        {manifest.loss}")
     _console.say(f"  optimizer   {manifest.optimizer.kind}{f' ({shown})' if shown else ''}")
     for line in _describe.update_lines(manifest):
@@ -114,10 +117,6 @@ def _package(path: Path, reports: Sequence[str], *, as_json: bool) -> dict[str, 
     for entry in content["parameters"]:
         entry["size_bytes"] = sizes[entry["name"]]
     return content
-
-
-def _setting(value: float | bool | str) -> str:
-    return f"{value:g}" if type(value) in (int, float) else str(value).lower()
 
 
 def _model(path: Path) -> dict[str, Any]:

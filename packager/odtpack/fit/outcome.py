@@ -17,7 +17,7 @@ from odtpack.fit.space import Candidate
 from odtpack_simulator.result import Bytes, Count, Loss, NonNegative, NotJudged
 from odtpack_simulator.values.figure import Check, Text, Verdict
 from odtpack_simulator.values.part import Part
-from odtpack_simulator.values.units import Interval
+from odtpack_simulator.values.units import Interval, format_value
 
 SCHEMA_VERSION: Final = 2
 
@@ -113,6 +113,20 @@ class Solution(Part):
         found = [("package", check) for check in self.not_judged]
         return found + [(each.name, check) for each in self.devices for check in each.not_judged]
 
+    @property
+    def errors(self) -> list[tuple[str, Check]]:
+        """Each failed check of level ``error``, with the device, or "package"."""
+        found = [("package", check) for check in self.failed]
+        found += [(each.name, check) for each in self.devices for check in each.failed]
+        return [(where, check) for where, check in found if check.level == "error"]
+
+    def figures(self, metric: str) -> list[str]:
+        """The metric, the peak, the time and the energy for people."""
+        quality = (self.metric, "share") if metric == "accuracy" else (self.loss, "1")
+        costs = ((self.peak_bytes, "B"), (self.time_s, "s"), (self.energy_j, "J"))
+        rows = (quality, *costs)
+        return ["unknown" if value is None else format_value(value, unit) for value, unit in rows]
+
 
 class Dropped(Part):
     """A candidate that was not trained to the end."""
@@ -205,16 +219,6 @@ class FitResult(Part):
         """The result as JSON text in the order of the fields."""
         content = self.model_dump(mode="json")
         return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of what ``odtpack fit --json`` prints."""
-    content = FitResult.model_json_schema(mode="serialization")
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "Result of odtpack fit",
-        **{key: value for key, value in content.items() if key != "title"},
-    }
 
 
 # What beats what: points of costs, each the smaller the better.

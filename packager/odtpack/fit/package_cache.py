@@ -171,7 +171,12 @@ class PackageCache:
     ) -> list[Planned]:
         """Build and plan what was not built and planned before."""
         # `executor`: one of this machine: packages stay in the folder.
-        orders = [self._order(candidate) for candidate in candidates]
+        orders = []
+        for candidate in candidates:
+            settings = candidate.package_settings(self.base)
+            name = hashlib.sha256(settings.canonical_json().encode()).hexdigest()[:16]
+            size = min(candidate.micro_batch, self.largest)
+            orders.append(Order(settings, str(self.folder / name), size, self.shapes, self.kits))
         # A package serves several sizes of a batch, and one worker alone may build it.
         rounds: list[dict[str, Order]] = []
         for order in {order.key: order for order in orders}.values():
@@ -186,12 +191,6 @@ class PackageCache:
             made = executor.map(build_and_plan, wanted, on_done=on_done)
             self.planned.update({o.key: planned for o, planned in zip(wanted, made, strict=True)})
         return [self.planned[order.key] for order in orders]
-
-    def _order(self, candidate: Candidate) -> Order:
-        settings = candidate.package_settings(self.base)
-        name = hashlib.sha256(settings.canonical_json().encode()).hexdigest()[:16]
-        size = min(candidate.micro_batch, self.largest)
-        return Order(settings, str(self.folder / name), size, self.shapes, self.kits)
 
 
 def build_and_plan(order: Order) -> Planned:

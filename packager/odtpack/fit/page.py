@@ -10,7 +10,6 @@ from markupsafe import Markup
 from odtpack.fit.outcome import FitResult, Solution
 from odtpack_simulator.reports.charts import ScatterPoint, scatter_chart
 from odtpack_simulator.reports.html_report import render_page
-from odtpack_simulator.values import units
 
 
 def render_fit(result: FitResult) -> bytes:
@@ -80,15 +79,12 @@ def _charts(result: FitResult) -> list[tuple[str, Markup]]:
 
 def _row(result: FitResult, each: Solution, state: str, kind: str) -> dict[str, object]:
     """A candidate that was trained to the end, for the template."""
-    value, choice = _quality(result, each), each.choice
-    shown = "unknown" if value is None else units.format_number(value)
-    if value is not None and _quality_name(result) == "accuracy":
-        shown = units.format_percent(value / 100)
+    choice = each.choice
+    quality, peak, time, energy = each.figures(_quality_name(result))
     cut = choice.micro_batch != choice.batch_size
     stored = "" if choice.frozen_dtype == "float32" else f" as {choice.frozen_dtype}"
     again = f", computing again to fit {choice.memory_budget}" if choice.memory_budget else ""
     batch = f"batch {choice.batch_size}" + (f" in {choice.micro_batch}s" if cut else "")
-    checks = [*each.failed, *(check for device in each.devices for check in device.failed)]
     if each.unjudged and state != "fail":
         state, kind = "not judged", f"{kind}, not judged by every budget"
     what = f"{choice.optimizer} at {choice.learning_rate:g}, {batch}, frozen: {choice.frozen}"
@@ -96,14 +92,14 @@ def _row(result: FitResult, each: Solution, state: str, kind: str) -> dict[str, 
         "number": each.number,
         "state": state,
         "kind": kind,
-        "quality": shown,
-        "peak": units.format_bytes(each.peak_bytes),
-        "time": "unknown" if each.time_s is None else units.format_duration(each.time_s),
-        "energy": "unknown" if each.energy_j is None else units.format_energy(each.energy_j),
+        "quality": quality,
+        "peak": peak,
+        "time": time,
+        "energy": energy,
         "choice": f"{what}{stored}{again}",
         "failed": "; ".join(
             dict.fromkeys(
-                [check.message for check in checks if check.level == "error"]
+                [check.message for _, check in each.errors]
                 + [f"not judged: {check.message}" for _, check in each.unjudged]
             )
         ),

@@ -387,7 +387,9 @@ class _Search:
         base = self.ground.base
         if ceiling is None or base.memory_budget is not None or base.segments:
             return [*found.items()]
-        budget = MemoryBudget(_megabytes(ceiling.limit), self.ground.open_sizes())
+        limit = ceiling.limit  # rounded down, as a recipe has it: "61.35 MB"
+        text = f"{math.floor(limit / 1e4) / 100:g} MB" if limit >= 1e6 else f"{int(limit)} B"
+        budget = MemoryBudget(text, self.ground.open_sizes())
         large = {
             candidate: dataclasses.replace(candidate, memory=budget)
             for candidate, planned in found.items()
@@ -445,8 +447,3 @@ class _Search:
 
     def _reporter(self, title: str) -> Callable[[int, int], None]:
         return lambda done, count: self.progress(FitProgress(title, done, count))
-
-
-def _megabytes(count: float) -> str:
-    """A number of bytes as a recipe has it, rounded down: ``"61.35 MB"``."""
-    return f"{math.floor(count / 1e4) / 100:g} MB" if count >= 1e6 else f"{int(count)} B"

@@ -88,9 +88,10 @@ def freezes(model: ir.Model, trained: Sequence[str], frozen: Sequence[str]) -> l
         rest = [name for layer in found[step:] for name in layer]
         tensors = [model.graph.initializers[name].const_value for name in rest]
         values = (model.graph.initializers[name] for name in (*chosen, *frozen))
+        title = "all but the head" if step == count - 1 else f"first {step} of {count} layers"
         choices.append(
             Freeze(
-                _title(step, count),
+                title if step else "nothing",
                 patterns(model, chosen),
                 tuple(rest),
                 sum(tensor.size for tensor in tensors if tensor is not None),
@@ -98,12 +99,6 @@ def freezes(model: ir.Model, trained: Sequence[str], frozen: Sequence[str]) -> l
             )
         )
     return choices
-
-
-def _title(step: int, count: int) -> str:
-    if step == 0:
-        return "nothing"
-    return "all but the head" if step == count - 1 else f"first {step} of {count} layers"
 
 
 def patterns(model: ir.Model, chosen: Iterable[str]) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ from odtpack.flower.records import REFUSED, as_typed, only_arrays, to_arrays, to
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.fleet.local_training import Indices, LocalSettings, LocalTrainer
+from odtpack_simulator.fleet.local_training import LocalSettings, LocalTrainer
+from odtpack_simulator.replay.job import Indices
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message

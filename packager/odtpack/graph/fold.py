@@ -59,7 +59,11 @@ def _fold(graph: ir.Graph, root: ir.Graph, keep: Collection[str]) -> bool:
             subgraph.opset_imports.update(graph.opset_imports)
             changed |= _fold(subgraph, root, keep)
         if node.op_type == "If" and node.domain == "":
-            changed |= _take_branch(graph, node, root, keep)
+            condition = _known(node.inputs[0], keep)
+            if condition is not None and condition.size == 1:
+                taken = "then_branch" if condition.item() else "else_branch"
+                _move_branch(graph, node, root, taken)
+                changed = True
             continue
         if node.domain != "" or len(node.outputs) != 1:
             continue
@@ -163,15 +167,6 @@ def _replace(graph: ir.Graph, node: ir.Node, array: np.ndarray) -> None:
     value = constant.outputs[0]
     value.shape = ir.Shape(array.shape)
     ir.convenience.replace_nodes_and_values(graph, node, [node], [constant], [output], [value])
-
-
-def _take_branch(graph: ir.Graph, node: ir.Node, root: ir.Graph, keep: Collection[str]) -> bool:
-    """Move the branch that an If takes into the graph, if its condition is known."""
-    condition = _known(node.inputs[0], keep)
-    if condition is None or condition.size != 1:
-        return False
-    _move_branch(graph, node, root, "then_branch" if condition.item() else "else_branch")
-    return True
 
 
 def _move_branch(graph: ir.Graph, node: ir.Node, root: ir.Graph, name: str) -> None:

@@ -26,6 +26,7 @@ from odtpack.graph.graphs import (
     static_dims,
     subgraphs,
 )
+from odtpack_simulator.memory.missing_shapes import infer_node, tensor_type
 
 # ``onnx_ir``'s own pass does the same by way of a second model, built from the result and then
 # thrown away; most of a build was spent there.
@@ -249,8 +250,12 @@ def _merge(graph: ir.Graph, proto: onnx.GraphProto) -> None:
 
 
 def _refine(value: ir.Value, inferred: onnx.TypeProto) -> None:
-    if inferred.HasField("tensor_type"):
-        _refine_tensor(value, inferred.tensor_type)
+    if inferred.HasField("tensor_type"):  # as nearly every value is one: most of a merge is here
+        kind, dims = tensor_type(inferred)
+        if kind and (value.dtype is None or int(value.dtype) != kind):
+            value.type = ir.TensorType(ir.DataType(kind))
+        if dims is not None and dims_of(value) != dims:
+            value.shape = ir.Shape(dims)
         return
     type_ = ir.serde.deserialize_type_proto_for_type(inferred)
     shape = ir.serde.deserialize_type_proto_for_shape(inferred)
@@ -258,15 +263,6 @@ def _refine(value: ir.Value, inferred: onnx.TypeProto) -> None:
         value.type = type_
     if shape is not None and value.shape != shape:
         value.shape = shape
-
-
-def _refine_tensor(value: ir.Value, inferred: onnx.TypeProto.Tensor) -> None:
-    """The same for a tensor, as nearly every value is one: most of a merge is spent here."""
-    if inferred.elem_type and (value.dtype is None or int(value.dtype) != inferred.elem_type):
-        value.type = ir.TensorType(ir.DataType(inferred.elem_type))
-    dims = _dims(inferred)
-    if dims is not None and dims_of(value) != dims:
-        value.shape = ir.Shape(dims)
 
 
 def _is_static(shape: ir.Shape | None) -> bool:
@@ -370,31 +366,24 @@ class NodeInference:
         version = self._opsets.get(node.domain, 1)
         if not onnx.defs.has(node.op_type, version, node.domain):
             return nothing
-        proto = onnx.NodeProto(op_type=node.op_type, domain=node.domain)
-        types, data = {}, {}
-        for index, given in enumerate(inputs):
-            name = "" if given is None else f"input{index}"
-            proto.input.append(name)
-            if given is None:
+        given: list[tuple[int, Dims | None, onnx.TensorProto | None] | None] = []
+        for each in inputs:
+            if each is None:
+                given.append(None)
                 continue
-            dtype, dims, value = given
+            dtype, dims, value = each
             if dtype is None:
                 return nothing
-            types[name] = onnx.helper.make_tensor_type_proto(int(dtype), dims)
+            tensor = None
             if value is not None:
                 sizes = [dim for dim in dims or () if isinstance(dim, int)]
-                data[name] = onnx.TensorProto(data_type=int(dtype), dims=sizes, raw_data=value)
+                tensor = onnx.TensorProto(data_type=int(dtype), dims=sizes, raw_data=value)
+            given.append((int(dtype), dims, tensor))
+        proto = onnx.NodeProto(op_type=node.op_type, domain=node.domain)
         proto.output.extend(f"output{index}" for index in range(len(node.outputs)))
-        for attribute in node.attributes.values():
-            proto.attribute.append(ir.serde.serialize_attribute(attribute))
+        proto.attribute.extend(map(ir.serde.serialize_attribute, node.attributes.values()))
         try:
-            found = onnx.shape_inference.infer_node_outputs(
-                onnx.defs.get_schema(node.op_type, version, node.domain),
-                proto,
-                types,
-                data,
-                opset_imports=self._imports,
-            )
+            found = infer_node(proto, version, given, self._imports)
         except (
             onnx.shape_inference.InferenceError,
             onnx.checker.ValidationError,
@@ -402,24 +391,7 @@ class NodeInference:
             ValueError,
         ):
             return nothing
-        return [_read(found.get(name)) for name in proto.output]
-
-
-def _read(proto: onnx.TypeProto | None) -> Found | None:
-    if proto is None or not proto.HasField("tensor_type") or not proto.tensor_type.elem_type:
-        return None
-    return ir.DataType(proto.tensor_type.elem_type), _dims(proto.tensor_type)
-
-
-def _dims(tensor: onnx.TypeProto.Tensor) -> Dims | None:
-    if not tensor.HasField("shape"):
-        return None
-    return tuple(
-        [
-            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
-            for dim in tensor.shape.dim
-        ]
-    )
+        return [(ir.DataType(kind), dims) if kind else None for kind, dims in found]
 
 
 # Shapes of what a Loop carries, which the standard's shape inference leaves open.

@@ -145,7 +145,11 @@ def load_source(
     cache = () if as_stored else drop(loaded.graph)
     if needs_blocks(loaded.graph):
         patterns.to_blocks(loaded.graph)
-        _name_codes(loaded.graph)
+        # Codes of a weight without a name of its own are called what the weight was.
+        for name, module in exporters.module_names(loaded.graph).items():
+            value = loaded.graph.initializers[name]
+            if all(node.op_type == "MatMulNBits" for node, _ in value.uses()):
+                value.name = module
     loaded = decompose(loaded)
     if cache:  # inputs go, too, that were read with the cache, and are not without it
         weights = _weights(loaded.graph)
@@ -169,14 +173,6 @@ def _weights(graph: ir.Graph) -> dict[str, None]:
     }
 
 
-def _name_codes(graph: ir.Graph) -> None:
-    """Call codes that were made of a weight without a name of its own what the weight was."""
-    for name, module in exporters.module_names(graph).items():
-        value = graph.initializers[name]
-        if all(node.op_type == "MatMulNBits" for node, _ in value.uses()):
-            value.name = module
-
-
 def name_nodes(graph: ir.Graph) -> None:
     """Call a node that has no name what it computes."""
     for node in nodes_of(graph):
@@ -195,7 +191,6 @@ def _open_declared_sizes(graph: ir.Graph) -> None:
 
 
 def _input_sizes(graph: ir.Graph) -> set[str]:
-    """Names of sizes of a graph's inputs."""
     return {dim for v in graph.inputs for dim in dims_of(v) or () if isinstance(dim, str)}
 
 

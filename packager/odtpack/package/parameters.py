@@ -534,13 +534,11 @@ def store(name: str, tensor: ir.TensorProtocol, storage: Storage) -> Stored | No
     if not axes:
         return None
     others = (tuple(i for i in range(array.ndim) if i != axis) for axis in axes)
-    values, scale = min((to_int8(array, each) for each in others), key=lambda q: _error(array, *q))
+    values, scale = min(
+        (to_int8(array, each) for each in others),
+        key=lambda q: float(np.sum(np.square(q[0] * q[1] - array), dtype=np.float64)),
+    )
     return Stored(ir.tensor(values, name=name), ir.tensor(scale))
-
-
-def _error(array: np.ndarray, values: np.ndarray, scale: np.ndarray) -> float:
-    """Sum of the squared differences that a quantization makes."""
-    return float(np.sum(np.square(values * scale - array), dtype=np.float64))
 
 
 SCALE_SUFFIX = ".int8_scale"

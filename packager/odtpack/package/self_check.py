@@ -384,7 +384,8 @@ class _Trial:
                 tolerances = np.maximum(tolerances, _SPREAD * apart).tolist()
                 if not all(map(math.isfinite, tolerances)):
                     break
-            tolerances = [_rounded_up(tolerance) for tolerance in tolerances]
+            up = Context(prec=1, rounding=ROUND_UP)  # one significant digit, no less than the value
+            tolerances = [float(up.create_decimal(Decimal(each))) for each in tolerances]
             moved = abs(losses[0] - losses[4]) / max(tolerances[:5])
             info = SelfCheckInfo(
                 inputs=tuple(chosen),
@@ -419,8 +420,3 @@ class _Trial:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
-
-
-def _rounded_up(value: float) -> float:
-    """One significant digit, no less than the value."""
-    return float(Context(prec=1, rounding=ROUND_UP).create_decimal(Decimal(value)))

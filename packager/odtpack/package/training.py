@@ -526,15 +526,9 @@ def optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:
     if any(parameter.dtype == ir.DataType.DOUBLE for parameter in parameters):
         # Beyond it scales become attributes of fused products, which are float32.
         return "basic"
-    return "all" if any(_has_constant_weight(node) for node in graph) else "extended"
-
-
-def _has_constant_weight(node: ir.Node) -> bool:
-    """Whether ONNX Runtime would repack a convolution's weight at its highest level."""
-    if node.op_type != "Conv" or len(node.inputs) < 2:
-        return False
-    weight = node.inputs[1]
-    return weight is not None and weight.is_initializer()
+    # At its highest level ONNX Runtime repacks the weight of a convolution that is a constant.
+    weights = [node.inputs[1] for node in graph if node.op_type == "Conv" and len(node.inputs) > 1]
+    return "all" if any(w is not None and w.is_initializer() for w in weights) else "extended"
 
 
 def attach_losses(graph: ir.Graph, parts: Sequence[LossPart]) -> tuple[LossInfo, list[str]]:

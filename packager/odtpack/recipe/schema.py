@@ -408,13 +408,9 @@ class BudgetTables(Section):
     """`[budgets.device."google/pixel-8a"]`: limits for one device."""
 
 
-def _kind_of_budgets(value: Any) -> str:
-    return f"{TAG_PREFIX}{'path' if isinstance(value, str) else 'tables'}"
-
-
 BudgetsKey = Annotated[
     Annotated[str, Tag(f"{TAG_PREFIX}path")] | Annotated[BudgetTables, Tag(f"{TAG_PREFIX}tables")],
-    Discriminator(_kind_of_budgets),
+    Discriminator(lambda value: f"{TAG_PREFIX}{'path' if isinstance(value, str) else 'tables'}"),
 ]
 
 

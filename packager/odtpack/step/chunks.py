@@ -243,7 +243,6 @@ def _fuse_sums(
     kept: Collection[ir.Value],
     results: Mapping[str, ir.Value],
 ) -> dict[str, ir.Value]:
-    """Rewrite the sums of an update."""
     # nodes: The elementwise nodes of an update, in topological order; changed in place. rows: What
     # they compute from that is no scalar, each [1, N]. kept: Those of them that results may be
     # written over. results: What the update gives, by name; returned as it is after the rewrite.

@@ -29,7 +29,7 @@ from odtpack_runtime.package.manifest import (
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.optimizer_contract import StateVector, read_contract
 from odtpack_simulator.values.part import Part
-from odtpack_simulator.values.text import clean
+from odtpack_simulator.values.text import clean, markdown_row
 from odtpack_simulator.values.units import format_bytes
 
 Level = Literal["compatible", "parameters only", "incompatible"]
@@ -683,8 +683,8 @@ def markdown(diff: PackageDiff) -> str:
         if section.header:
             flush = section.figures.split(",")
             rules = ("---:" if title in flush else "---" for title in section.header)
-            lines += [_row(section.header), f"| {' | '.join(rules)} |"]
-            lines += [_row([escape(cell) for cell in row]) for row in section.rows]
+            lines += [markdown_row(section.header), markdown_row(rules)]
+            lines += [markdown_row(map(escape, row)) for row in section.rows]
         else:
             lines += [f"- {escape(row[0])}" for row in section.rows]
         lines.append("")
@@ -783,7 +783,3 @@ def _change(old: int | None, new: int | None) -> str:
     sign = "+" if new > old else "-"
     share = f" ({sign}{abs(new - old) / old:.1%})" if old else ""
     return f"{sign}{format_bytes(abs(new - old))}{share}"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

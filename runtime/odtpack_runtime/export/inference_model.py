@@ -153,7 +153,11 @@ def export_inference_model(
         values = _in_own_type(model, parameters)
         pieces = model.pieces(values)
         if not all(model.outputs.values()):
-            _describe_outputs(model, output_specs(b"".join(pieces), str(eval_model), apart=apart))
+            # Type and shape of outputs about which the model says nothing; a bare name will do.
+            for spec in output_specs(b"".join(pieces), str(eval_model), apart=apart):
+                if not model.outputs[spec.name] and spec.dtype in wire.ONNX_TYPES:
+                    described = wire.value_info(spec.name, spec.dtype, spec.shape)
+                    model.outputs[spec.name] = described
             pieces = model.pieces(values)
     except (MalformedError, RecursionError) as error:
         reason = str(error) if isinstance(error, MalformedError) else "it nests too deeply"
@@ -178,8 +182,6 @@ def check_size(pieces: Sequence[Piece]) -> None:
 
 @dataclass
 class _Model:
-    """A parsed model."""
-
     before: list[Piece] = field(default_factory=list)  # fields before the graph
     after: list[Piece] = field(default_factory=list)  # fields after it, without training metadata
     # other fields of the graph, by number
@@ -327,13 +329,6 @@ def _is_used(piece: memoryview, domains: Iterable[str]) -> bool:
     return entry.number != wire.MODEL_OPSETS or (
         name_of(piece[entry.body : entry.end], 1) in domains
     )
-
-
-def _describe_outputs(model: _Model, specs: Iterable[TensorSpec]) -> None:
-    """Enter type and shape of outputs about which the model says nothing; a bare name will do."""
-    for spec in specs:
-        if not model.outputs[spec.name] and spec.dtype in wire.ONNX_TYPES:
-            model.outputs[spec.name] = wire.value_info(spec.name, spec.dtype, spec.shape)
 
 
 def _in_own_type(model: _Model, parameters: Mapping[str, Array]) -> dict[str, Array]:

@@ -112,12 +112,14 @@ class Limits:
     def check(self, manifest: Manifest, where: str) -> None:
         """Check a manifest; the error ``package-limits`` names the first bound that it breaks."""
         tensors = (*manifest.parameters, *manifest.inputs, *manifest.all_outputs)
+        fixed = ([dim for dim in each.shape if isinstance(dim, int)] for each in manifest.inputs)
+        sizes = map(math.prod, fixed)
         for what, found, bound in (
             ("bytes of files", sum(file.size_bytes for file in manifest.files.all()),
              self.disk_bytes),
             ("bytes of parameters and what trains them", _state_bytes(manifest),
              self.state_bytes),
-            ("elements in an input", _input_elements(manifest), self.input_elements),
+            ("elements in an input", max(sizes, default=0), self.input_elements),
             ("parameters, inputs and outputs", len(tensors), self.tensors),
         ):  # fmt: skip
             if found > bound:
@@ -142,12 +144,6 @@ def _state_bytes(manifest: Manifest) -> int:
         return parameters * 4
     itemsize = 8 if manifest.layout.dtype == "float64" else 4
     return parameters + manifest.layout.elements * itemsize * (1 + len(manifest.layout.state))
-
-
-def _input_elements(manifest: Manifest) -> int:
-    shapes = [item.shape for item in manifest.inputs]
-    sizes = [math.prod(dim for dim in shape if isinstance(dim, int)) for shape in shapes]
-    return max(sizes, default=0)
 
 
 def _beyond(problem: str, where: str) -> OdtpackError:

@@ -202,8 +202,10 @@ def check_models(package: Package) -> None:
         same(where, "operators", found, getattr(manifest.operators, kind))
     whole = segments.whole(training, package.training_model, training=True)
     _check_training(manifest, *whole, _metadata(training), package.training_model)
-    whole = segments.whole(evaluation, package.eval_model, training=False)
-    _check_evaluation(manifest, *whole, package.eval_model)
+    inputs, outputs = segments.whole(evaluation, package.eval_model, training=False)
+    expected = [*said(manifest.inputs), *said(manifest.parameters)]
+    same(package.eval_model, "inputs and parameters", inputs, expected)
+    same(package.eval_model, "outputs", outputs, said(manifest.all_outputs))
     kind = _metadata(optimizer).get("odtpack.optimizer", "custom")
     what = "odtpack.optimizer in its metadata"
     same(package.optimizer_model, what, kind, manifest.optimizer.kind)
@@ -312,14 +314,6 @@ def _check_training(
     for key in sorted({*wanted, *(key for key in metadata if key.startswith(facts))}):
         found = metadata.get(key, usual.get(key))
         same(where, f"{key} in its metadata", found, wanted.get(key))
-
-
-def _check_evaluation(
-    manifest: Manifest, inputs: list[Tensor], outputs: list[Tensor], where: Path
-) -> None:
-    expected = [*said(manifest.inputs), *said(manifest.parameters)]
-    same(where, "inputs and parameters", inputs, expected)
-    same(where, "outputs", outputs, said(manifest.all_outputs))
 
 
 def _check_step(

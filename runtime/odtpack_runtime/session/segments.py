@@ -133,7 +133,8 @@ class Segments:
             and not name.endswith(COTANGENT_SUFFIX)
         ]
         own.sort(key=lambda node: node.name.endswith((BUFFER_SUFFIX, RESET_NAME)))
-        outputs = [node for name, node in ends.outputs.items() if not _is_gradient(name)]
+        gradients = (GRADIENT_SUFFIX, COTANGENT_SUFFIX)
+        outputs = [node for name, node in ends.outputs.items() if not name.endswith(gradients)]
         if training:
             outputs += [
                 node
@@ -174,10 +175,6 @@ def segment_name(names: Mapping[str, str], own: str) -> str:
 
 def _renamed(node: Any, name: str) -> Any:
     return SimpleNamespace(name=name, own=node.name, type=node.type, shape=node.shape)
-
-
-def _is_gradient(name: str) -> bool:
-    return name.endswith((GRADIENT_SUFFIX, COTANGENT_SUFFIX))
 
 
 def segments_beside(model: str | os.PathLike[str]) -> tuple[SegmentsInfo, tuple[str, ...]] | None:
@@ -427,7 +424,10 @@ class DeviceSegmentedGraph(UserInputs):
         assert last is not None  # noqa: S101 - the caller looks
         backward = segments.backward if training else []
         parts = [*segments.forward, last, *(part for part in reversed(backward) if part)]
-        self._parts = list(zip(parts, _last_read(parts), strict=True))
+        self._parts = [  # each with the inputs that no later one reads
+            (part, set(part.inputs).difference(*(later.inputs for later in parts[place:])))
+            for place, part in enumerate(parts, 1)
+        ]
         self._memory_in: dict[str, Array] = {}
         self._memory_out: dict[str, Array] = {}
 
@@ -515,9 +515,3 @@ class DeviceSegmentedGraph(UserInputs):
             bind_here(binding.bind_input, own, value)
         else:
             self._device.bind_input(binding, own, value)
-
-
-def _last_read(parts: Sequence[Part]) -> Iterator[set[str]]:
-    """For each of some runs, the inputs that no later one reads."""
-    for index, part in enumerate(parts):
-        yield set(part.inputs).difference(*(later.inputs for later in parts[index + 1 :]))

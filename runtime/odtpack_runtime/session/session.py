@@ -259,9 +259,14 @@ class BoundGraph(UserInputs):
 
     def _run(self) -> Any:
         self._renew_outputs()
+        device = self._device
         try:
-            if self._device is not None:
-                self._to_device(self._device)
+            if device is not None:  # bind anew what a binding copied when it was made
+                device.before_run()
+                for name, memory in self._memory_in.items():
+                    if name in _FED or not device.resident:
+                        self.bind_input(name, memory)
+                device.ran = True
             self.session.run_with_iobinding(self._binding)
         except Exception as error:  # ONNX Runtime's exceptions have no common base
             raise run_failed(error) from error
@@ -275,14 +280,6 @@ class BoundGraph(UserInputs):
             self._device.asked()
         pairs = zip(self.inputs, arrays, strict=True)
         return {**self._memory_in, **{spec.name: array for spec, array in pairs}}
-
-    def _to_device(self, device: Device) -> None:
-        """Bind anew what a binding copied when it was made."""
-        device.before_run()
-        for name, memory in self._memory_in.items():
-            if name in _FED or not device.resident:
-                self.bind_input(name, memory)
-        device.ran = True
 
     def _renew_outputs(self) -> None:
         # An output that keeps the tensor of the last run would write into an array that

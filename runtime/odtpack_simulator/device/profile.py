@@ -58,6 +58,18 @@ class ProfileFigure(Part):
     kind: SourceKind | Literal["unknown"]
     source: str
 
+    @property
+    def text(self) -> str:
+        """The figure with bounds and threads: ``129 GFLOPS (78.4 to 143.5), 8 threads``."""
+        if self.value is None:
+            return "unknown"
+        text = f"{self.value:g}" + ("" if self.unit in {None, "1"} else f" {self.unit}")
+        if self.low is not None and self.high is not None:
+            text += f" ({self.low:g} to {self.high:g})"
+        if self.threads is not None:
+            text += f", {self.threads} thread{'' if self.threads == 1 else 's'}"
+        return text
+
 
 def shown(key: str, figure: Quantity | Unknown | None) -> ProfileFigure:
     """A figure with its key; an unknown one with its reason."""

@@ -211,11 +211,6 @@ def name_limits(schema: dict[str, Any]) -> dict[str, Any]:
     return {**named, "$defs": {**named.get("$defs", {}), **definitions}}
 
 
-def _examples(metric: Metric[Subject]) -> list[object]:
-    relative = "-5 %" if metric.better == "higher" else "+5 %"
-    return [float(metric.example) if metric.unit == "1" else metric.example, relative]
-
-
 def _field(metric: Metric[Subject]) -> Any:
 
     def few(value: object) -> object:
@@ -224,6 +219,8 @@ def _field(metric: Metric[Subject]) -> Any:
             raise ValueError(msg)
         return value
 
+    relative = "-5 %" if metric.better == "higher" else "+5 %"
+    example = float(metric.example) if metric.unit == "1" else metric.example
     one = _one_limit(metric)
     several = tuple[one, ...]  # type: ignore[valid-type]
     return (
@@ -233,7 +230,7 @@ def _field(metric: Metric[Subject]) -> Any:
             Discriminator(_variant),
             WithJsonSchema(_schema(metric)),
         ],
-        Field(default=None, description=metric.meaning, examples=_examples(metric)),
+        Field(default=None, description=metric.meaning, examples=[example, relative]),
     )  # fmt: skip
 
 

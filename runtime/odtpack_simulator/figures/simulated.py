@@ -237,17 +237,13 @@ def _campaign(subject: Subject, field: str, unit: Unit) -> Figure:
         if not math.isfinite(100.0 * interval.high):
             return _unknown("the share is beyond all numbers")
         interval = interval.scaled(100.0)
-    if _is_counted(subject, field, unit):
+    # In the foreground no window ends a session: no time changes what is counted.
+    counted = (unit == "1" and field != "days") or field == "written_bytes_per_day"
+    if counted and subject.result.policy.state == "foreground":
         profile = Basis(profile=subject.on.profile_digest)
         return Figure(value=interval.typical, low=interval.low, high=interval.high, basis=profile)
     elapsed = campaign.days.typical if days and campaign.days is not None else None
     return _timed(subject, interval, middle=elapsed, reason=_left_out(subject, field, unit))
-
-
-def _is_counted(subject: Subject, field: str, unit: Unit) -> bool:
-    """Whether no time changes a figure: in the foreground no window ends a session."""
-    counts = (unit == "1" and field != "days") or field == "written_bytes_per_day"
-    return counts and subject.result.policy.state == "foreground"
 
 
 def _left_out(subject: Subject, field: str, unit: Unit) -> str:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime
 
 from odtpack_runtime.checkpoint.parameters import Array
@@ -41,10 +40,10 @@ from odtpack_simulator.replay.executor import (
     unwrapped,
     worker_lost,
 )
+from odtpack_simulator.replay.job import Indices, in_batches
 from odtpack_simulator.replay.paired_loss import accuracy_inputs
 from odtpack_simulator.replay.replay import write_data
 
-Indices = npt.NDArray[np.int64]
 Arrays = dict[str, Array]  # Parameters by name
 
 _ORDER, _DROPOUT, _NOISE = 2, 4, 5
@@ -167,10 +166,9 @@ class LocalTrainer:
         pull = functools.partial(self._pull, arrays, settings.proximal)
         losses: list[float] = []
         steps = 0
+        size, whole = self.fixed_batch or settings.batch_size, self.fixed_batch is not None
         for _ in range(settings.epochs):
-            batches = self._batches(
-                random.permutation(indices), self.fixed_batch or settings.batch_size
-            )
+            batches = in_batches(random.permutation(indices), size, whole=whole)
             while of_step := list(itertools.islice(batches, self.module.accumulation_steps)):
                 # Dropout draws from the generator of the process.
                 position = (settings.seed, _DROPOUT, round_number, client, steps)
@@ -220,7 +218,8 @@ class LocalTrainer:
             np.add(right, np.bincount(named, minlength=classes), out=right)
             np.add(total, np.bincount(counted, minlength=classes), out=total)
 
-        batches = self._batches(indices, self.fixed_batch or batch_size)
+        size, whole = self.fixed_batch or batch_size, self.fixed_batch is not None
+        batches = in_batches(indices, size, whole=whole)
         found = evaluate(
             self.module,
             ([data[name][batch] for name in self._names] for batch in batches),
@@ -232,12 +231,6 @@ class LocalTrainer:
         self.module.train()
         loss = math.nan if found.loss is None else found.loss
         return ModelEvaluation(loss, tuple(right.tolist()), tuple(total.tolist()))
-
-    def _batches(self, order: Indices, size: int) -> Iterator[Indices]:
-        for start in range(0, len(order), size):
-            batch = order[start : start + size]
-            if len(batch) == size or self.fixed_batch is None:
-                yield batch
 
     def _pull(self, origin: Mapping[str, Array], weight: float) -> None:
         """FedProx: add the gradient of ``weight / 2 * |w - origin|²``."""

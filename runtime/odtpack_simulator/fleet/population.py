@@ -22,8 +22,7 @@ from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.fleet_file import HOURS, FleetFile
-from odtpack_simulator.fleet.local_training import Indices
-from odtpack_simulator.replay.job import HELD_OUT_SHARE
+from odtpack_simulator.replay.job import HELD_OUT_SHARE, Indices, split
 from odtpack_simulator.values.textfile import read_bounded
 
 Numbers = npt.NDArray[np.uint64]
@@ -305,16 +304,14 @@ def load_fleet_data(package: Package, path: str | os.PathLike[str], seed: int) -
 def split_data(arrays: Mapping[str, Array], seed: int, *, where: str = "the data") -> FleetData:
     """Split samples; see :func:`load_fleet_data`."""
     samples = len(next(iter(arrays.values())))
-    held_out = int(samples * HELD_OUT_SHARE)
-    if not held_out:
+    train, held_out = split(samples, HELD_OUT_SHARE, seed)
+    if not len(held_out):
         raise OdtpackError(
             "too-few-samples",
             f"The data have {samples} samples, and a fifth of them is held out.",
             where=where,
             hint="give at least 5 samples",
         )
-    order = np.random.default_rng([seed, 0]).permutation(samples)
-    train = order[: samples - held_out]
     digest = hashlib.sha256()
     for name, array in arrays.items():
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
@@ -322,7 +319,7 @@ def split_data(arrays: Mapping[str, Array], seed: int, *, where: str = "the data
     return FleetData(
         arrays,
         train,
-        order[samples - held_out :],
+        held_out,
         _by_class(arrays.get("labels"), train),
         digest.hexdigest(),
     )

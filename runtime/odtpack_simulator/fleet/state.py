@@ -100,7 +100,9 @@ class FleetState:
             raise _wrong(path, f"it is larger than {MAX_STATE_BYTES} bytes")
         try:
             with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-                _check_size(file)
+                entries = [] if file.zip is None else file.zip.infolist()
+                if sum(entry.file_size for entry in entries) > MAX_STATE_BYTES:
+                    raise ValueError(f"it unpacks to more than {MAX_STATE_BYTES} bytes")
                 record = StateRecord.model_validate_json(file["record"].tobytes())
                 parts: dict[str, Arrays] = {_CURRENT: {}, _SERVER: {}}
                 places = zip(file["parts"], file["names"], strict=True)
@@ -131,13 +133,6 @@ class FleetState:
             if not ((visits[column] >= 0) & (visits[column] < most)).all():
                 raise _wrong(path, "its visits name devices or ends that do not exist")
         return cls(record, arrays, kept, [visits], models)
-
-
-def _check_size(file: np.lib.npyio.NpzFile) -> None:
-    """Refuse an archive before it unpacks to more than it may."""
-    entries = [] if file.zip is None else file.zip.infolist()
-    if sum(entry.file_size for entry in entries) > MAX_STATE_BYTES:
-        raise ValueError(f"it unpacks to more than {MAX_STATE_BYTES} bytes")
 
 
 def visit_rows(visits: Sequence[Visit]) -> Visits:

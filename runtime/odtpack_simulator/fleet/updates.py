@@ -45,7 +45,11 @@ def refusals(
     for index, arrays in enumerate(answers):
         reason = mismatch(reference, arrays)
         if reason is None:
-            length = _length(reference, arrays)
+            with np.errstate(over="ignore", invalid="ignore"):
+                length = _norm(
+                    np.subtract(arrays[name], array, dtype=np.float64)
+                    for name, array in reference.items()
+                )
             if math.isfinite(length):
                 lengths[index] = length
             else:
@@ -137,13 +141,6 @@ def discounted(
         name: np.asarray(current[name] + share * (array - begun[name]), array.dtype)
         for name, array in answer.items()
     }
-
-
-def _length(reference: Mapping[str, Array], arrays: Mapping[str, Array]) -> float:
-    with np.errstate(over="ignore", invalid="ignore"):
-        return _norm(
-            np.subtract(arrays[name], array, dtype=np.float64) for name, array in reference.items()
-        )
 
 
 def _norm(arrays: Iterable[Array]) -> float:

@@ -225,19 +225,11 @@ class _Sizes:
             if value is None:
                 return None
             feeds[operand] = value
-        infos = [
-            helper.make_tensor_value_info(
-                operand, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
-            )
-            for operand, value in feeds.items()
-        ]
-        graph = helper.make_graph([node], "sizes", infos, [onnx.ValueInfoProto(name=name)])
-        opsets = [helper.make_opsetid("", self._opset)]
-        model = onnx.ModelProto(ir_version=8, graph=graph, opset_import=opsets)
         from onnx.reference import ReferenceEvaluator
 
-        results = list(ReferenceEvaluator(model).run([name], feeds))
-        result = np.asarray(results[0])
+        evaluator = ReferenceEvaluator(node, opsets={"": self._opset})
+        (found,) = evaluator.run([name], feeds)
+        result = np.asarray(found)
         return result if result.size <= _MOST_SIZES else None
 
     def _zeros(self, node: onnx.NodeProto) -> Array | None:
@@ -305,18 +297,18 @@ def _infer_alike(
     schema = onnx.defs.get_schema(alike, opset, "")
     count = min(len(node.input), schema.max_input)
     # Layers repeat, and so do the readings of a model: by place, not by name.
-    places = {name: f"input{place}" for place, name in enumerate(node.input[:count]) if name}
-    names = tuple(places.get(name, "") for name in node.input[:count])
+    given: list[tuple[int, Dims, bytes | None] | None] = []
+    for name, (kind, dims) in zip(node.input[:count], inputs, strict=False):
+        if name and dims is None:
+            return []
+        value = sizes.get(name) if name else None
+        data = None if value is None else onnx.numpy_helper.from_array(value).SerializeToString()
+        given.append((kind or TensorProto.FLOAT, dims, data) if name and dims is not None else None)
     outputs = tuple(bool(name) for name in (node.output if not node.domain else node.output[:1]))
-    values = tuple(
-        None if value is None else (value.dtype.str, value.shape, value.tobytes())
-        for value in (sizes.get(name) if name else None for name in node.input[:count])
-    )
     attributes = tuple(
         each.SerializeToString() for each in node.attribute if each.name in schema.attributes
     )
-    given = names, tuple(inputs[:count]), values
-    return _inferred_alike(alike, opset, attributes, outputs, *given)
+    return _inferred_alike(alike, opset, attributes, outputs, tuple(given))
 
 
 @functools.lru_cache(10_000)
@@ -325,28 +317,38 @@ def _inferred_alike(
     opset: int,
     attributes: tuple[bytes, ...],
     outputs: tuple[bool, ...],
-    names: tuple[str, ...],
-    inputs: tuple[Typed, ...],
-    values: tuple[tuple[str, Shape, bytes] | None, ...],
+    given: tuple[tuple[int, Dims, bytes | None] | None, ...],
 ) -> list[Typed]:
-    called = [f"output{place}" if wanted else "" for place, wanted in enumerate(outputs)]
-    copy = helper.make_node(alike, names, called)
+    copy = onnx.NodeProto(op_type=alike)
+    copy.output.extend(f"output{place}" if wanted else "" for place, wanted in enumerate(outputs))
     copy.attribute.extend(map(onnx.AttributeProto.FromString, attributes))
-    types = {
-        name: helper.make_tensor_type_proto(kind or TensorProto.FLOAT, dims)
-        for name, (kind, dims) in zip(names, inputs, strict=True)
-        if name and dims is not None
-    }
-    data = {
-        name: onnx.numpy_helper.from_array(
-            np.frombuffer(value[2], value[0]).reshape(value[1]), name
-        )
-        for name, value in zip(names, values, strict=True)
-        if value is not None
-    }
-    schema = onnx.defs.get_schema(alike, opset, "")
-    inferred = onnx.shape_inference.infer_node_outputs(schema, copy, types, data)
-    return [tensor_type(inferred[name]) if name in inferred else (0, None) for name in copy.output]
+    inputs = (
+        each and (*each[:2], None if each[2] is None else TensorProto.FromString(each[2]))
+        for each in given
+    )
+    return infer_node(copy, opset, inputs)
+
+
+def infer_node(
+    node: onnx.NodeProto,  # Without inputs: they are named here, by place
+    opset: int,
+    # Element type, dimensions and, where it is known, the value; None for an absent one
+    inputs: Iterable[tuple[int, Dims | None, onnx.TensorProto | None] | None],
+    imports: list[onnx.OperatorSetIdProto] | None = None,
+) -> list[Typed]:
+    """What the standard finds out about a node's outputs from its inputs alone."""
+    types, data = {}, {}
+    for place, given in enumerate(inputs):
+        node.input.append("" if given is None else f"input{place}")
+        if given is not None:
+            kind, dims, value = given
+            types[node.input[place]] = helper.make_tensor_type_proto(kind, dims)
+            if value is not None:
+                data[node.input[place]] = value
+    schema = onnx.defs.get_schema(node.op_type, opset, node.domain)
+    infer = onnx.shape_inference.infer_node_outputs
+    found = infer(schema, node, types, data, opset_imports=imports)
+    return [tensor_type(found[name]) if name in found else (0, None) for name in node.output]
 
 
 def tensor_type(proto: onnx.TypeProto) -> Typed:
@@ -356,11 +358,11 @@ def tensor_type(proto: onnx.TypeProto) -> Typed:
         return 0, None
     if not tensor.HasField("shape"):
         return tensor.elem_type, None
-    dims = tuple(
+    dims = [
         dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
         for dim in tensor.shape.dim
-    )
-    return tensor.elem_type, dims
+    ]
+    return tensor.elem_type, tuple(dims)  # faster than from a generator, which a build would feel
 
 
 def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:

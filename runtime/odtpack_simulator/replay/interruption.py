@@ -50,8 +50,6 @@ class Planned:
 
 @dataclass(slots=True)
 class _Log:
-    """What has happened so far."""
-
     # Those after which the training has begun again.
     interruptions: list[Interruption] = field(default_factory=list)
     # Kind and step of the one after which it has not yet.

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -284,6 +284,28 @@ EVALUATIONS = 12  # Most evaluations of one training, the first and the last inc
 Indices = npt.NDArray[np.int64]
 
 
+class Split(NamedTuple):
+    """Which samples are trained on and which are held out for evaluation."""
+
+    train: Indices
+    held_out: Indices
+
+
+def split(samples: int, share: float, seed: int) -> Split:
+    """Hold out a random share of the samples."""
+    order = np.random.default_rng([seed, 0]).permutation(samples)
+    count = samples - int(samples * share)
+    return Split(order[:count], order[count:])
+
+
+def in_batches(order: Indices, size: int, *, whole: bool) -> Iterator[Indices]:
+    """Yield the indices batch by batch; with ``whole`` a shorter last one is left out."""
+    for start in range(0, len(order), max(size, 1)):
+        batch = order[start : start + size]
+        if len(batch) == size or not whole:
+            yield batch
+
+
 @dataclass(frozen=True, slots=True)
 class SamplePlan:
     """Split and order of the samples."""
@@ -405,7 +427,7 @@ class SamplePlan:
 
     def training_batches(self, epoch: int, piece: int = 0) -> Iterator[Indices]:
         """Indices of the samples of each batch of one pass."""
-        train = self._permutation()[: self.train_samples]
+        train = self._split().train
         start = sum(self.piece_samples(index) for index in range(piece))
         arrived = np.sort(train)[start : start + self.piece_samples(piece)]
         own = train[np.isin(train, arrived)]
@@ -428,12 +450,13 @@ class SamplePlan:
 
     def held_out_batches(self, size: int | None = None) -> Iterator[Indices]:
         """Indices of the held-out samples, in batches of ``size``, or of the training's."""
-        yield from self._cut(self._permutation()[self.train_samples :], size)
+        yield from self._cut(self._split().held_out, size)
 
-    def _permutation(self) -> Indices:
-        first = self.samples - self.apart
-        order = np.random.default_rng([self.seed, 0]).permutation(first)
-        return np.concatenate((order, np.arange(first, self.samples)))
+    def _split(self) -> Split:
+        if not self.apart:
+            return split(self.samples, self.holdout, self.seed)
+        parts = split(self.train_samples, 0.0, self.seed)
+        return parts._replace(held_out=np.arange(self.train_samples, self.samples))
 
     def _steps_of_pieces(self, pieces: int) -> int:
         """Optimizer steps of one pass over each of the first pieces."""
@@ -445,10 +468,7 @@ class SamplePlan:
     def _cut(self, order: Indices, size: int | None = None) -> Iterator[Indices]:
         if size is None:
             size = self.batch_size if self.full_batches else self.largest_batch
-        for start in range(0, len(order), max(size, 1)):
-            batch = order[start : start + size]
-            if len(batch) == size or not self.full_batches:
-                yield batch
+        return in_batches(order, size, whole=self.full_batches)
 
 
 def make_sample_plan(

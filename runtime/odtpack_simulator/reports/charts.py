@@ -1,7 +1,7 @@
-"""The drawings: with axes (losses, working set, roofline, trade-offs), and in a line of a list.
+"""The drawings: with axes (losses, working set, trade-offs), and in a line of a list.
 
-Nothing is shown by colour alone: limits are dashed lines with a letter, operators
-are numbered, and every figure stands beside its drawing as text.
+Nothing is shown by colour alone: limits are dashed lines with a letter, and every
+figure stands beside its drawing as text.
 """
 
 from __future__ import annotations
@@ -221,55 +221,6 @@ def scatter_chart(points: Sequence[ScatterPoint], alt: str) -> Markup:
         f"{point.label}: {format_number(point.y)} at {format_number(point.x)}" for point in points
     )
     return svg.plot(f"{alt}; {told}", *layers)
-
-
-@dataclass(frozen=True)
-class RooflinePoint:
-    """An operator: its number, FLOP per byte, and GFLOP per second."""
-
-    number: int
-    intensity: float
-    gflops: float
-
-
-def roofline_chart(
-    points: Sequence[RooflinePoint], gemm_gflops: float, traffic_gbs: float
-) -> Markup:
-    """Operators under the roof of this host, both axes logarithmic."""
-    # Williams, Waterman, Patterson: "Roofline: an insightful visual performance model" (CACM 2009):
-    # attainable = min(peak, intensity times bandwidth).
-    # `gemm_gflops`: Rate of a large matrix product: the flat roof.
-    # `traffic_gbs`: Bytes read and written per nanosecond: the slanted roof.
-    ridge = gemm_gflops / traffic_gbs
-    x_axis = svg.log_axis(
-        min([point.intensity for point in points] + [ridge / 4]),
-        max([point.intensity for point in points] + [ridge * 4]),
-    )
-    y_axis = svg.log_axis(
-        min([point.gflops for point in points] + [gemm_gflops / 10]), gemm_gflops * 1.2
-    )
-    roof = [
-        (x_axis.position(x), y_axis.position(min(gemm_gflops, x * traffic_gbs)))
-        for x in (max(x_axis.low, y_axis.low / traffic_gbs), ridge, x_axis.high)
-    ]
-    layers = [
-        svg.horizontal_grid(y_axis, format_number),
-        *(svg.vertical(x_axis.position(tick), "grid") for tick in x_axis.ticks),
-        svg.x_ticks(x_axis, format_number),
-        svg.stretched(svg.path(roof, "roof")),
-    ]
-    layers += [
-        svg.badge(
-            x_axis.position(point.intensity), y_axis.position(point.gflops), str(point.number)
-        )
-        for point in reversed(points)
-    ]
-    told = [
-        f"{point.number}: {point.gflops:.3g} GFLOP/s at {point.intensity:.3g} FLOP per byte"
-        for point in points
-    ]
-    alt = f"Roofline of this host with {len(points)} operators; {'; '.join(told)}"
-    return svg.plot(alt, *layers, style="plot roofline")
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from odtpack_simulator.reports.html_report import render_page
 from odtpack_simulator.reports.report import Block, fitted, markdown_text, worst
 from odtpack_simulator.reports.svg import Axis
 from odtpack_simulator.values.figure import WORST_FIRST, Check, Verdict, shortened
-from odtpack_simulator.values.text import clean
+from odtpack_simulator.values.text import clean, markdown_row
 from odtpack_simulator.values.units import format_interval_of, format_percent, format_value
 
 MARKS: Final[dict[Direction, str]] = {
@@ -339,9 +339,10 @@ def render_markdown(comparison: Comparison, *, limit: int = MAX_COMMENT) -> str:
             lines = [f"{_check(check, fold)}\n" for check in checks]
             blocks.append(Block("**Checks that did not pass**\n\n", lines, "\n", "checks"))
         if changed:
-            table = f"{_line(_HEADER)}\n|---|---|---:|---:|---:|---|\n"
+            table = f"{markdown_row(_HEADER)}\n|---|---|---:|---:|---:|---|\n"
             lines = [
-                _line([fold(row.names), *(escape(cell) for cell in _cells(row, "")[1:])]) + "\n"
+                markdown_row([fold(row.names), *(escape(cell) for cell in _cells(row, "")[1:])])
+                + "\n"
                 for row in changed
             ]
             blocks.append(Block(table, lines, what="changes"))
@@ -422,10 +423,6 @@ def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(shortened(name, 100) for name in names[:_MOST_LISTED])
     more = len(names) - _MOST_LISTED
     return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 _STATES: Final[dict[Direction, str]] = {

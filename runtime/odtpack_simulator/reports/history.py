@@ -75,7 +75,6 @@ def _minute(result: SimulationResult) -> str | None:
 
 
 def _row(metric: str, checks: Sequence[Check | None]) -> Bar:
-    """A line of the list of trends."""
     there = [each for each in checks if each is not None]
     last, known = there[-1], [each for each in there if each.actual is not None]
     figure, detail = "unknown", []

@@ -29,7 +29,7 @@ from odtpack_simulator.reports.report import (
 from odtpack_simulator.reports.report import VERDICT_SYMBOLS as _SYMBOLS
 from odtpack_simulator.reports.report import markdown_text as _text
 from odtpack_simulator.values.figure import shortened
-from odtpack_simulator.values.text import clean
+from odtpack_simulator.values.text import clean, markdown_row
 
 MOST_BYTES: Final = 65_000
 """Bytes of the report, counted in UTF-8: never more characters than a comment holds."""
@@ -100,7 +100,7 @@ def _devices(report: Report) -> Block:
             extra = f"<br>{_text(cell.ends)}" if cell.ends else ""
             extra += f"<br>{_text(cell.words)}" if cell.words and cell.state is not None else ""
             entries.append(f"{symbol}{_text(cell.figure)}{extra}")
-        rows.append(f"| {' | '.join(entries)} |\n")
+        rows.append(f"{markdown_row(entries)}\n")
     return Block(head, rows, "\n" if report.all_validated else _ESTIMATES, "devices")
 
 
@@ -111,8 +111,8 @@ def _check_row(row: CheckRow) -> str:
     if row.location:
         found += f"<br>`{_code(row.location)}`"
     state = f"{_SYMBOLS[row.state]} {VERDICT_WORDS[row.state]}"
-    entries = (state, _text(row.title), _text(row.device), _text(row.actual), _text(row.limit))
-    return f"| {' | '.join(entries)} | {found} |\n"
+    texts = map(_text, (row.title, row.device, row.actual, row.limit))
+    return f"{markdown_row([state, *texts, found])}\n"
 
 
 def _table(table: Table) -> Block:
@@ -124,7 +124,7 @@ def _table(table: Table) -> Block:
             table.unknown if figure == UNKNOWN else _text(figure) for _, figure, _ in row.figures
         ]
         star = "" if row.validated else " \\*"
-        lines.append(f"| {_text(row.title)}{star} | {' | '.join(entries)} |\n")
+        lines.append(f"{markdown_row([f'{_text(row.title)}{star}', *entries])}\n")
     return _details(table.title, head, lines)
 
 

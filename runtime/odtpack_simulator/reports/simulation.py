@@ -271,21 +271,15 @@ def memory_words(device: DeviceResult) -> tuple[str, str]:
 def _of_campaign(device: DeviceResult, name: str, unit: str) -> tuple[str, str]:
     """A figure of the campaign; of energy the share of a battery, of sessions the days."""
     campaign = device.campaign or DeviceCampaign()
-    figure, remark = shown(getattr(campaign, name), unit, _why(device, name))
+    reasons = (entry.reason for entry in campaign.not_judged if entry.figure == name)
+    why = next(reasons, device.latency.not_judged or "")
+    figure, remark = shown(getattr(campaign, name), unit, why)
     days, battery = campaign.calendar_days, campaign.battery_share
     if name == "energy_j" and campaign.energy_j is not None and battery is not None:
         remark = f"{format_percent(battery.typical)} of a battery"
     if name == "sessions" and campaign.sessions is not None and days is not None:
         remark = f"in {_whole(days.typical)} day{'' if days.typical == 1 else 's'}"
     return figure, remark
-
-
-def _why(device: DeviceResult, figure: str) -> str:
-    """Why a figure of the campaign is null."""
-    for entry in device.campaign.not_judged if device.campaign else ():
-        if entry.figure == figure:
-            return entry.reason
-    return device.latency.not_judged or ""
 
 
 def _without_times(result: SimulationResult) -> list[tuple[str, str]]:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from odtpack_simulator.device.profile import ProfileFigure
 from odtpack_simulator.figures.limits import suggest_budget
 from odtpack_simulator.reports import charts, simulation
 from odtpack_simulator.reports.charts import Bar
@@ -52,19 +51,7 @@ def simulation_sections(result: SimulationResult) -> dict[str, Any]:
         "policy": simulation.policy_words(result),
         "interruption": simulation.interruption_words(result.interruption),
         "interruption_rows": interruption_rows(result),
-        "figure_text": _figure_text,
     }
-
-
-def _figure_text(figure: ProfileFigure) -> str:
-    """A profile's figure with bounds and threads: ``129 GFLOPS (78.4 to 143.5), 8 threads``."""
-    if figure.value is None:
-        return "unknown"
-    unit = "" if figure.unit in {None, "1"} else f" {figure.unit}"
-    text = f"{figure.value:g}{unit}"
-    if figure.low is not None and figure.high is not None:
-        text += f" ({figure.low:g} to {figure.high:g})"
-    return text if figure.threads is None else f"{text}, {_threads(figure.threads)}"
 
 
 _TENSORS_SHOWN: Final = 12
@@ -103,6 +90,8 @@ def memory_section(result: SimulationResult) -> dict[str, Any]:
         apps.setdefault((format_bytes(bar.app), bar.source), []).append(bar.title)
     breakdown = result.memory.predicted.breakdown
     parts = {name: getattr(breakdown, key) for key, name in _BREAKDOWN_WORDS.items()}
+    largest = sorted(result.memory.tensors_at_peak, key=lambda tensor: (-tensor.bytes, tensor.name))
+    peak = result.memory.predicted.peak_bytes
     return {
         "limits": limits,
         "limits_axis": axis,
@@ -117,7 +106,10 @@ def memory_section(result: SimulationResult) -> dict[str, Any]:
         "beyond": _beyond(beyond, drawn=bool(lines)),
         "peak": max(timeline, key=lambda point: point.live_bytes, default=None),
         "breakdown": [_share_bar(name, nbytes, breakdown.total) for name, nbytes in parts.items()],
-        "tensors": _tensors(result),
+        "tensors": [
+            _share_bar(each.name, each.bytes, peak, each.kind.replace("_", " "))
+            for each in largest[:_TENSORS_SHOWN]
+        ],
         "tensors_left": max(0, len(result.memory.tensors_at_peak) - _TENSORS_SHOWN),
     }
 
@@ -207,15 +199,6 @@ def _phases(result: SimulationResult) -> list[Bar]:
     return rows
 
 
-def _tensors(result: SimulationResult) -> list[Bar]:
-    peak = result.memory.predicted.peak_bytes
-    largest = sorted(result.memory.tensors_at_peak, key=lambda tensor: (-tensor.bytes, tensor.name))
-    return [
-        _share_bar(tensor.name, tensor.bytes, peak, tensor.kind.replace("_", " "))
-        for tensor in largest[:_TENSORS_SHOWN]
-    ]
-
-
 def _share_bar(name: str, nbytes: int, whole: int, remark: str = "") -> Bar:
     share = nbytes / max(1, whole)
     drawing = charts.share_bar(share)
@@ -232,28 +215,20 @@ _STAGES: Final = {
     "checkpoint_load_ms": "Load",
     "checkpoint_save_ms": "Save",
 }
-_TRAFFIC_OF_A_COPY: Final = 2.0
-"""A copy reads each byte and writes it: the traffic is twice the rate of copying."""
 
 
 def latency_section(result: SimulationResult) -> dict[str, Any]:
     """Rows and drawings of the section."""
-    operators, points = _operators(result)
     rows, axis = _latency_rows(result)
     classes = dict.fromkeys(_CLASS_WORDS, 0.0)
     for cost in result.latency_host.by_operator:
         classes[cost.operator_class] += cost.share
-    gemm, copy = result.host.gemm_gflops, result.host.memory_bandwidth_gbs
-    roofline = None
-    if points and gemm and copy:
-        roofline = charts.roofline_chart(points, gemm, _TRAFFIC_OF_A_COPY * copy)
     return {
         "rows": rows,
         "axis": axis,
         "stages": _stages(result),
-        "operators": operators,
+        "operators": _operators(result),
         "classes": [(_CLASS_WORDS[name], format_percent(s)) for name, s in classes.items()],
-        "roofline": roofline,
     }
 
 
@@ -351,20 +326,11 @@ def _stage(interval: Interval | None) -> tuple[str, str]:
     return figure, ends if known else ""
 
 
-def _operators(result: SimulationResult) -> tuple[list[dict[str, Any]], list[charts.RooflinePoint]]:
-    """The largest operators as rows; those whose arithmetic and traffic are known as points."""
+def _operators(result: SimulationResult) -> list[dict[str, Any]]:
     ordered = sorted(
         result.latency_host.by_operator, key=lambda cost: (-cost.total_ms, cost.op_type)
     )
-    rows: list[dict[str, Any]] = []
-    points: list[charts.RooflinePoint] = []
-    for cost in ordered[:_OPERATORS_SHOWN]:
-        place = None
-        if cost.flops and cost.moved_bytes and cost.total_ms > 0:
-            place = len(points) + 1
-            gflops = cost.flops / cost.total_ms / 1e6
-            points.append(charts.RooflinePoint(place, cost.flops / cost.moved_bytes, gflops))
-        rows.append(_operator_row(cost, place))
+    rows = [_operator_row(cost) for cost in ordered[:_OPERATORS_SHOWN]]
     rest = ordered[_OPERATORS_SHOWN:]
     if rest:
         merged = OperatorCost(
@@ -374,11 +340,11 @@ def _operators(result: SimulationResult) -> tuple[list[dict[str, Any]], list[cha
             total_ms=sum(cost.total_ms for cost in rest),
             share=min(1.0, sum(cost.share for cost in rest)),
         )
-        rows.append(_operator_row(merged, None))
-    return rows, points
+        rows.append(_operator_row(merged))
+    return rows
 
 
-def _operator_row(cost: OperatorCost, place: int | None) -> dict[str, Any]:
+def _operator_row(cost: OperatorCost) -> dict[str, Any]:
     rate = intensity = ""
     if cost.flops is not None and cost.total_ms > 0:
         rate = f"{cost.flops / cost.total_ms / 1e6:.3g} GFLOP/s"
@@ -387,7 +353,6 @@ def _operator_row(cost: OperatorCost, place: int | None) -> dict[str, Any]:
     if cost.flops is not None and cost.moved_bytes:
         intensity = f"{cost.flops / cost.moved_bytes:.2g} FLOP/B"
     return {
-        "number": place,
         "name": cost.op_type,
         "kind": _CLASS_WORDS[cost.operator_class],
         "bar": charts.share_bar(cost.share, f"bar {cost.operator_class}"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +37,11 @@ def clean(text: str) -> str:
 def clean_lines(text: str) -> str:
     """:func:`clean` each line of a text that has lines of its own, whose parts are clean."""
     return "\n".join(map(clean, text.split("\n")))
+
+
+def markdown_row(cells: Iterable[str]) -> str:
+    """A line of a table in Markdown; the cells are escaped already."""
+    return f"| {' | '.join(cells)} |"
 
 
 # Paths as reports show them.

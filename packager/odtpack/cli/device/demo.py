@@ -19,8 +19,8 @@ from odtpack.cli._options import flag, option
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from odtpack.cli._fit import Indices
     from odtpack_runtime import CheckpointState
+    from odtpack_simulator.replay.job import Indices
 
     Arrays = dict[str, npt.NDArray[Any]]
 
@@ -52,15 +52,15 @@ def demo(
     The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
     scikit-learn).
     """
-    from odtpack.cli import _fit
     from odtpack_runtime import CheckpointState
+    from odtpack_simulator.replay.job import split
 
     started = time.monotonic()
     digits = read_digits()
     make_folder(out)
     data = out / "digits.npz"
     write_data(digits, data)
-    parts = _fit.split(len(digits["labels"]), _HELD_OUT, _SEED)
+    parts = split(len(digits["labels"]), _HELD_OUT, _SEED)
     known = parts.train[digits["labels"][parts.train] < FACTORY_CLASSES]
     _console.say("1. The factory trains a small CNN on the digits 0 to 6", style="bold")
     factory = out / "factory.onnx"

@@ -12,7 +12,6 @@ from odtpack.cli import _completion, _console, _options
 from odtpack.cli._options import argument, destination, examples, group, option
 
 if TYPE_CHECKING:
-    from odtpack_simulator.device.profile import ProfileFigure
     from odtpack_simulator.device.profile_check import ProfileReport
 
 
@@ -73,7 +72,8 @@ def show_device(
     width = max(len(figure.key) for figure in figures)
     for figure in figures:
         kind = "" if figure.value is None else f"  ({figure.kind})"
-        _console.say(f"{figure.key:<{width}}  {_value(figure)}{kind}")
+        text = figure.text.replace(" cores", "")  # the key says what is counted
+        _console.say(f"{figure.key:<{width}}  {text}{kind}")
         _console.say(f"    {figure.source}", style="dim")
     _console.json_result(as_json, _with_figures(profile))
 
@@ -278,15 +278,3 @@ def _summary(profile: sim.DeviceProfile) -> dict[str, Any]:
         "digest": profile.digest,
         "app_memory_foreground_bytes": profile.memory_limit_bytes(),
     }
-
-
-def _value(figure: ProfileFigure) -> str:
-    if figure.value is None:
-        return "unknown"
-    unit = "" if figure.unit in (None, "1", "cores") else f" {figure.unit}"
-    text = f"{figure.value:g}{unit}"
-    if figure.low is not None and figure.high is not None:
-        text += f" ({figure.low:g} to {figure.high:g})"
-    if figure.threads is not None:
-        text += f", {figure.threads} thread{'s' if figure.threads > 1 else ''}"
-    return text

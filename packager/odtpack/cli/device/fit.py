@@ -16,7 +16,6 @@ from odtpack.cli.device.simulate import STRICT
 if TYPE_CHECKING:
     from odtpack.fit import FitResult
     from odtpack.fit.outcome import Solution
-    from odtpack_simulator.values.figure import Check
 
 RESULT: Final = "fit.json"
 PAGE: Final = "fit.html"
@@ -222,7 +221,7 @@ def _show(result: FitResult) -> None:
         for left in result.left[:5]:
             _console.say(f"  candidate {left.number}: {left.reason}")
     for each in result.over_budget if result.found else result.over_budget[:1]:
-        for where, check in _errors(each):
+        for where, check in each.errors:
             _console.say(f"candidate {each.number} on {where}: {check.metric}: {check.message}")
         if each.miss is not None and each.miss < 1e6:
             _console.say(f"  its worst figure is beyond its limit by {format_percent(each.miss)}")
@@ -230,28 +229,15 @@ def _show(result: FitResult) -> None:
         _console.say(f"unknown: {unknown.figure}: {unknown.reason}", style="yellow")
 
 
-def _errors(found: Solution) -> list[tuple[str, Check]]:
-    checks = [("package", check) for check in found.failed]
-    checks += [(device.name, check) for device in found.devices for check in device.failed]
-    return [(where, check) for where, check in checks if check.level == "error"]
-
-
 def _table(
     result: FitResult, solutions: list[Solution], *, first: Literal["recipe", "beaten by"] | None
 ) -> None:
     """Print candidates: those of the Pareto set with their recipes, others with what beats them."""
-    from odtpack_simulator.values import units
-
     metric = result.objectives[0].name
-
-    def shown(value: float | None, unit: str) -> str:
-        return "unknown" if value is None else units.format_value(value, unit)
-
     rows = []
     budgets = any(each.choice.memory_budget for each in solutions)
     for index, each in enumerate(solutions, 1):
         choice = each.choice
-        quality = each.metric if metric == "accuracy" else each.loss
         cut = choice.micro_batch != choice.batch_size
         stored = "" if choice.frozen_dtype == "float32" else f", {choice.frozen_dtype}"
         beating = ", ".join(f"{number}" for number in each.beaten_by)
@@ -259,14 +245,7 @@ def _table(
             (
                 *((f"{index}" if first == "recipe" else beating,) if first else ()),
                 f"{each.number}",
-                "unknown"
-                if quality is None
-                else units.format_percent(quality)
-                if metric == "accuracy"
-                else units.format_number(quality),
-                units.format_bytes(each.peak_bytes),
-                shown(each.time_s, "s"),
-                shown(each.energy_j, "J"),
+                *each.figures(metric),
                 f"{choice.batch_size}" + (f" in batches of {choice.micro_batch}" if cut else ""),
                 choice.frozen + stored,
                 f"{choice.optimizer}, rate {choice.learning_rate:g}",

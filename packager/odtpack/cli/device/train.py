@@ -91,6 +91,7 @@ def train(
     from odtpack.recipe import read_recipe
     from odtpack_runtime import CheckpointState, OdtpackError, Optimizer, Package
     from odtpack_runtime.package.self_check import cannot_teach
+    from odtpack_simulator.replay.job import split
 
     opened = Package.open(package)
     opened.require_stock()
@@ -112,7 +113,7 @@ def train(
     with as_samples(read, data, evaluation) as (given, others):
         arrays = opened.load_data(given)
         held_out = None if others is None else opened.load_data(others)
-    parts = _fit.split(len(next(iter(arrays.values()))), share, seed)
+    parts = split(len(next(iter(arrays.values()))), share, seed)
 
     state = CheckpointState.load_checkpoint(resume or opened.checkpoint)
     module = _fit.open_module(opened, state, activations)
@@ -126,7 +127,7 @@ def train(
     if held_out is None:
         tested, indices = arrays, parts.held_out if len(parts.held_out) else parts.train
     else:
-        tested, indices = held_out, _fit.split(len(next(iter(held_out.values()))), 0.0, seed).train
+        tested, indices = held_out, split(len(next(iter(held_out.values()))), 0.0, seed).train
     on = "held-out" if held_out is not None or len(parts.held_out) else "training"
     # What fills no batch of a fixed size is not evaluated.
     tested_count = len(indices) - len(indices) % (size if whole else 1)

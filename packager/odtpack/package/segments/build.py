@@ -365,8 +365,6 @@ def _renamed(first: Outline, other: Outline, outside: Sequence[bool]) -> dict[st
 
 @dataclasses.dataclass(frozen=True)
 class _Maker:
-    """Makes the models of pieces."""
-
     source: ir.Model
     task: Task
     unread: Collection[str | None]

@@ -95,8 +95,6 @@ def train(job: Job, send: Send) -> None:
 
 
 class _Training:
-    """A training under way."""
-
     # `peaks`: Most memory of each phase so far, in bytes.
 
     def __init__(self, job: Job, send: Send, meter: MemoryMeter, run: str | None) -> None:
