@@ -8,11 +8,19 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder that is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as name:
+        yield Path(name)
 
 
 def call(
@@ -27,8 +35,8 @@ def call(
     module = function.__module__
     if module == "__main__":
         module = sys.modules["__main__"].__spec__.name
-    with tempfile.TemporaryDirectory() as scratch:
-        job, result = Path(scratch, "job.json"), Path(scratch, "result.json")
+    with scratch() as folder:
+        job, result = folder / "job.json", folder / "result.json"
         job.write_text(json.dumps(arguments, default=os.fspath))
         command = [python, "-W", "ignore", "-m", "benchmarks.apart", module, function.__name__]
         done = subprocess.run(

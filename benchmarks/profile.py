@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -43,14 +42,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     given = parser.parse_args()
     workload = WORKLOADS[given.workload]
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
+    counts = {"steps": given.steps, "warm_up": 3}
+    with apart.scratch() as folder:
         model, data = workload.write(folder)
-        ours = profile_ours(model, data, folder, given.optimizer, given.steps)
+        proto, optimizer = onnx.load(model), packaging_tools.OPTIMIZERS[given.optimizer]
+        ours: list[list[Event]] = apart.call(
+            worker.profile, folder=packaging_tools.generate(proto, folder / "ours", optimizer),
+            inputs=data, optimized=folder / "optimized.onnx", **counts,
+        )  # fmt: skip
         layers = layers_of(onnx.load(folder / "optimized.onnx")) if given.by == "layer" else {}
         theirs: list[list[Event]] = []
         if given.by != "layer" and client.peer_available() is None:
-            theirs = profile_peer(model, data, folder, given.optimizer, given.steps)
+            client.generate(
+                model=model, folder=folder / "peer", optimizer=given.optimizer,
+                frozen=packaging_tools.statistic_names(proto),
+            )  # fmt: skip
+            (profiles := folder / "profiles").mkdir()
+            client.bench(folder=folder / "peer", inputs=data, profile=profiles, **counts)
+            theirs = [each for path in sorted(profiles.iterdir()) for each in read_profiles(path)]
     keys: dict[str, Key] = {
         "operator": lambda _, event: str(event["args"]["op_name"]),
         "shape": lambda _, event: f"{event['args']['op_name']} {shapes(event['args'])}",
@@ -58,32 +67,6 @@ def main() -> None:
     }
     print(f"{workload.title}: milliseconds in kernels of a step, one thread\n")
     show([total(side, keys[given.by]) for side in (ours, theirs)], given.rows)
-
-
-def profile_ours(
-    model: Path, data: Path, folder: Path, optimizer: str, steps: int
-) -> list[list[Event]]:
-    """Events of our training model and optimizer."""
-    package = packaging_tools.generate(
-        onnx.load(model), folder / "ours", packaging_tools.OPTIMIZERS[optimizer]
-    )
-    found: list[list[Event]] = apart.call(
-        worker.profile, folder=package, inputs=data, steps=steps, warm_up=3,
-        optimized=folder / "optimized.onnx",
-    )  # fmt: skip
-    return found
-
-
-def profile_peer(
-    model: Path, data: Path, folder: Path, optimizer: str, steps: int
-) -> list[list[Event]]:
-    """Events of the peer's models."""
-    frozen = packaging_tools.statistic_names(onnx.load(model))
-    client.generate(model=model, folder=folder / "peer", frozen=frozen, optimizer=optimizer)
-    profiles = folder / "profiles"
-    profiles.mkdir()
-    client.bench(folder=folder / "peer", inputs=data, steps=steps, warm_up=3, profile=profiles)
-    return [events for path in sorted(profiles.iterdir()) for events in read_profiles(path)]
 
 
 def read_profiles(path: Path) -> Iterable[list[Event]]:
