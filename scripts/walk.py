@@ -10,7 +10,6 @@ apart: files that import no other file of ours but ``errors``.
 
 from __future__ import annotations
 
-import ast
 import collections
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import grimp
 import onnx
 import onnx_ir as ir
 
@@ -26,32 +26,22 @@ from odtpack.package.task import Graphs, Task
 from odtpack.spec import BuildSpec
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = {"packager": ("odtpack",), "runtime": ("odtpack_runtime", "odtpack_simulator")}
+PACKAGES = {"odtpack": "packager", "odtpack_runtime": "runtime", "odtpack_simulator": "runtime"}
 
 
 def files() -> dict[str, set[str]]:
     """Each file of ours by its path, with the files that it imports, ``errors`` left out."""
-    modules = {
-        ".".join(path.relative_to(ROOT / base).with_suffix("").parts): path
-        for base, packages in SOURCES.items()
-        for package in packages
-        for path in (ROOT / base / package).rglob("*.py")
+
+    def path(module: str) -> str:
+        place = ROOT.joinpath(PACKAGES[module.partition(".")[0]], *module.split("."))
+        return str(place / "__init__.py" if place.is_dir() else place.with_suffix(".py"))
+
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    imported = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    return {
+        path(module): {path(name) for name in names if name != "odtpack" and "errors" not in name}
+        for module, names in imported.items()
     }
-    found = {}
-    for path in modules.values():
-        names = set()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
-        known = {f"{name}.__init__" if f"{name}.__init__" in modules else name for name in names}
-        found[str(path)] = {
-            str(modules[name])
-            for name in known & modules.keys()
-            if name not in ("odtpack.errors", "odtpack.__init__") and "errors" not in name
-        }
-    return found
 
 
 PASSED = (ir.Model, ir.Graph, onnx.ModelProto, onnx.GraphProto, Task, Graphs, BuildSpec)

@@ -58,24 +58,21 @@ def compare(
 ) -> Row:
     """Compare each round's prediction in milliseconds with wall and processor time of its steps."""
     clock = configuration[-1]
-    errors: list[float] = []
-    judged: list[float] = []
-    compared: list[float] = []
-    within = 0
-    for predicted, steps in zip(predictions, measured, strict=True):
-        found = times(steps, clock)
-        if found:
-            errors.append(predicted / statistics.median(found) - 1)
-            judged.append(predicted)
-        compared += found
-        within += sum(abs(predicted / step - 1) <= 0.1 for step in found)
-    nothing = float("nan")
+    rounds = [(predicted, times(steps, clock))
+              for predicted, steps in zip(predictions, measured, strict=True)]  # fmt: skip
+    judged = [(predicted, found) for predicted, found in rounds if found]
+    compared = [(predicted, step) for predicted, found in judged for step in found]
+
+    def median(values: Iterable[float]) -> float:
+        return statistics.median(values) if judged else float("nan")
+
     return Row(
         *configuration,
-        predicted_ms=statistics.median(judged) if judged else nothing,
-        measured_ms=statistics.median(compared) if compared else nothing,
-        error=statistics.median(errors) if errors else nothing,
-        within=within / len(compared) if compared else nothing,
+        predicted_ms=median(predicted for predicted, _ in judged),
+        measured_ms=median(step for _, step in compared),
+        error=median(predicted / statistics.median(found) - 1 for predicted, found in judged),
+        within=sum(abs(predicted / step - 1) <= 0.1 for predicted, step in compared)
+        / (len(compared) or float("nan")),
         steps=len(compared),
         interrupted=sum(waited(step) for steps in measured for step in steps),
         drift=drift,
@@ -117,19 +114,16 @@ def summarize(rows: Sequence[Row]) -> list[Summary]:
             continue
         steps = sum(row.steps for row in own)
         waiting = sum(row.interrupted for row in own)
-        all_steps = sum(row.steps + row.interrupted * (row.clock == "wall") for row in own)
-        summaries.append(
-            Summary(
-                group=group,  # type: ignore[arg-type]
-                cases=len(own),
-                median_error=statistics.median(abs(row.error) for row in own),
-                cases_within=sum(abs(row.error) <= 0.1 for row in own) / len(own),
-                steps_within=sum(row.within * row.steps for row in own) / steps,
-                alike_within=statistics.fmean(row.within for row in own),
-                interrupted=waiting / all_steps,
-                drift=statistics.median(row.drift for row in own),
-            )
-        )
+        every = steps + sum(row.interrupted for row in own if row.clock == "wall")
+        found = Summary(
+            group, len(own),  # type: ignore[arg-type]
+            median_error=statistics.median(abs(row.error) for row in own),
+            cases_within=sum(abs(row.error) <= 0.1 for row in own) / len(own),
+            steps_within=sum(row.within * row.steps for row in own) / steps,
+            alike_within=statistics.fmean(row.within for row in own),
+            interrupted=waiting / every, drift=statistics.median(row.drift for row in own),
+        )  # fmt: skip
+        summaries.append(found)
     return summaries
 
 

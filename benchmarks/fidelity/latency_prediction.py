@@ -22,12 +22,8 @@ from odtpack_simulator.memory.operator_work import Work
 
 Points = Sequence[tuple[float, float]]
 
-SERIAL = frozenset(
-    {
-        *("Abs", "Cast", "CumSum", "Expand", "Not", "Pad", "ScatterND", "Sign", "Slice", "Sum"),
-        *("Tile", "Where"),
-    }
-)
+SERIAL = {"Abs", "Cast", "CumSum", "Expand", "Not", "Pad", "ScatterND", "Sign", "Slice", "Sum",
+          "Tile", "Where"}  # fmt: skip
 """Operators that ONNX Runtime 1.31 runs in one thread.
 
 Forty operators were run alone on a tensor of a million elements with one and two threads,
@@ -49,12 +45,11 @@ class Curves:
         ``least`` of a turn are the seconds of a run of one operator that has nothing to do,
         ``node_us`` is what such an operator takes within a longer run.
         """
-        start = min(turn["least"] for turn in turns) - node_us / 1e6
+        start, least = min(turn["least"] for turn in turns) - node_us / 1e6, node_us / 1e6
         products, copies = (
             [
-                (size, max(node_us / 1e6, min(seconds for _, seconds in same) - start))
+                (same[0][0], max(least, min(seconds for _, seconds in same) - start))
                 for same in zip(*(turn[kind] for turn in turns), strict=True)
-                for size in [same[0][0]]
             ]
             for kind in ("products", "copies")
         )
@@ -161,6 +156,5 @@ class Between:
 
 def _gain(op_type: str, one: float, many: float) -> float:
     """What a node's time is multiplied by with more threads."""
-    if one <= 0:
-        return 1.0
-    return max(1.0, many / one) if op_type in SERIAL else many / one
+    gain = many / one if one > 0 else 1.0
+    return max(1.0, gain) if op_type in SERIAL else gain
