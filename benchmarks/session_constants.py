@@ -23,12 +23,11 @@ import onnxruntime
 
 from benchmarks import apart
 from benchmarks.memory_prediction import OPTIMIZERS, WORKLOADS, make_job, shapes
-from benchmarks.watch import status_bytes
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.options import default_session_options
 from odtpack_simulator.memory import memory_plan, session_memory
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.memory.process_memory import give_back_memory
+from odtpack_simulator.memory.process_memory import give_back_memory, memory_status
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import run_training_child
@@ -105,7 +104,7 @@ def opened(*, folder: str, name: str) -> int:
             onnxruntime.InferenceSession(Path(folder, each), options, ["CPUExecutionProvider"])
         )
         give_back_memory()
-        sizes.append(status_bytes("RssAnon"))
+        sizes.append(memory_status()["RssAnon"])
     return sizes[1] - sizes[0]
 
 

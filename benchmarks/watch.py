@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
 from pathlib import Path
@@ -41,9 +40,3 @@ class Memory:
         """The highest of each."""
         _, anonymous, resident = map(max, zip(*self.samples, strict=True))
         return {"anonymous": anonymous, "resident": resident}
-
-
-def status_bytes(field: str) -> int:
-    """A size in this process's /proc/self/status."""
-    (kib,) = re.findall(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
-    return int(kib) * 1024

@@ -18,9 +18,9 @@ import numpy as np
 import onnxruntime
 
 from benchmarks.apart import scratch
-from benchmarks.watch import status_bytes
 from odtpack_runtime import CheckpointState, Module, Optimizer, default_session_options
 from odtpack_runtime.session.native import ENTRY
+from odtpack_simulator.memory.process_memory import memory_status
 
 RATE = 1e-4
 
@@ -72,7 +72,10 @@ def train(
         optimizer.step()
         module.lazy_reset_grad()
 
-    return {"step_ms": _times(step, steps, warm_up), "peak_bytes": status_bytes("VmHWM") - before}
+    return {
+        "step_ms": _times(step, steps, warm_up),
+        "peak_bytes": memory_status()["VmHWM"] - before,
+    }
 
 
 def pytorch(
@@ -103,7 +106,10 @@ def pytorch(
         chosen.step()
         chosen.zero_grad()
 
-    return {"step_ms": _times(step, steps, warm_up), "peak_bytes": status_bytes("VmHWM") - before}
+    return {
+        "step_ms": _times(step, steps, warm_up),
+        "peak_bytes": memory_status()["VmHWM"] - before,
+    }
 
 
 def profile(
@@ -159,4 +165,9 @@ def _times(run: Callable[[], object], steps: int, warm_up: int) -> list[float]:
 def _start_count() -> int:
     """Set the kernel's high-water mark back (clear_refs in proc(5)); return the resident bytes."""
     Path("/proc/self/clear_refs").write_text("5")
-    return status_bytes("VmRSS")
+    return memory_status()["VmRSS"]
+
+
+def _measured(step: Callable[[], object], steps: int, warm_up: int, before: int) -> dict[str, Any]:
+    times = _times(step, steps, warm_up)
+    return {"step_ms": times, "peak_bytes": memory_status()["VmHWM"] - before}

@@ -28,15 +28,15 @@ def optimum(subject: Subject, model: Path, out: Path, suffix: str) -> None:
     """optimum-onnx; encoder and decoder in one file."""
     from optimum.exporters.onnx import main_export
 
-    task = {
-        "next_token": "text-generation", "cross_entropy": "text-classification"
-    }[subject.loss] + suffix  # fmt: skip
-    if subject.head == "ForConditionalGeneration":
-        whisper = subject.name == "Whisper"
-        task = "automatic-speech-recognition" if whisper else "text2text-generation"
+    one_file = subject.head == "ForConditionalGeneration"
+    task = "text-generation" if subject.loss == "next_token" else "text-classification"
     if subject.head == "ForImageClassification":
         task = "image-classification"
-    one_file = subject.head == "ForConditionalGeneration"
+    elif one_file:
+        whisper = subject.name == "Whisper"
+        task = "automatic-speech-recognition" if whisper else "text2text-generation"
+    else:
+        task += suffix
     main_export(str(model), out, task=task, device="cpu", do_validation=False, monolith=one_file,
                 nb_max_frames=FRAMES)  # fmt: skip
 
@@ -53,16 +53,13 @@ def olive(subject: Subject, model: Path, out: Path, kind: str) -> None:
 
 def nbits(subject: Subject, model: Path, out: Path, bits: int, form: str) -> None:
     """ONNX Runtime's quantizer of products, in its operator or in standard ones."""
-    from onnxruntime.quantization import QuantFormat
-    from onnxruntime.quantization.matmul_nbits_quantizer import (
-        DefaultWeightOnlyQuantConfig,
-        MatMulNBitsQuantizer,
-    )
+    from onnxruntime.quantization import QuantFormat, matmul_nbits_quantizer
 
-    settings = DefaultWeightOnlyQuantConfig(
+    settings = matmul_nbits_quantizer.DefaultWeightOnlyQuantConfig(
         block_size=32, bits=bits, is_symmetric=True, quant_format=QuantFormat[form]
     )
-    tool = MatMulNBitsQuantizer(str(model / "model.onnx"), algo_config=settings)
+    source = str(model / "model.onnx")
+    tool = matmul_nbits_quantizer.MatMulNBitsQuantizer(source, algo_config=settings)
     tool.process()
     tool.model.save_model_to_file(str(out / "model.onnx"))
 
