@@ -3,9 +3,8 @@
     python -m benchmarks.models            # every model
     python -m benchmarks.models silero     # those whose package or file has this in its name
 
-The page has the last result of each model.
-
-Exit code 1 if a model is wrong or ends in another way than a refusal.
+The page has the last result of each model. Exit code 1 if one is wrong or ends in another way than
+a refusal.
 """
 
 from __future__ import annotations
@@ -85,12 +84,11 @@ def parts(results: list[dict[str, Any]]) -> dict[str, object]:
     titles = ("Package", "File", "Fed", "Result", "Parameters:", "Error of a gradient:",
               "Build, CPU s:")  # fmt: skip
     return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "count": len(results),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "count": len(results),
         "outcome": f"**{kinds['right']} of {len(results)} are right, {kinds['refused']} refused, "
         f"{kinds['wrong']} wrong.**",
         "models": table(titles, rows),
-    }
+    }  # fmt: skip
 
 
 def main() -> int:

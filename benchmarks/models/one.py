@@ -100,12 +100,9 @@ def run(model: RealModel, path: Path, folder: Path) -> dict[str, Any]:
     kept = {each.name: feeds[each.name] for each in exported.get_inputs()}
     (again,) = exported.run([name], kept)
     return {
-        **result,
-        "seconds": seconds,
-        "loss": abs(first - loss.item()) / abs(loss.item()),
-        "losses": losses,
-        "exported": _relative(torch.from_numpy(again), prediction),
-    }
+        **result, "seconds": seconds, "loss": abs(first - loss.item()) / abs(loss.item()),
+        "losses": losses, "exported": _relative(torch.from_numpy(again), prediction),
+    }  # fmt: skip
 
 
 def compare(
@@ -123,18 +120,16 @@ def compare(
     norms = {
         n: 0.0 if t.grad is None else float(t.grad.norm()) for n, t in oracle.constants.items()
     }
-    largest = max(norms[name] for name in sums)
-    weights = oracle.weights()
+    least, weights = 1e-4 * max(norms[name] for name in sums), oracle.weights()
     worst, where, missing = 0.0, "", []
     for name, tensor in oracle.constants.items():
         if name in sums:
             own = torch.from_numpy(sums[name]).double()
             wanted = torch.zeros_like(own) if tensor.grad is None else tensor.grad
             # What is zero in theory is noise in float32: at most 1e-7 of the largest gradient.
-            error = float((own - wanted).norm()) / max(norms[name], 1e-4 * largest)
-            if error > worst:
-                worst, where = error, name
-        elif norms[name] > 1e-4 * largest and name in weights:
+            error = float((own - wanted).norm()) / max(norms[name], least)
+            worst, where = max((worst, where), (error, name), key=lambda each: each[0])
+        elif norms[name] > least and name in weights:
             missing.append(name)
     return {"error": worst, "where": where, "trained": len(found), "missing": missing}
 

@@ -17,6 +17,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import least_squares
 
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.latency import DeviceRates, device_rates
@@ -103,14 +104,9 @@ def fitted(networks: tuple[str, ...] = CALIBRATION) -> Engine:
     rows = [row for row in published() if row.network in networks]
     parts = np.array([parts_ms(counts[row.network], row.batch, rates) for row in rows])
     times = np.log([row.step_ms for row in rows])
-    logs = np.zeros(3)
-    for _ in range(200):  # Gauss and Newton; the logarithms keep the factors above 0
-        found = parts @ np.exp(logs)
-        slope = parts * np.exp(logs) / found[:, None]
-        step = np.linalg.lstsq(slope, times - np.log(found), rcond=None)[0]
-        logs += np.clip(step, -0.5, 0.5)
-    products, activations, parameters = np.exp(logs).tolist()
-    left = times - np.log(parts @ np.exp(logs))
-    error = math.sqrt(float(left @ left) / (len(rows) - 3) * (1 + 3 / len(rows)))
+    # Their logarithms keep the factors above 0.
+    solved = least_squares(lambda logs: np.log(parts @ np.exp(logs)) - times, np.zeros(3))
+    products, activations, parameters = np.exp(solved.x).tolist()
+    error = math.sqrt(2 * solved.cost / (len(rows) - 3) * (1 + 3 / len(rows)))
     spread = math.exp(_QUANTILE * error)
     return Engine(rates, counts, (products, activations, parameters), spread)
