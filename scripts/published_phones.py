@@ -29,28 +29,21 @@ def published_phones_parts() -> dict[str, str]:
         for row in rows
         if (step := own_steps.get((row.network, row.batch)))
     )
-    pace = [
-        (name, f"{work / of[16].infer_ms:.0f}", f"{3 * work / of[16].step_ms:.0f}")
-        for name, of in networks.items()
-        for work in [counts[name].flops * 16 / 1e6]
-    ]
+    pace, errors, samples = [], {}, []
+    for name, of in networks.items():
+        work = counts[name].flops * 16 / 1e6
+        pace.append((name, f"{work / of[16].infer_ms:.0f}", f"{3 * work / of[16].step_ms:.0f}"))
+        times = {size: row.step_ms for size, row in of.items()}
+        errors[name] = [line(times, size) / times[size] - 1 for size in (2, 4, 8)]
+        peaks = simulated.get(name, {}).get("peak_bytes", {})
+        planned = f"{(peaks['16'] - peaks['1']) / 15e6:.3g}" if peaks else "-"
+        samples.append((name, f"{(of[16].memory_mb - of[1].memory_mb) / 15:.3g}", planned))
+    every = [error for own in errors.values() for error in own]
     factors = [
         ("products, three times those of a forward pass", f"{products:.2f}"),
         ("one pass over the activations", f"{activations:.0f}"),
         ("one pass over the parameters", f"{parameters:.0f}"),
     ]
-    errors = {
-        name: [line(times, size) / times[size] - 1 for size in (2, 4, 8)]
-        for name, of in networks.items()
-        for times in [{size: row.step_ms for size, row in of.items()}]
-    }
-    every = [error for own in errors.values() for error in own]
-    samples = [
-        (name, f"{(of[16].memory_mb - of[1].memory_mb) / 15:.3g}",
-         f"{(peaks['16'] - peaks['1']) / 15e6:.3g}" if peaks else "-")
-        for name, of in networks.items()
-        for peaks in [simulated.get(name, {}).get("peak_bytes", {})]
-    ]  # fmt: skip
     gemm = engine.rates.gemm
     return {
         "rate": f"{gemm.typical / 1e9:.0f} ({gemm.low / 1e9:.0f} to {gemm.high / 1e9:.0f})",
