@@ -28,13 +28,10 @@ KIT = ROOT / "runtime" / "js"
 MODULES = KIT / "node_modules"
 SIZE, CLASSES, BATCH, EPOCHS, RATE = 28, 36, 32, 6, 0.003
 RUNTIME_FILES = (
-    "ort.wasm.min.mjs",
-    "ort-wasm-simd-threaded.mjs",
-    "ort-wasm-simd-threaded.wasm",
-    "ort.webgpu.min.mjs",
-    "ort-wasm-simd-threaded.asyncify.mjs",
+    "ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm",
+    "ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs",
     "ort-wasm-simd-threaded.asyncify.wasm",
-)
+)  # fmt: skip
 PACKAGES = {"package": "onnxruntime", "package-webgpu": "webgpu"}
 """By folder, for which runtime: the page takes the second where there is WebGPU."""
 
