@@ -3,9 +3,8 @@
     python -m benchmarks.session_constants
 
 First every model of a package is opened in a process of its own; what that takes is a line. Then
-every network is trained for some steps in a child process, and planned with these figures and
-without those of the process: what is left is so much once, and so much per thread
-(``odtpack_simulator.memory.session_memory``).
+every network is trained in a child process, and planned with these figures and without those of the
+process: what is left is so much once, and so much per thread.
 """
 
 from __future__ import annotations

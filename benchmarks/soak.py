@@ -21,12 +21,13 @@ import numpy as np
 from benchmarks.apart import scratch
 from odtpack.build import build_package
 from odtpack.optimizers import AdamW
-from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_runtime.package.package import Package
+from odtpack_runtime import CheckpointState
+from odtpack_runtime.training.loop import train_step
 from scripts.markdown import head, row
 from scripts.options import options
 from tests import zoo
 from tests.kits import cpp_kit
+from tests.packaging_tools import open_training
 
 Reading = tuple[int, int, int, int, float]
 """At a step: bytes that are resident, open handles, files, and the last evaluation's loss."""
@@ -48,16 +49,11 @@ class App:
     """Trains from a package's checkpoint, or from where it was."""
 
     def __init__(self, folder: Path, checkpoint: Path) -> None:
-        package = Package.open(folder)
-        self.state = CheckpointState.load_checkpoint(checkpoint)
-        self.module = Module(package.training_model, self.state, package.eval_model)
-        self.optimizer = Optimizer(package.optimizer_model, self.module)
+        self.state, self.module, self.optimizer = open_training(folder, checkpoint=checkpoint)
 
     def train(self, steps: int) -> None:
         for _ in range(steps):
-            float(self.module(*batch(self.optimizer.step_count)))
-            self.optimizer.step()
-            self.module.lazy_reset_grad()
+            train_step(self.module, self.optimizer, [batch(self.optimizer.step_count)])
 
     def evaluate(self) -> float:
         self.module.eval()

@@ -15,7 +15,6 @@ make kits must have built the kits.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -32,6 +31,7 @@ from typing import Any, Final
 from xml.etree import ElementTree
 
 from scripts.nupkg import write_nupkg, write_zip
+from scripts.options import options
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 KOTLIN: Final = ROOT / "runtime/kotlin"
@@ -194,9 +194,7 @@ def bill_of_materials() -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Build every artifact of a release.")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist")
-    out = parser.parse_args().out.resolve()
+    out = options(__doc__, out=ROOT / "dist").out.resolve()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     for build in (python, npm, maven, cmake, nuget):

@@ -5,8 +5,7 @@
     python -m scripts.screenshots --demo     run ``odtpack demo``, and store its result before
 
 The results are stored, so that a changed device profile or budget does not ask for new pictures.
-``docs/images/pictures.json`` records which pages they show; ``tests/reports/test_html_report.py``
-compares it with the pages that the code draws today.
+Tests compare the pages that are drawn today with ``docs/images/pictures.json``.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from __future__ import annotations
 import collections
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,6 +25,7 @@ import onnx_ir as ir
 from odtpack import build
 from odtpack.package.task import Graphs, Task
 from odtpack.spec import BuildSpec
+from tests import zoo
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"odtpack": "packager", "odtpack_runtime": "runtime", "odtpack_simulator": "runtime"}
@@ -88,32 +90,17 @@ class Walk:
         self._last[caller] = path
 
 
-def model() -> onnx.ModelProto:
-    """Two layers, of which one is trained with a batch of any size."""
-    return onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]>
-        mlp (float[N, 4] x) => (float[N, 2] logits)
-        <float[3, 4] w1 = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2},
-         float[3] b1 = {0.1, 0.2, 0.3}, float[2, 3] w2 = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6},
-         float[2] b2 = {0.1, 0.2}> {
-            h = Gemm <transB = 1> (x, w1, b1)
-            r = Relu (h)
-            logits = Gemm <transB = 1> (r, w2, b2)
-        }"""
-    )
-
-
 def trace(shown: set[str]) -> list[str]:
     """The files that a build visits, in order."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        onnx.save(model(), path)
-        options = {"loss": "cross_entropy", "train": ["w*", "b*"]}
-        build.build_package(path, Path(folder) / "warm", **options)  # type: ignore[arg-type]
+        onnx.save(zoo.mlp((4, 3, 2)), path)
+        make = partial(build.build_package, path, loss="cross_entropy", train=["fc*"])
+        make(Path(folder) / "warm")
         walk = Walk(shown)
         sys.setprofile(walk)
         try:
-            build.build_package(path, Path(folder) / "package", **options)  # type: ignore[arg-type]
+            make(Path(folder) / "package")
         finally:
             sys.setprofile(None)
     return walk.visits

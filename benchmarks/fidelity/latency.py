@@ -3,15 +3,11 @@
     python -m benchmarks.fidelity.latency [--models NAME ...] [--quick]
 
 docs/latency.md#fidelity says what is predicted. For each held-out model six processes take
-turns within a fraction of a second, round by round, so that a machine that other programs slow down
-slows all of them; a prediction is compared with the steps of its own round. What is compared most
-closely is timed in turns within a round.
-
-A step that waited for the processor took more wall time than processor time: such steps are counted
-as interrupted, and not compared. Where more than half of the steps were interrupted, processor
-times are compared instead (the column ``clock``), but not of two threads, of which one waits for
-the other. Where in a round a matrix product gains less from the second thread than ``odtpack
-simulate`` asks for, what that round says of two threads is not judged.
+turns within a fraction of a second, round by round, so that other programs slow down all of them; a
+prediction is compared with the steps of its own round. Steps that waited for the processor, and
+took more wall time than processor time, are not compared. Where more than half of them did,
+processor times are compared instead (the column ``clock``), but not of two threads, of which one
+waits for the other. A round in which two threads gain too little says nothing of them.
 """
 
 from __future__ import annotations

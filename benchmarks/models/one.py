@@ -15,8 +15,9 @@ import onnxruntime
 import torch
 
 from benchmarks.models.files import RealModel, models
-from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime import CheckpointState
 from tests.onnx_torch import Interpreter
+from tests.packaging_tools import open_training
 
 TOLERANCE = 1e-3
 STEPS = 3
@@ -76,9 +77,7 @@ def run(model: RealModel, path: Path, folder: Path) -> dict[str, Any]:
     loss = (prediction - torch.from_numpy(target)).square().mean()
     loss.backward()
 
-    state = CheckpointState.load_checkpoint(package / "checkpoint")
-    module = Module(package / "training_model.onnx", state, package / "eval_model.onnx")
-    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    state, module, optimizer = open_training(package)
     optimizer.set_learning_rate(1e-3)
     given = {**feeds, "target": target}
     batch = [given[each] for each in module.input_names()]
