@@ -27,11 +27,10 @@ from typing import Any
 import numpy as np
 
 from benchmarks import apart
-from benchmarks.apart import scratch
+from benchmarks.apart import Memory, scratch
 from benchmarks.decoder import page
 from benchmarks.decoder.genai import DECODERS, GenaiWriter
 from benchmarks.decoder.model import write_model
-from benchmarks.watch import Memory
 from odtpack_simulator.measure.host import processor_name
 from scripts.markdown import head, row
 

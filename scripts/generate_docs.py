@@ -34,11 +34,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a file too
 from benchmarks.decoder.page import decoders_parts  # noqa: E402
 from benchmarks.exporters.page import exporters_parts  # noqa: E402
+from benchmarks.published.engine import published_phones_parts  # noqa: E402
 from scripts import record_tables  # noqa: E402
 from scripts.fleet_table import fleet_keys  # noqa: E402
 from scripts.manifest_schema import manifest_schema  # noqa: E402
 from scripts.markdown import DOCS, filled, table  # noqa: E402
-from scripts.published_phones import published_phones_parts  # noqa: E402
 from scripts.recipe_reference import reference  # noqa: E402
 
 

@@ -21,8 +21,7 @@ from benchmarks import apart
 from benchmarks.exporters import page
 from benchmarks.exporters.generate import hand_over
 from benchmarks.exporters.one import compare
-from benchmarks.exporters.subjects import SUBJECTS
-from benchmarks.exporters.write import EXPORTERS, write_all
+from benchmarks.exporters.write import EXPORTERS, SUBJECTS, write_all
 
 # Whose decoder and adapter are given to onnxruntime-genai's generator, and where that is.
 GENERATES = {"genai-0.18-int4-cpu": "transformers-5"}

@@ -16,8 +16,7 @@ import onnxruntime
 import torch
 from torch import nn
 
-from benchmarks.exporters.subjects import Subject
-from benchmarks.exporters.write import Exporter
+from benchmarks.exporters.write import Exporter, Subject
 from odtpack.adapters import AdapterSpec
 from odtpack.errors import OdtpackError
 from tests.adapters import test_follow_peft as peft_tests

@@ -15,9 +15,8 @@ import json
 import subprocess
 from collections.abc import Sequence
 
-from benchmarks.apart import scratch
+from benchmarks.apart import Memory, scratch
 from benchmarks.fidelity.models import CASES, STEPS, Built, build
-from benchmarks.watch import Memory
 from odtpack_simulator.device.kits import STEP_MODEL_KITS, Kit, Loop
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
