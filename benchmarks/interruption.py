@@ -25,6 +25,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import ScheduleSpec
 from odtpack_simulator.replay.interruption import interrupt
 from odtpack_simulator.replay.job import Job
+from scripts.markdown import head, row
 from scripts.options import options
 from tests import zoo
 from tests.packaging_tools import statistic_names
@@ -108,11 +109,10 @@ WORKLOADS = (
 def main() -> int:
     kills = options(__doc__, kills=200).kills  # over all models together
     start = time.perf_counter()
-    titles = ("steps", "at steps", "in saves", "resumed", "warnings", "repeated", "equal")
-    width = max(len(workload.title) for workload in WORKLOADS)
-    print(f"{'model':{width}}", *(f"{title:>9}" for title in titles))
+    print(head("model", "steps:", "at steps:", "in saves:", "resumed:", "warnings:", "repeated:",
+               "equal"))  # fmt: skip
     found: collections.Counter[str] = collections.Counter()
-    differs = []
+    details, differs = [], []
     for index, workload in enumerate(WORKLOADS):
         share = kills // len(WORKLOADS) + (index < kills % len(WORKLOADS))
         with scratch() as folder:
@@ -123,12 +123,13 @@ def main() -> int:
         found += kinds
         warnings = kinds["memory warning"]
         repeated = sum(each.repeated_steps for each in info.interruptions)
-        cells = (job.steps, kinds["step"], kinds["save"], kinds.total() - warnings, warnings,
-                 repeated, "yes" if info.equal else "NO")  # fmt: skip
-        print(f"{workload.title:{width}}", *(f"{each:>9}" for each in cells), flush=True)
-        print(f"    {info.detail}")
+        print(row(workload.title, job.steps, kinds["step"], kinds["save"],
+                  kinds.total() - warnings, warnings, repeated, "yes" if info.equal else "NO"),
+              flush=True)  # fmt: skip
+        details.append(f"{workload.title}: {info.detail}")
         if not info.equal:
             differs.append(workload.title)
+    print("", *details, "", sep="\n")
     print(
         f"{found['step'] + found['save']} kills, {found.total() - found['memory warning']} "
         "resumed; all ends equal to the undisturbed ones, bit by bit: "

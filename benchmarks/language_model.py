@@ -32,7 +32,7 @@ from benchmarks.decoder import page
 from benchmarks.decoder.genai import DECODERS, GenaiWriter
 from benchmarks.decoder.model import write_model
 from odtpack_simulator.measure.host import processor_name
-from scripts.markdown import head, row
+from scripts.markdown import head, keep, row
 
 FOLDER = apart.ROOT / "build" / "decoder"
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -88,10 +88,15 @@ def main() -> None:
         taken = [statistics.median(e[key] for e in each) if each else None
                  for each in (steps, forwards)]  # fmt: skip
         if given.record:
-            kept = {_way(given): figures["anonymous"]} if _way(given) != "plain" else figures
-            page.keep(given.shape, tokens, kept)
-        if given.record and forwards:
-            page.keep_times(given.shape, tokens, _way(given), *taken, max(rates), processor())
+            way, place = _way(given), (given.shape, str(tokens))
+            kept = {way: figures["anonymous"]} if way != "plain" else figures
+            keep(page.RECORD, {name: round(megabytes) for name, megabytes in kept.items()}, *place)
+            if forwards:
+                pair = dict(
+                    zip(("step", "forward"), (round(each, 2) for each in taken), strict=True)
+                )
+                rate = {"gflops": round(max(rates))}
+                keep(page.RECORD, {processor(): pair | rate}, *place, "times", way)
         times = [f"{each:.2f} s" if each else "" for each in taken]
         times.append(f"{taken[0] / taken[1]:.2f}" if taken[0] and taken[1] else "")
         print(row(tokens, *shown, *times), flush=True)

@@ -14,11 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from benchmarks import apart, worker
@@ -82,25 +83,6 @@ def read_profiles(path: Path) -> Iterable[list[Event]]:
         at = end + len(text[end:]) - len(text[end:].lstrip())
 
 
-def times(events: list[Event], key: Key) -> tuple[Counter[str], Counter[str]]:
-    """Microseconds and nodes in a step by key."""
-    runs: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for event in events:
-        name = str(event.get("name", ""))
-        if event.get("cat") == "Node" and name.endswith("_kernel_time"):
-            name = name.removesuffix("_kernel_time")
-            if event["args"]["op_name"] != "If":
-                runs[name, f"{key(name, event)}\0{shapes(event['args'])}"].append(event["dur"])
-    steps = min((len(durations) for durations in runs.values()), default=1)
-    spent: Counter[str] = Counter()
-    nodes: Counter[str] = Counter()
-    for (_, label), durations in runs.items():
-        in_a_step = max(1, round(len(durations) / steps))
-        spent[label.partition("\0")[0]] += min(durations) * in_a_step
-        nodes[label.partition("\0")[0]] += in_a_step
-    return spent, nodes
-
-
 def shapes(arguments: dict[str, Any]) -> str:
     """Shapes of a node's inputs and outputs."""
     sides = (
@@ -131,23 +113,33 @@ def layers_of(model: onnx.ModelProto) -> dict[str, str]:
     return found
 
 
-def total(profiles: list[list[Event]], key: Key) -> tuple[Counter[str], Counter[str]]:
+def total(profiles: list[list[Event]], key: Key) -> dict[str, np.ndarray]:
     """Microseconds and nodes in a step of several models by key."""
-    found = [times(events, key) for events in profiles]
-    return sum((us for us, _ in found), Counter()), sum((n for _, n in found), Counter())
+    found: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2, int))
+    for events in profiles:
+        runs: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
+        for event in events:
+            name = str(event.get("name", ""))
+            if event.get("cat") == "Node" and name.endswith("_kernel_time"):
+                name = name.removesuffix("_kernel_time")
+                if event["args"]["op_name"] != "If":
+                    runs[name, key(name, event), shapes(event["args"])].append(event["dur"])
+        steps = min(map(len, runs.values()), default=1)
+        for (_, label, _), durations in runs.items():
+            in_a_step = max(1, round(len(durations) / steps))
+            found[label] += (min(durations) * in_a_step, in_a_step)
+    return found
 
 
-def show(sides: list[tuple[Counter[str], Counter[str]]], rows: int) -> None:
+def show(sides: list[dict[str, np.ndarray]], rows: int) -> None:
     """Milliseconds of a step, the largest first."""
     print(head("", "ours ms:", "nodes:", "reference ms:", "nodes:"))
-    labels = sorted({*sides[0][0], *sides[1][0]}, key=lambda x: -max(us[x] for us, _ in sides))
-    for label in labels[:rows]:
-        print(row(label, *(cell for us, n in sides for cell in _cells(us[label], n[label]))))
-    print(row("all", *(cell for us, n in sides for cell in _cells(us.total(), n.total()))))
-
-
-def _cells(us: int, nodes: int) -> tuple[str, str]:
-    return (f"{us / 1e3:.3f}", str(nodes)) if nodes else ("", "")
+    labels = sorted({*sides[0], *sides[1]}, key=lambda x: -max(each[x][0] for each in sides))
+    whole = [sum(each.values(), np.zeros(2, int)) for each in sides]
+    for label in (*labels[:rows], "all"):
+        pairs = whole if label == "all" else [each[label] for each in sides]
+        cells = ((f"{us / 1e3:.3f}", nodes) if nodes else ("", "") for us, nodes in pairs)
+        print(row(label, *(cell for pair in cells for cell in pair)))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from benchmarks.exporters import page
 from benchmarks.exporters.generate import hand_over
 from benchmarks.exporters.one import compare
 from benchmarks.exporters.write import EXPORTERS, SUBJECTS, write_all
+from scripts.markdown import keep
 
 # Whose decoder and adapter are given to onnxruntime-genai's generator, and where that is.
 GENERATES = {"genai-0.18-int4-cpu": "transformers-5"}
@@ -58,7 +59,7 @@ def main() -> int:
                     outcome["tokens"] = hand_over(folder, work, python(GENERATES[label]))
                 if outcome["tokens"] == "other":
                     outcome |= {"kind": "wrong", "said": "onnxruntime-genai draws others"}
-            page.keep(label, name, outcome)
+            keep(page.RECORD, {name: outcome}, label, sort=True)
             figure = f"{outcome['error']:.0e}" if "error" in outcome else ""
             print(f"{label:28}{name:12}{outcome['kind']:12}{figure}{outcome.get('said', '')}",
                   flush=True)  # fmt: skip

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import platform
 import tempfile
 from pathlib import Path
@@ -23,11 +22,11 @@ from torch import Tensor, nn
 from benchmarks.fidelity.models import build
 from benchmarks.published.engine import DEVICE, FOLDER, Counts
 from benchmarks.published.networks import NETWORKS
-from odtpack_runtime.files.atomic import atomic_write
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.latency import carry, measure_host
 from odtpack_simulator.measure.host import processor_name
 from odtpack_simulator.memory.memory_plan import plan_memory
+from scripts.markdown import keep
 
 
 def count(name: str) -> Counts:
@@ -70,16 +69,10 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--time", action="store_true", help="time the networks here, too")
     given = parser.parse_args()
-    _update("counts.json", {name: dataclasses.asdict(count(name)) for name in given.networks})
+    counts = {name: dataclasses.asdict(count(name)) for name in given.networks}
+    keep(FOLDER / "counts.json", counts)
     for name in given.networks if given.time else ():
-        _update("simulated.json", {name: simulate(name)})
-
-
-def _update(file: str, values: dict[str, Any]) -> None:
-    path = FOLDER / file
-    known = json.loads(path.read_text()) if path.exists() else {}
-    with atomic_write(path) as stream:
-        stream.write((json.dumps(known | values, indent=1) + "\n").encode())
+        keep(FOLDER / "simulated.json", {name: simulate(name)})
 
 
 if __name__ == "__main__":
