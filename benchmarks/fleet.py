@@ -82,8 +82,7 @@ def flower(
     logging.getLogger("flwr").setLevel(logging.ERROR)
     package, data = Path(folder, "package"), Path(folder, "digits.npz")
     own_data = fleet_data(Path(folder, "fleet.toml"), package, data)
-    app = client_app(package, own_data, batch_size=16, learning_rate=0.1)
-    server = ServerApp()
+    app, server = client_app(package, own_data, batch_size=16, learning_rate=0.1), ServerApp()
     found: dict[str, Any] = {}
 
     @server.main()

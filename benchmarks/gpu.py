@@ -273,6 +273,7 @@ def in_torch(name: str) -> Callable[[Batch], float]:
     import torch
 
     from benchmarks.fidelity.architectures import VisionTransformer
+    from benchmarks.worker import torch_step
     from tests.torch_twins import twin
 
     if name == "decoder" or not torch.cuda.is_available():
@@ -282,18 +283,8 @@ def in_torch(name: str) -> Callable[[Batch], float]:
     else:
         make, arguments, _ = networks(small=False)[name]
         model = twin(make(**arguments))
-    model = model.cuda().train()
-    optimizer = torch.optim.AdamW(model.parameters())
-
-    def step(batch: Batch) -> float:
-        x, labels = (torch.from_numpy(each).cuda() for each in batch)
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x), labels)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step
+    step = torch_step(model.cuda().train(), "adamw")
+    return lambda batch: step(*(torch.from_numpy(each).cuda() for each in batch))
 
 
 def turn(step: Callable[[Batch], object], batch: Batch, seconds: float) -> list[float]:

@@ -4,12 +4,11 @@
 
 docs/kits.md says how. Writes ``build/kits/record.json``, with what the tests said of each platform
 (``make kits``), and with ``--record`` docs/kits.json, of which that page is made. Kits that are not
-asked for keep what is there.
+asked for keep what is there. With ``--rounds 0`` only sizes are taken.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
 import gzip
@@ -30,6 +29,7 @@ from benchmarks import gpu
 from benchmarks.apart import scratch
 from odtpack.build import build_package
 from odtpack_runtime import Package
+from scripts.options import options
 from tests import zoo
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit, web
 from tests.kits.ran import PLATFORMS, RAN, Ran
@@ -190,27 +190,22 @@ def _compared(kit: Kit, network: str, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="0: sizes only")
-    parser.add_argument("--kit", nargs="+", choices=KITS, default=list(KITS))
-    parser.add_argument("--record", action="store_true", help="write docs/kits.json as well")
-    options = parser.parse_args()
-    ran = Ran.read(RAN)
-    times = measured(options.rounds, options.kit)
+    given = options(__doc__, rounds=3, kit=list(KITS), record=False)
+    ran, times = Ran.read(RAN), measured(given.rounds, given.kit)
     docs = ROOT / "docs" / "kits.json"
-    kept = json.loads(docs.read_text())["platforms"] if options.kit != list(KITS) else {}
+    kept = json.loads(docs.read_text())["platforms"] if given.kit != list(KITS) else {}
     platforms = {
         name: kept[name]
-        if name in kept and name not in options.kit
+        if name in kept and name not in given.kit
         else {"tests": ran.counts(name), "reason": ran.reasons(name), **times.get(name, {})}
         for name in PLATFORMS
     }
     record = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "installed": onnxruntime.__version__, "rounds": options.rounds, "platforms": platforms,
+        "installed": onnxruntime.__version__, "rounds": given.rounds, "platforms": platforms,
     }  # fmt: skip
-    for path in [RAN.with_name("record.json"), docs][: 1 + options.record]:
+    for path in [RAN.with_name("record.json"), docs][: 1 + given.record]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -157,10 +157,9 @@ def _in_kit(
             "steps": [steps[0], *[steps[1]] * given.steps],
         }  # fmt: skip
         if given.generate and group is None:
-            content["generate"] = {
-                "adapter": "mine.onnx_adapter", "prompt": ids[0, :PROMPT].tolist(),
-                "max_tokens": FOLLOWING,
-            }  # fmt: skip
+            prompt = ids[0, :PROMPT].tolist()
+            content["generate"] = {"adapter": "mine.onnx_adapter", "prompt": prompt,
+                                   "max_tokens": FOLLOWING}  # fmt: skip
         job, join = folder / "job.json", _joining(group)
         job.write_text(json.dumps(content, default=str))
         child = subprocess.Popen(kit.measuring(job), stdout=subprocess.PIPE, preexec_fn=join)  # noqa: PLW1509
@@ -173,10 +172,10 @@ def _in_kit(
     figures = memory.peaks()
     if "generate" in phases:
         peaks = {key: each["peak_anonymous_bytes"] / 2**20 for key, each in phases.items()}
-        figures["generation"] = max(peaks["generate"], peaks["save adapter"])
-        figures["from a file"] = max(peaks["pack"], peaks["generate packed"], peaks["save adapter"])
-        figures["in place"] = max(peaks["generate in place"], peaks["save adapter"])
-        figures["packing"] = peaks["pack"]
+        last, figures["packing"] = peaks["save adapter"], peaks["pack"]
+        figures["generation"] = max(peaks["generate"], last)
+        figures["from a file"] = max(peaks["pack"], peaks["generate packed"], last)
+        figures["in place"] = max(peaks["generate in place"], last)
     seconds = statistics.median(clock[1:])
     return {"seconds": seconds, "core_seconds": share * seconds, **figures}
 
@@ -271,10 +270,9 @@ def processor() -> str:
 
 
 def _timed(run: Callable[[], object], times: int) -> dict[str, Any]:
-    """The median of a run's seconds: those of the processor's cores if there is one thread.
+    """The median of a run's seconds, and of those of the processor's cores.
 
-    They are nearly the same on a machine that does nothing else, and on another one they tell
-    what the run takes.
+    With one thread these are nearly the same, and tell what the run takes beside other work.
     """
     seconds, spent = [], []
     for _ in range(times):

@@ -95,21 +95,27 @@ def pytorch(
     before = _start_count()
     last = torch.channels_last
     module = twin(onnx.load(model)).train().to(memory_format=last)
-    images = feeds["input"].to(memory_format=last)
-    kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
-    chosen = kinds[optimizer](module.parameters(), lr=RATE)
+    step = torch_step(module, optimizer, RATE)
+    batch = (feeds["input"].to(memory_format=last), feeds["labels"])
+    return _measured(lambda: step(*batch), steps, warm_up, before)
 
-    def step() -> None:
-        loss = torch.nn.functional.cross_entropy(module(images), feeds["labels"])
+
+def torch_step(module: Any, optimizer: str, rate: float = 1e-3) -> Callable[..., float]:
+    """What makes a step of a module in PyTorch on a batch and its labels, and returns the loss."""
+    import torch
+
+    kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+    chosen = kinds[optimizer](module.parameters(), lr=rate)
+
+    def step(x: Any, labels: Any) -> float:
+        loss = torch.nn.functional.cross_entropy(module(x), labels)
         loss.backward()
-        float(loss)
+        found = float(loss)
         chosen.step()
         chosen.zero_grad()
+        return found
 
-    return {
-        "step_ms": _times(step, steps, warm_up),
-        "peak_bytes": memory_status()["VmHWM"] - before,
-    }
+    return step
 
 
 def profile(

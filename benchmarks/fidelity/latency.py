@@ -12,7 +12,6 @@ waits for the other. A round in which two threads gain too little says nothing o
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import functools
@@ -43,6 +42,7 @@ from benchmarks.fidelity.models import CASES, Built, build
 from odtpack_simulator.latency import LEAST_GAIN
 from odtpack_simulator.memory.operator_work import Work
 from scripts.markdown import head, row
+from scripts.options import options
 
 CALIBRATED_BY: dict[Group, tuple[str, ...]] = {
     "process": ("calibrated",),
@@ -209,12 +209,9 @@ class Process:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--models", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--quick", action="store_true", help="three rounds")
-    arguments = parser.parse_args()
+    given = options(__doc__, models=list(CASES), quick=False)
     start = time.monotonic()
-    report(arguments.models, arguments.quick, functools.partial(print, flush=True))
+    report(given.models, given.quick, functools.partial(print, flush=True))
     print(f"{time.monotonic() - start:.0f} seconds")
 
 

@@ -11,6 +11,7 @@ lies until it is collected: that is a part of the figure, and of no plan.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 from collections.abc import Sequence
@@ -34,21 +35,19 @@ def main() -> None:
     parser.add_argument("--kits", nargs="+", choices=["kotlin", "js"], default=["kotlin", "js"])
     given = parser.parse_args()
     print(head("kit", "model", "batch:", "loop", "plan:", "process:", "above the plan:", "before:"))
-    for name in given.models:
+    for name, kit in itertools.product(given.models, given.kits):
         built = build(CASES[name])
-        manifest = built.package.manifest
-        for kit in given.kits:
-            loops: tuple[Loop, ...] = ("step", "train")
-            if kit not in STEP_MODEL_KITS or not session_use(manifest, kit).step_model:
-                loops = ("train",)
-            for loop in loops:
-                size = max(built.case.batches)
-                use = session_use(manifest, kit, loop)
-                plan = plan_memory(built.package, built.shapes(size), threads=1, **use._asdict())
-                before, peak = measure(built, kit, loop, size)
-                taken, planned = peak - before, plan.peak.nbytes / 1e6
-                cells = (f"{planned:.2f} MB", f"{taken:.2f} MB", f"{taken - planned:+.2f} MB")
-                print(row(kit, name, size, loop, *cells, f"{before:.1f} MB"), flush=True)
+        size, manifest = max(built.case.batches), built.package.manifest
+        loops: tuple[Loop, ...] = ("step", "train")
+        if kit not in STEP_MODEL_KITS or not session_use(manifest, kit).step_model:
+            loops = ("train",)
+        for loop in loops:
+            use = session_use(manifest, kit, loop)
+            plan = plan_memory(built.package, built.shapes(size), threads=1, **use._asdict())
+            before, peak = measure(built, kit, loop, size)
+            taken, planned = peak - before, plan.peak.nbytes / 1e6
+            cells = (f"{planned:.2f} MB", f"{taken:.2f} MB", f"{taken - planned:+.2f} MB")
+            print(row(kit, name, size, loop, *cells, f"{before:.1f} MB"), flush=True)
 
 
 def measure(built: Built, kit: Kit, loop: Loop, batch_size: int) -> tuple[float, float]:

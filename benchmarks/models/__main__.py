@@ -205,14 +205,16 @@ def judge(index: int) -> dict[str, Any] | None:
     if not written.exists():
         return None
     result = json.loads(written.read_text())
-    if said := result.get("crashed") or result.get("refused"):
+    kind, said = "right", result.get("crashed") or result.get("refused") or ""
+    if said:
         refused = said.startswith("error[") and "[internal]" not in said
-        return {**result, "kind": "refused" if refused else "wrong", "said": said}
-    for name in ("error", "loss", "exported"):
-        if not result[name] < TOLERANCE:
-            said = f"{name} {result[name]:.1e} {result['where'] if name == 'error' else ''}"
-            return {**result, "kind": "wrong", "said": said}
-    return {**result, "kind": "right", "said": ""}
+        kind = "refused" if refused else "wrong"
+    else:
+        for name in ("exported", "loss", "error"):
+            if not result[name] < TOLERANCE:
+                kind, where = "wrong", result["where"] if name == "error" else ""
+                said = f"{name} {result[name]:.1e} {where}"
+    return {**result, "kind": kind, "said": said}
 
 
 def parts(results: list[dict[str, Any]]) -> dict[str, object]:

@@ -58,6 +58,13 @@ class Counts:
     activations: float  # Bytes of what its layers return
     parameters: float  # Bytes
 
+    def parts_ms(self, batch: int, rates: DeviceRates) -> Vector:
+        """Products of a step, one pass over its activations and one over its parameters."""
+        memory = 2 * rates.copy.typical
+        products = 3 * self.flops * batch / rates.gemm.typical
+        passes = (self.activations * batch / memory, self.parameters / memory)
+        return 1e3 * np.array([products, *passes])
+
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -70,8 +77,7 @@ class Engine:
 
     def step_ms(self, network: str, batch: int) -> tuple[float, float, float]:
         """Low end, typical and high end of a step."""
-        parts = parts_ms(self.counts[network], batch, self.rates)
-        typical = float(parts @ np.array(self.factors))
+        typical = float(self.counts[network].parts_ms(batch, self.rates) @ np.array(self.factors))
         return typical / self.spread, typical, typical * self.spread
 
 
@@ -90,21 +96,13 @@ def counted() -> dict[str, Counts]:
     return {name: Counts(**values) for name, values in content.items()}
 
 
-def parts_ms(counts: Counts, batch: int, rates: DeviceRates) -> Vector:
-    """Products of a step, one pass over its activations and one over its parameters."""
-    memory = 2 * rates.copy.typical
-    products = 3 * counts.flops * batch / rates.gemm.typical
-    passes = (counts.activations * batch / memory, counts.parameters / memory)
-    return 1e3 * np.array([products, *passes])
-
-
 def fitted(networks: tuple[str, ...] = CALIBRATION) -> Engine:
     """Least squares of the logarithms, and the interval that holds 95 % of further rows."""
     rates = device_rates(load_profile(DEVICE))
     assert not isinstance(rates, str)
     counts = counted()
     rows = [row for row in published() if row.network in networks]
-    parts = np.array([parts_ms(counts[row.network], row.batch, rates) for row in rows])
+    parts = np.array([counts[row.network].parts_ms(row.batch, rates) for row in rows])
     times = np.log([row.step_ms for row in rows])
     # Their logarithms keep the factors above 0.
     solved = least_squares(lambda logs: np.log(parts @ np.exp(logs)) - times, np.zeros(3))
