@@ -264,12 +264,6 @@ def cnn(width: int = 16) -> nn.Module:
     )  # fmt: skip
 
 
-def mlp(inputs: int = 256, hidden: int = 512) -> nn.Module:
-    """Measurements to a class, through three wide layers."""
-    first, second = nn.Linear(inputs, hidden), nn.Linear(hidden, hidden)
-    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Linear(hidden, 10))
-
-
 class Experts(nn.Module):
     """A mixture of experts over tokens [N, T, d]: all are computed, and weighted by a gate."""
 

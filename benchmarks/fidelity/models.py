@@ -34,6 +34,7 @@ from odtpack_simulator.replay.job import Job
 from tests.exported.export import export
 from tests.exported.sequence import KeywordSpotter, LstmClassifier, Recommender
 from tests.exported.vision import Autoencoder
+from tests.torch_twins import Mlp
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 4
@@ -283,7 +284,8 @@ _CASES = (
     ),
     Case("cnn", "two convolutions 28x28, SGD", architectures.cnn, {"x": (1, 28, 28)}, (32, 128),
          optimizer=SGD()),
-    Case("mlp", "MLP 256-512-512-10, AdamW", architectures.mlp, {"x": (256,)}, (16, 128)),
+    Case("mlp", "MLP 256-512-512-10, AdamW", partial(Mlp, [256, 512, 512, 10]), {"x": (256,)},
+         (16, 128)),
     Case(
         "experts", "mixture of six experts over 24 tokens, SGD", architectures.Experts,
         {"x": (24, 96)}, (8, 32), optimizer=SGD(),
