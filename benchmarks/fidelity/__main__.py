@@ -17,7 +17,7 @@ from typing import Any
 
 import onnxruntime
 
-from benchmarks.fidelity import latency, latency_comparison, memory
+from benchmarks.fidelity import latency, latency_arithmetic, memory
 from benchmarks.fidelity.models import CASES, Case
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_simulator.device.app import MARGIN
@@ -142,8 +142,8 @@ def _latency(
 ) -> Targets:
     """Everything about step times: see :mod:`benchmarks.fidelity.latency`."""
     rows = latency.report([case.name for case in cases], quick, say)
-    groups = latency_comparison.summarize(rows)
-    document["latency"] = [latency_comparison.as_document(each) for each in rows]
+    groups = latency_arithmetic.summarize(rows)
+    document["latency"] = [latency_arithmetic.as_document(each) for each in rows]
     document["latency_summary"] = [dataclasses.asdict(group) for group in groups]
     targets: Targets = []
     for group in groups:

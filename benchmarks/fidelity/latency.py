@@ -25,10 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.apart import scratch
-from benchmarks.fidelity.latency_comparison import (
+from benchmarks.fidelity.latency_arithmetic import (
     TITLES,
+    Between,
     Clock,
+    Curves,
     Group,
+    Node,
     Row,
     cells,
     compare,
@@ -36,8 +39,7 @@ from benchmarks.fidelity.latency_comparison import (
     times,
     typical,
     which_clock,
-)  # fmt: skip
-from benchmarks.fidelity.latency_prediction import Between, Curves, Node
+)
 from benchmarks.fidelity.models import CASES, Built, build
 from odtpack_simulator.latency import LEAST_GAIN
 from odtpack_simulator.memory.operator_work import Work

@@ -10,23 +10,21 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fidelity.latency import Effort, Prediction, measure_model
-from benchmarks.fidelity.latency_comparison import (
+from benchmarks.fidelity.latency_arithmetic import (
     GROUPS,
     TITLES,
+    Between,
+    Curves,
+    Node,
     Row,
+    calibrated_nodes,
     cells,
     compare,
+    rate,
     summarize,
     summary_lines,
     times,
     which_clock,
-)
-from benchmarks.fidelity.latency_prediction import (
-    Between,
-    Curves,
-    Node,
-    calibrated_nodes,
-    rate,
 )
 from benchmarks.fidelity.models import CASES, build
 from benchmarks.published.__main__ import count
