@@ -126,7 +126,8 @@ def main() -> int:
         print(row(workload.title, job.steps, kinds["step"], kinds["save"],
                   kinds.total() - warnings, warnings, repeated, "yes" if info.equal else "NO"),
               flush=True)  # fmt: skip
-        details.append(f"{workload.title}: {info.detail}")
+        if info.detail:
+            details.append(f"{workload.title}: {info.detail}")
         if not info.equal:
             differs.append(workload.title)
     print("", *details, "", sep="\n")
