@@ -6,8 +6,8 @@
 
 First gradients are held against the processor's and those in float64, then five steps of AdamW and
 of SGD, and a batch with a NaN must change nothing: where one fails, the exit code is 1. A time is
-the median of all steps, in turns; PyTorch's takes torch with CUDA, and onnx. `--small` builds shapes
-for an adapter in software.
+the median of all steps, in turns; PyTorch's takes torch with CUDA, and onnx. `--small` builds
+shapes for an adapter in software.
 """
 
 from __future__ import annotations
