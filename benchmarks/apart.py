@@ -1,4 +1,4 @@
-"""Runs a function of a benchmark in a fresh process; arguments and result pass as JSON."""
+"""Runs a function in a fresh process, arguments and result in JSON; watches a process's memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder that is removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as name:
+        yield Path(name)
 
 
 def call(
@@ -27,8 +37,8 @@ def call(
     module = function.__module__
     if module == "__main__":
         module = sys.modules["__main__"].__spec__.name
-    with tempfile.TemporaryDirectory() as scratch:
-        job, result = Path(scratch, "job.json"), Path(scratch, "result.json")
+    with scratch() as folder:
+        job, result = folder / "job.json", folder / "result.json"
         job.write_text(json.dumps(arguments, default=os.fspath))
         command = [python, "-W", "ignore", "-m", "benchmarks.apart", module, function.__name__]
         done = subprocess.run(
@@ -39,6 +49,40 @@ def call(
             said = done.stderr[-2000:] or f"exit code {done.returncode}"
             raise RuntimeError(f"{function.__name__} {arguments}: {said}")
         return json.loads(result.read_text())
+
+
+class Memory:
+    """Looks at what a process has again and again, until the context ends."""
+
+    def __init__(self, process: int | str = "self", every: float = 0.005) -> None:
+        self.samples: list[tuple[float, float, float]] = []  # seconds, anonymous and resident MiB
+        self._process, self._every, self._done = process, every, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        start, page = time.monotonic(), os.sysconf("SC_PAGESIZE") / 2**20
+        with Path(f"/proc/{self._process}/statm").open("rb", buffering=0) as statm:
+            while not self._done.wait(self._every):
+                statm.seek(0)
+                try:
+                    _, resident, shared, *_ = (page * int(pages) for pages in statm.read().split())
+                except (ProcessLookupError, ValueError):  # it ended just now
+                    return
+                if resident:
+                    self.samples.append((time.monotonic() - start, resident - shared, resident))
+
+    def peaks(self) -> dict[str, float]:
+        """The highest of each."""
+        _, anonymous, resident = map(max, zip(*self.samples, strict=True))
+        return {"anonymous": anonymous, "resident": resident}
 
 
 if __name__ == "__main__":

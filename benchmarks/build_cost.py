@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from pathlib import Path
 import onnx
 from torch import nn
 
+from benchmarks.apart import scratch
 from benchmarks.fidelity import architectures
 from benchmarks.fidelity.models import Case
 from benchmarks.published.networks import googlenet, mobilenet
@@ -88,12 +88,11 @@ def efficientnet_b0() -> nn.Module:
     )  # fmt: skip
 
 
-_TOKENS = {"tokens": (128,), "segments": (128,), "mask": (128,)}
-_IMAGE = {"x": (3, 224, 224)}
 _vit = partial(architectures.VisionTransformer, 224, 192, 12, patch=16, heads=3, ratio=4)
 _case = partial(
-    Case, "", inputs=_IMAGE, batches=(1,), ranges={"tokens": 8000, "segments": 2, "mask": 2}
-)
+    Case, "", inputs={"x": (3, 224, 224)}, batches=(1,),
+    ranges={"tokens": 8000, "segments": 2, "mask": 2},
+)  # fmt: skip
 CASES: Sequence[Case] = (
     _case("MobileNetV2", mobilenet),
     _case("MobileNetV2, training mode", mobilenet, norms=True),
@@ -103,13 +102,11 @@ CASES: Sequence[Case] = (
     _case("GoogLeNet", googlenet),
     _case("ConvNeXt-tiny", partial(architectures.convnext, 96, (3, 3, 9, 3))),
     _case("ViT-tiny", _vit),
-    _case("BERT, 12 layers", partial(architectures.bert, 8000, 128, 256, 12), inputs=_TOKENS),
-    _case(
-        "language model, 12 layers",
-        partial(architectures.causal_lm, 8000, 64, 256, 12),
-        inputs={"tokens": (64,)},
-    ),
-)
+    _case("BERT, 12 layers", partial(architectures.bert, 8000, 128, 256, 12),
+          inputs={"tokens": (128,), "segments": (128,), "mask": (128,)}),
+    _case("language model, 12 layers", partial(architectures.causal_lm, 8000, 64, 256, 12),
+          inputs={"tokens": (64,)}),
+)  # fmt: skip
 
 
 # A process starts with the memory of the one that it is forked from, so that one is small.
@@ -127,12 +124,12 @@ def _run(*arguments: str | Path) -> tuple[float, int, str]:
     """Processor time of a command and the child that it waits for, the larger's memory, output."""
     command = [sys.executable, "-c", _SMALL, sys.executable, "-m", "odtpack", *arguments]
     environment = {key: v for key, v in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
-    with tempfile.TemporaryDirectory() as name:
+    with scratch() as folder:
         done = subprocess.run(
-            command, capture_output=True, text=True, check=True, env=environment, cwd=name
+            command, capture_output=True, text=True, check=True, env=environment, cwd=folder
         )
         seconds, peak = done.stdout.split()
-        return float(seconds), int(peak), (Path(name) / "out").read_text()
+        return float(seconds), int(peak), (folder / "out").read_text()
 
 
 def main() -> None:
@@ -142,8 +139,7 @@ def main() -> None:
     print(head("network", "nodes:", "model, MB:", "seconds:", "running them:", "memory, MB:",
                "reference, s:", "MB:"))  # fmt: skip
     for case in CASES:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
+        with scratch() as folder:
             path, proto = folder / "model.onnx", case.model()
             onnx.save(proto, path)
             build = ("build", path, "--loss", "cross_entropy", "--no-self-check", "--json")

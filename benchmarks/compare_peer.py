@@ -18,7 +18,6 @@ import os
 import platform
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,22 +35,17 @@ from tests import packaging_tools
 from tests.native_library import library
 from tests.peer import client
 
+Sample = dict[str, float]
+"""What one process measured: the median and the fastest step, and the peak of its memory."""
 
-@dataclasses.dataclass(frozen=True)
-class Sample:
-    """What one process measured."""
 
-    step_ms: float  # the median
-    fastest_ms: float
-    peak_bytes: int
-
-    @classmethod
-    def of(cls, answer: dict[str, Any]) -> Sample:
-        """Of a worker's answer, or of the peer's, which times the optimizer apart."""
-        steps = answer.get("step_ms")
-        if steps is None:
-            steps = [*map(sum, zip(answer["train_ms"], answer["optimizer_ms"], strict=True))]
-        return cls(statistics.median(steps), min(steps), answer["peak_bytes"])
+def sample(answer: dict[str, Any]) -> Sample:
+    """Of a worker's answer, or of the peer's, which times the optimizer apart."""
+    steps = answer.get("step_ms")
+    if steps is None:
+        steps = [*map(sum, zip(answer["train_ms"], answer["optimizer_ms"], strict=True))]
+    fastest, peak = min(steps), answer["peak_bytes"]
+    return {"step_ms": statistics.median(steps), "fastest_ms": fastest, "peak_bytes": peak}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,24 +62,18 @@ class Row:
 
     def ratios(self, field: str) -> list[float]:
         """Ours over the rival's in each round."""
-        pairs = zip(self.ours, self.rival, strict=True)
-        return [getattr(a, field) / getattr(b, field) for a, b in pairs]
-
-    @property
-    def time_ratio(self) -> float:
-        """Our step time over the rival's."""
-        return statistics.median(self.ratios("step_ms"))
+        return [a[field] / b[field] for a, b in zip(self.ours, self.rival, strict=True)]
 
     @property
     def fastest_ratio(self) -> float:
         """Our fastest step over the rival's."""
-        ours, rival = (min(s.fastest_ms for s in side) for side in (self.ours, self.rival))
+        ours, rival = (min(each["fastest_ms"] for each in s) for s in (self.ours, self.rival))
         return ours / rival
 
     def cells(self) -> tuple[str, ...]:
         """The row for people."""
         steps, peaks = (
-            [statistics.median(getattr(s, field) for s in side) for side in (self.ours, self.rival)]
+            [statistics.median(each[field] for each in s) for s in (self.ours, self.rival)]
             for field in ("step_ms", "peak_bytes")
         )
         return (
@@ -118,8 +106,7 @@ def measure(
     model, data = workload.write(folder)
     proto = onnx.load(model)
     for optimizer in optimizers:
-        ours, theirs = folder / f"ours-{optimizer}", folder / f"peer-{optimizer}"
-        native = folder / f"native-{optimizer}"
+        ours, native, theirs = (folder / f"{who}-{optimizer}" for who in ("ours", "native", "peer"))
         packaging_tools.generate(proto, ours, packaging_tools.OPTIMIZERS[optimizer])
         if "native" in given.loop:
             build_package(
@@ -134,46 +121,46 @@ def measure(
                 "inputs": data, "steps": given.steps, "warm_up": given.warm_up, "threads": threads,
             }  # fmt: skip
             floors, rivals = [], []
-            ours_by: dict[str, list[Sample]] = {loop: [] for loop in given.loop}
-            for number in range(given.rounds):
+            loops: dict[str, list[Sample]] = {loop: [] for loop in given.loop}
+            for number in range(1, given.rounds + 1):
                 passes = apart.call(worker.forward, model=model, **count)
                 floors.append(3 * statistics.median(passes))
-                for loop, mine in ours_by.items():
-                    own = {"folder": native if loop == "native" else ours}
-                    step_model = loop != "train"
-                    answer = apart.call(worker.train, step_model=step_model, **own, **count)
-                    mine.append(Sample.of(answer))
+                for loop, mine in loops.items():
+                    package = native if loop == "native" else ours
+                    answer = apart.call(
+                        worker.train, folder=package, step_model=loop != "train", **count
+                    )
+                    mine.append(sample(answer))
                 if workload.rival == PEER:
                     answer = client.bench(folder=theirs, **count)
                 else:
                     answer = apart.call(worker.pytorch, model=model, optimizer=optimizer, **count)
-                rivals.append(Sample.of(answer))
-                own_ms = ", ".join(f"{each[-1].step_ms:.2f} ms" for each in ours_by.values())
+                rivals.append(sample(answer))
+                own = ", ".join(f"{each[-1]['step_ms']:.2f} ms" for each in loops.values())
                 print(
-                    f"{workload.name} {optimizer}, threads {threads}, round {number + 1} of "
-                    f"{given.rounds}: {own_ms}, rival {rivals[-1].step_ms:.2f} ms",
+                    f"{workload.name} {optimizer}, threads {threads}, round {number} of "
+                    f"{given.rounds}: {own}, rival {rivals[-1]['step_ms']:.2f} ms",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
-            floor = statistics.median(floors)
-            for loop, mine in ours_by.items():
+            for loop, mine in loops.items():
+                floor = statistics.median(floors)
                 yield Row(workload, optimizer, threads, loop, mine, rivals, floor)
 
 
 def goals(rows: Sequence[Row]) -> Iterator[tuple[str, float, float]]:
     """Each time goal, of AdamW: its name, the goal and what was measured."""
-    judged = [each for each in rows if (each.optimizer, each.loop) == ("adamw", "step")]
-    for each in judged:
-        if each.threads == 1:
-            yield each.workload.title, each.workload.goal, each.time_ratio
-    for threads in sorted({each.threads for each in judged}):
-        ratios = {
-            each.workload.name: each.time_ratio
-            for each in judged
-            if each.threads == threads and each.workload.rival == PEER
-        }
-        if set(ratios) == {w.name for w in WORKLOADS.values() if w.rival == PEER}:
-            mean = statistics.geometric_mean(ratios.values())
-            yield f"geometric mean, threads: {threads}", GEOMETRIC_MEAN_GOAL, mean
+    judged = [
+        (each.workload, each.threads, statistics.median(each.ratios("step_ms")))
+        for each in rows
+        if (each.optimizer, each.loop) == ("adamw", "step")
+    ]
+    yield from ((work.title, work.goal, ratio) for work, threads, ratio in judged if threads == 1)
+    everything = {name for name, work in WORKLOADS.items() if work.rival == PEER}
+    for count in sorted({threads for _, threads, _ in judged}):
+        ratios = {work.name: ratio for work, threads, ratio in judged if threads == count}
+        if everything <= ratios.keys():
+            mean = statistics.geometric_mean(ratios[name] for name in everything)
+            yield f"geometric mean, threads: {count}", GEOMETRIC_MEAN_GOAL, mean
 
 
 def _arguments() -> argparse.Namespace:
@@ -182,19 +169,15 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS, help="repeatable")
     parser.add_argument("--threads", action="append", type=int, help="repeatable (1 and 2)")
     parser.add_argument(
-        "--loop",
-        action="append",
-        choices=("step", "train", "native"),
+        "--loop", action="append", choices=("step", "train", "native"),
         help="repeatable; step_on with the step model (step), module, optimizer.step and "
         "lazy_reset_grad as the rival's (train), or step_on of a package that was built with "
         "--native and the library of `make native` (native)",
-    )
+    )  # fmt: skip
     parser.add_argument("--rounds", type=int, default=3, help="fresh processes for each (3)")
     parser.add_argument("--steps", type=int, default=30, help="timed steps per process (30)")
     parser.add_argument("--warm-up", type=int, default=5, help="steps before them (5)")
-    parser.add_argument(
-        "--quick", action="store_true", help="one round of ten steps, AdamW, one thread"
-    )
+    parser.add_argument("--quick", action="store_true", help="a round of 10 steps, AdamW, 1 thread")
     parser.add_argument("--json", type=Path, metavar="PATH", help="also write every figure here")
     given = parser.parse_args()
     if given.rounds < 1 or given.steps < 1 or given.warm_up < 0:
@@ -218,8 +201,8 @@ def main() -> int:
         os.environ[VARIABLE] = str(library())
     rows: list[Row] = []
     for name in given.workload or WORKLOADS:
-        with tempfile.TemporaryDirectory() as scratch:
-            rows += measure(WORKLOADS[name], given.optimizer, given, Path(scratch))
+        with apart.scratch() as folder:
+            rows += measure(WORKLOADS[name], given.optimizer, given, folder)
     print(f"{processor_name()}, load {os.getloadavg()[0]:.0f}")
     print(f"odtpack on ONNX Runtime {onnxruntime.__version__} against {PEER} (* against {PYTORCH}),"
           f" median of {given.steps} steps in {given.rounds} rounds; time and memory: ours / "
@@ -232,13 +215,10 @@ def main() -> int:
             print(row(name, f"{limit:.2f}", f"{ratio:.2f}", met))
     if given.json:
         content = {
-            "onnxruntime": onnxruntime.__version__,
-            "peer": PEER,
-            "machine": platform.platform(),
-            "rounds": given.rounds,
-            "steps": given.steps,
+            "onnxruntime": onnxruntime.__version__, "peer": PEER, "machine": platform.platform(),
+            "rounds": given.rounds, "steps": given.steps,
             "rows": [each.to_json() for each in rows],
-        }
+        }  # fmt: skip
         given.json.write_text(json.dumps(content, indent=1))
     return 0
 

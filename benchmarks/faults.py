@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import time
 from collections import Counter
-from pathlib import Path
 
+from benchmarks.apart import scratch
 from scripts.markdown import head, row, table
 from tests.faults.actions import ACTIONS
 from tests.faults.inject import FAULTS, compile_library, run_faults
@@ -30,10 +29,10 @@ def main() -> int:
     totals: Counter[str] = Counter()
     wrong: list[str] = []
     print(head("action", "calls:", "faults:", "refused:", "killed:", "lost:"))
-    with tempfile.TemporaryDirectory(prefix="odtpack-faults-") as scratch:
-        library = compile_library(Path(scratch))
+    with scratch() as place:
+        library = compile_library(place)
         for index, action in enumerate(arguments.action or ACTIONS):
-            folder = Path(scratch) / str(index)
+            folder = place / str(index)
             folder.mkdir()
             made = [*run_faults(library, action, folder, arguments.every)]
             lost = [each for each in made if each["wrong"]]

@@ -8,13 +8,13 @@ its tests.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.apart import scratch
 from scripts.markdown import head, row
+from scripts.options import options
 from tests.federated.play import installed, play
 
 FLEET = """\
@@ -44,11 +44,12 @@ def prepare(folder: Path, clients: int) -> dict[str, Any]:
     data = load_fleet_data(Package.open(folder / "package"), folder / "digits.npz", 3)
     held_out = {name: array[data.held_out] for name, array in data.arrays.items()}
     np.savez(folder / "held_out.npz", **held_out)
-    files = {"package": "package", "data": "digits.npz", "held_out": "held_out.npz",
-             "fleet": "fleet.toml", "out": "federated.ckpt"}  # fmt: skip
-    client = {"batch_size": 16, "epochs": 3, "learning_rate": 0.1, "seed": 3}
-    paths = {key: folder / name for key, name in files.items()}
-    return {"clients": clients, "client": client, **paths}
+    return {
+        "clients": clients, "package": folder / "package", "data": folder / "digits.npz",
+        "held_out": folder / "held_out.npz", "fleet": folder / "fleet.toml",
+        "out": folder / "federated.ckpt",
+        "client": {"batch_size": 16, "epochs": 3, "learning_rate": 0.1, "seed": 3},
+    }  # fmt: skip
 
 
 def ways(clients: int) -> dict[str, dict[str, Any]]:
@@ -61,27 +62,23 @@ def ways(clients: int) -> dict[str, dict[str, Any]]:
     for noise in (0.1, 0.3, 1.0):
         settings = {"noise_multiplier": noise, "clipping_norm": 1.0, "num_sampled_clients": clients}
         rows[f"differential privacy, noise {noise:g}"] = {
-            "task": "simulate",
-            "mods": ["fixedclipping_mod"],
+            "task": "simulate", "mods": ["fixedclipping_mod"],
             "private": ["DifferentialPrivacyClientSideFixedClipping", settings],
-        }
+        }  # fmt: skip
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=15)
-    arguments = parser.parse_args()
+    given = options(__doc__, clients=20, rounds=15)
     if not installed():
         sys.exit("Flower is not installed in .venv-federated: run make federated")
-    print(f"{arguments.clients} clients, {arguments.rounds} rounds\n")
+    print(f"{given.clients} clients, {given.rounds} rounds\n")
     print(head("", "accuracy:", "loss:"))
-    with tempfile.TemporaryDirectory() as temporary:
-        common = prepare(Path(temporary), arguments.clients)
-        for name, job in ways(arguments.clients).items():
-            found = play(Path(temporary), rounds=arguments.rounds, **common, **job)
-            last = found["server"][str(arguments.rounds)]
+    with scratch() as folder:
+        common = prepare(folder, given.clients)
+        for name, job in ways(given.clients).items():
+            found = play(folder, rounds=given.rounds, **common, **job)
+            last = found["server"][str(given.rounds)]
             print(row(name, f"{last['accuracy']:.1%}", f"{last['loss']:.3f}"), flush=True)
 
 

@@ -4,7 +4,8 @@
     python -m benchmarks.fleet --clients 1000000 --only odtpack --a-day 1000
 
 Both train the demo's CNN on the digits, the same clients as many times each, in two processes.
-Flower's engine runs in .venv-federated (make federated). Devices are ideal: it has none.
+Flower's engine runs in .venv-federated (make federated). Devices are ideal: it has none. With
+``--a-day`` so many clients take part per simulated day.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import argparse
 import os
 import resource
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from benchmarks import apart
 from scripts.markdown import head, row
+from scripts.options import options
 from tests.federated.play import ENVIRONMENT, ROOT, SETTINGS, installed
 
 FLEET = """\
@@ -39,16 +40,14 @@ evaluate_every = {rounds}
 """
 
 
-def prepare(folder: Path, arguments: argparse.Namespace) -> None:
+def prepare(folder: Path, given: argparse.Namespace) -> None:
+    """Write the data and the fleet."""
     from tests.fleet.fleets import write_digits
 
     write_digits(folder, width=(16, 32))
-    text = FLEET.format(
-        population=arguments.clients, per_round=arguments.per_round, rounds=arguments.rounds
-    )
-    if arguments.a_day:
-        hours = 24 * arguments.per_round / arguments.a_day
-        text += f'every = "{hours:g} h"\n'
+    text = FLEET.format(population=given.clients, per_round=given.per_round, rounds=given.rounds)
+    if given.a_day:
+        text += f'every = "{24 * given.per_round / given.a_day:g} h"\n'
     (folder / "fleet.toml").write_text(text)
 
 
@@ -62,13 +61,10 @@ def odtpack(*, folder: str, jobs: int, **_: Any) -> dict[str, Any]:
     fleet = read_fleet(root / "fleet.toml")
     result, _ = Federation(root / "package", root / "digits.npz", fleet).simulate(jobs=jobs)
     return {
-        "seconds": time.perf_counter() - start,
-        "trained": result.ends()["averaged"],
-        "accuracy": result.rounds[-1].accuracy,
-        "peak_mb": peak_mb(),
-        "took_part": result.took_part,
-        "days": result.days,
-    }
+        "seconds": time.perf_counter() - start, "trained": result.ends()["averaged"],
+        "accuracy": result.rounds[-1].accuracy, "peak_mb": peak_mb(),
+        "took_part": result.took_part, "days": result.days,
+    }  # fmt: skip
 
 
 def flower(
@@ -86,8 +82,7 @@ def flower(
     logging.getLogger("flwr").setLevel(logging.ERROR)
     package, data = Path(folder, "package"), Path(folder, "digits.npz")
     own_data = fleet_data(Path(folder, "fleet.toml"), package, data)
-    app = client_app(package, own_data, batch_size=16, learning_rate=0.1)
-    server = ServerApp()
+    app, server = client_app(package, own_data, batch_size=16, learning_rate=0.1), ServerApp()
     found: dict[str, Any] = {}
 
     @server.main()
@@ -107,12 +102,8 @@ def flower(
     start = time.perf_counter()
     backend = {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": jobs}}
     run_simulation(server, app, num_supernodes=clients, backend_config=backend)
-    return {
-        "seconds": time.perf_counter() - start,
-        "trained": per_round * rounds,
-        "accuracy": found["accuracy"],
-        "peak_mb": peak_mb(),
-    }
+    return {"seconds": time.perf_counter() - start, "trained": per_round * rounds,
+            "accuracy": found["accuracy"], "peak_mb": peak_mb()}  # fmt: skip
 
 
 def peak_mb() -> float:
@@ -121,31 +112,23 @@ def peak_mb() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=10_000)
-    parser.add_argument("--per-round", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=100)
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--a-day", type=int, help="clients that take part per simulated day")
-    parser.add_argument("--only", choices=("odtpack", "flower"))
-    arguments = parser.parse_args()
-    if arguments.only != "odtpack" and not installed():
+    given = options(__doc__, clients=10_000, per_round=100, rounds=100, jobs=2, a_day=0,
+                    only=("", "odtpack", "flower"))  # fmt: skip
+    if given.only != "odtpack" and not installed():
         sys.exit("Flower is not installed in .venv-federated: run make federated")
-    print(
-        f"{arguments.clients:,} clients, {arguments.per_round} a round, {arguments.rounds} rounds, "
-        f"{arguments.jobs} processes\n"
-    )
+    print(f"{given.clients:,} clients, {given.per_round} a round, {given.rounds} rounds, "
+          f"{given.jobs} processes\n")  # fmt: skip
     print(head("", "seconds:", "ms a client:", "accuracy:", "peak:", "took part:", "days:"))
     paths = os.pathsep.join(map(str, (ROOT / "packager", ROOT / "runtime", ROOT)))
-    with tempfile.TemporaryDirectory() as temporary:
-        prepare(Path(temporary), arguments)
+    with apart.scratch() as folder:
+        prepare(folder, given)
         for engine in (odtpack, flower):
-            if arguments.only not in (None, engine.__name__):
+            if given.only not in ("", engine.__name__):
                 continue
             python = ENVIRONMENT / "bin" / "python" if engine is flower else sys.executable
             found = apart.call(
                 engine, python=python, environment=SETTINGS | {"PYTHONPATH": paths},
-                folder=temporary, **vars(arguments),
+                folder=folder, **vars(given),
             )  # fmt: skip
             seconds, days = found["seconds"], found.get("days")
             each, took_part = 1e3 * seconds / found["trained"], found.get("took_part", "")

@@ -5,11 +5,9 @@ python -m benchmarks.interruption --kills 200
 
 from __future__ import annotations
 
-import argparse
 import collections
 import dataclasses
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ import numpy as np
 import onnx
 import onnx.parser
 
+from benchmarks.apart import scratch
 from benchmarks.memory_prediction import job_of
 from odtpack.build import build_package
 from odtpack.optimizers import SGD, AdamW, Optimizer
@@ -26,6 +25,8 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import ScheduleSpec
 from odtpack_simulator.replay.interruption import interrupt
 from odtpack_simulator.replay.job import Job
+from scripts.markdown import head, row
+from scripts.options import options
 from tests import zoo
 from tests.packaging_tools import statistic_names
 
@@ -60,24 +61,43 @@ class Workload:
     title: str
     model: Callable[[], onnx.ModelProto]
     optimizer: Optimizer
-    batch_size: int
+    batch_size: int = 4
     accumulation_steps: int = 1
     schedule: ScheduleSpec | None = None
     pieces: int = 1
     epochs: int = 3
     steps: int = 60
 
+    def job(self, folder: Path) -> Job:
+        """Build the package, and random data for about as many steps."""
+        model = self.model()
+        build_package(
+            model, folder / "package", loss="cross_entropy", optimizer=self.optimizer,
+            schedule=self.schedule, freeze=statistic_names(model),
+            accumulation_steps=self.accumulation_steps,
+        )  # fmt: skip
+        each = self.batch_size * self.accumulation_steps
+        job = job_of(
+            Package.open(folder / "package"), model, self.steps // self.epochs * each * 5 // 4 + 1,
+            folder, batch_size=self.batch_size, epochs=self.epochs, seed=4, pieces=self.pieces,
+            accumulation_steps=self.accumulation_steps, learning_rate=3e-3,
+        )  # fmt: skip
+        if self.schedule is None:
+            return job
+        rates = self.schedule.schedule(job.steps)
+        return dataclasses.replace(job, rate_kind=rates.kind, rate_settings=rates.settings())
+
 
 WORKLOADS = (
-    Workload("CNN, SGD", lambda: zoo.cnn(size=12, width=(4, 8), hidden=32), SGD(), 4),
+    Workload("CNN, SGD", lambda: zoo.cnn(size=12, width=(4, 8), hidden=32), SGD()),
     Workload(
         "transformer, AdamW, cosine",
         lambda: zoo.transformer_encoder(vocab=50, d=32, layers=2, heads=2, T=12, ff=64),
-        AdamW(), 4, schedule=COSINE,
+        AdamW(), schedule=COSINE,
     ),
     Workload(
         "MLP with dropout, AdamW, cosine, 3 batches a step, 2 pieces",
-        dropout_mlp, AdamW(), 4, accumulation_steps=3, schedule=COSINE, pieces=2,
+        dropout_mlp, AdamW(), accumulation_steps=3, schedule=COSINE, pieces=2,
     ),
     Workload(
         "MobileNetV2 with batch norm in training mode, SGD",
@@ -86,60 +106,35 @@ WORKLOADS = (
 )  # fmt: skip
 
 
-def make_job(workload: Workload, folder: Path) -> Job:
-    """Build the package and random data for about as many steps as the workload says."""
-    model = workload.model()
-    build_package(
-        model, folder / "package", loss="cross_entropy", optimizer=workload.optimizer,
-        schedule=workload.schedule, freeze=statistic_names(model),
-        accumulation_steps=workload.accumulation_steps,
-    )  # fmt: skip
-    package = Package.open(folder / "package")
-    each = workload.batch_size * workload.accumulation_steps
-    samples = workload.steps // workload.epochs * each * 5 // 4 + 1
-    job = job_of(
-        package, model, samples, folder, batch_size=workload.batch_size, epochs=workload.epochs,
-        seed=4, accumulation_steps=workload.accumulation_steps, learning_rate=3e-3,
-        pieces=workload.pieces,
-    )  # fmt: skip
-    if workload.schedule is None:
-        return job
-    rates = workload.schedule.schedule(job.steps)
-    return dataclasses.replace(job, rate_kind=rates.kind, rate_settings=rates.settings())
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=200, help="over all models together")
-    arguments = parser.parse_args()
+    kills = options(__doc__, kills=200).kills  # over all models together
     start = time.perf_counter()
-    titles = ("steps", "at steps", "in saves", "resumed", "warnings", "repeated", "equal")
-    width = max(len(workload.title) for workload in WORKLOADS)
-    print(f"{'model':{width}}", *(f"{title:>9}" for title in titles))
-    kills = resumed = 0
-    differs = []
+    print(head("model", "steps:", "at steps:", "in saves:", "resumed:", "warnings:", "repeated:",
+               "equal"))  # fmt: skip
+    found: collections.Counter[str] = collections.Counter()
+    details, differs = [], []
     for index, workload in enumerate(WORKLOADS):
-        share = arguments.kills // len(WORKLOADS) + (index < arguments.kills % len(WORKLOADS))
-        with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as scratch:
-            job = make_job(workload, Path(scratch))
+        share = kills // len(WORKLOADS) + (index < kills % len(WORKLOADS))
+        with scratch() as folder:
+            job = workload.job(folder)
             # Two of three interruptions are kills.
             info = interrupt(job, seed=index, count=share * 3 // 2, save_every=SAVE_EVERY)
         kinds = collections.Counter(each.at for each in info.interruptions)
+        found += kinds
         warnings = kinds["memory warning"]
-        again = kinds.total() - warnings
         repeated = sum(each.repeated_steps for each in info.interruptions)
-        equal = "yes" if info.equal else "NO"
-        cells = (job.steps, kinds["step"], kinds["save"], again, warnings, repeated, equal)
-        print(f"{workload.title:{width}}", *(f"{each:>9}" for each in cells), flush=True)
-        print(f"    {info.detail}")
-        kills += kinds["step"] + kinds["save"]
-        resumed += again
+        print(row(workload.title, job.steps, kinds["step"], kinds["save"],
+                  kinds.total() - warnings, warnings, repeated, "yes" if info.equal else "NO"),
+              flush=True)  # fmt: skip
+        if info.detail:
+            details.append(f"{workload.title}: {info.detail}")
         if not info.equal:
             differs.append(workload.title)
+    print("", *details, "", sep="\n")
     print(
-        f"{kills} kills, {resumed} resumed; all ends equal to the undisturbed ones, bit by bit: "
-        f"{'NO: ' + ', '.join(differs) if differs else 'yes'} "
-        f"({time.perf_counter() - start:.0f} s)"
+        f"{found['step'] + found['save']} kills, {found.total() - found['memory warning']} "
+        "resumed; all ends equal to the undisturbed ones, bit by bit: "
+        f"{'NO: ' + ', '.join(differs) if differs else 'yes'} ({time.perf_counter() - start:.0f} s)"
     )
     return 1 if differs else 0
 

@@ -1,32 +1,33 @@
 """Kill trainings in their saves, over eight packages, and compare what is left bit by bit.
 
-    python -m benchmarks.kills --kills 1000
+    python -m benchmarks.kills --kills 1000 [--steps 200]
 
 Each process resumes a training from its last save and saves after each step, until it is killed.
 What is left must be a save of an undisturbed training, no older than the last that was done. Every
-second process keeps the save before; half of the trainings have their elements in a data file.
+second process keeps the save before; half of the trainings have their elements in a data file. A
+training begins anew after half of its steps. ``--kills`` are those over all packages together.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import os
+import multiprocessing
 import random
-import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.apart import scratch
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.package.package import Package
 from scripts.markdown import head, row
+from scripts.options import options
 from tests.kits.cases import CASES
 from tests.kits.kills import PACKAGES
 from tests.kits.vectors import Folder, Run, build
@@ -58,91 +59,74 @@ def _state(state: CheckpointState) -> str:
     return seen.hexdigest()
 
 
-def _forked(work: Callable[[int], None]) -> tuple[int, int]:
-    """Start work in a process of its own, with a pipe to write to: ONNX Runtime does not outlive a
-    fork, so this process never opens a session."""
-    reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
-        code = 1
-        try:
-            os.close(reading)
-            work(writing)
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writing)
-    return child, reading
+def _undisturbed(out: Connection, name: str, folder: Path, steps: int) -> None:
+    """Build a package, and send the state after each step of a training that is not ended."""
+    build(CASES[name], folder / "package")
+    _train(name, folder, steps, lambda run: out.send(_state(run.state)))
 
 
-def _undisturbed(name: str, folder: Path, steps: int) -> list[str]:
-    """The state after each step of a training that is not ended; builds its package."""
+def _saving(out: Connection, name: str, folder: Path, steps: int, keep: bool) -> None:
+    """Train, save after each step, and send the number of each that is saved."""
 
-    def work(out: int) -> None:
-        build(CASES[name], folder / "package")
-        _train(name, folder, steps, lambda run: os.write(out, _state(run.state).encode()) and None)
+    def saved(run: Run) -> None:
+        CheckpointState.save_checkpoint(
+            run.state, folder / "trained", include_optimizer_state=True, keep_previous=keep
+        )
+        out.send(run.optimizer.step_count)
 
-    child, reading = _forked(work)
-    with os.fdopen(reading) as stream:
-        text = stream.read()
-    if os.waitpid(child, 0)[1] != 0:
-        raise RuntimeError(f"{name} does not train")
-    return [text[at : at + 64] for at in range(0, len(text), 64)]
+    _train(name, folder, steps, saved)
 
 
-def _kill(name: str, folder: Path, steps: int, *, keep: bool, delay: float) -> int:
-    """Kill a training in its saves; return the last step that it had saved."""
+def _forked(work: Callable[..., None], *arguments: object, delay: float | None = None) -> list:
+    """What work in a process of its own sends, which is killed a delay after the first, if given.
 
-    def work(out: int) -> None:
-        def saved(run: Run) -> None:
-            CheckpointState.save_checkpoint(
-                run.state, folder / "trained", include_optimizer_state=True, keep_previous=keep
-            )
-            os.write(out, run.optimizer.step_count.to_bytes(4, "little"))
-
-        _train(name, folder, steps, saved)
-
-    child, reading = _forked(work)
-    with os.fdopen(reading, "rb") as stream:
-        first = stream.read(4)
-        time.sleep(delay)
-        os.kill(child, signal.SIGKILL)
-        done = first + stream.read()
-    os.waitpid(child, 0)
-    return int.from_bytes(done[-4:], "little")
+    ONNX Runtime does not outlive a fork: this process never opens a session.
+    """
+    forking = multiprocessing.get_context("fork")
+    reading, writing = forking.Pipe(duplex=False)
+    process = forking.Process(target=work, args=(writing, *arguments))
+    process.start()
+    writing.close()
+    sent = []
+    try:
+        while True:
+            sent.append(reading.recv())
+            if delay is not None:
+                time.sleep(delay)
+                process.kill()
+                delay = None
+    except (EOFError, OSError):  # at the end, also within a message
+        process.join()
+        return sent
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=1000, help="over all packages together")
-    parser.add_argument("--steps", type=int, default=200, help="a training begins anew after half")
-    arguments = parser.parse_args()
-    random_ = random.Random(0)
-    start = time.perf_counter()
+    given = options(__doc__, kills=1000, steps=200)
+    random_, start, totals = random.Random(0), time.perf_counter(), np.zeros(3, int)
     print(head("package", "kills:", "in a save:", "steps:", "lost:"))
-    totals = [0, 0, 0]
     for index, name in enumerate(PACKAGES):
         writer.EXTERNAL_DATA_THRESHOLD = 2**30 if index % 2 == 0 else 64
-        count = arguments.kills // len(PACKAGES) + (index < arguments.kills % len(PACKAGES))
+        count = given.kills // len(PACKAGES) + (index < given.kills % len(PACKAGES))
         torn = lost = made = 0
-        with tempfile.TemporaryDirectory(prefix="odtpack-kills-") as scratch:
-            folder = Path(scratch)
-            states = _undisturbed(name, folder, arguments.steps)
+        with scratch() as folder:
+            states = _forked(_undisturbed, name, folder, given.steps)
+            if len(states) != given.steps:
+                raise RuntimeError(f"{name} does not train")
             for kill in range(count):
                 keep, delay = kill % 2 == 0, random_.uniform(0, 0.02)
-                last = _kill(name, folder, arguments.steps, keep=keep, delay=delay)
+                done = _forked(_saving, name, folder, given.steps, keep, delay=delay)
                 torn += any(folder.glob(".trained.*.tmp"))
                 left = CheckpointState.load_checkpoint(folder / "trained")
                 assert left.optimizer is not None
                 step = left.optimizer.step
-                lost += (
-                    step < last or left.recovered is not None or _state(left) != states[step - 1]
-                )
+                whole = left.recovered is None and _state(left) == states[step - 1]
+                lost += step < done[-1] or not whole
                 made = max(made, step)
-                if step >= arguments.steps // 2:
+                if step >= given.steps // 2:
                     for path in folder.glob("trained*"):
                         path.unlink()
         print(row(name, count, torn, made, lost), flush=True)
-        totals = [sum(pair) for pair in zip(totals, (count, torn, lost), strict=True)]
+        totals += (count, torn, lost)
     print(f"{totals[0]} kills, {totals[1]} in the middle of a save, {totals[2]} lost something "
           f"({time.perf_counter() - start:.0f} s)")  # fmt: skip
     return 1 if totals[2] else 0

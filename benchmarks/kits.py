@@ -4,22 +4,21 @@
 
 docs/kits.md says how. Writes ``build/kits/record.json``, with what the tests said of each platform
 (``make kits``), and with ``--record`` docs/kits.json, of which that page is made. Kits that are not
-asked for keep what is there.
+asked for keep what is there. With ``--rounds 0`` only sizes are taken.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import datetime
 import gzip
 import json
+import operator
 import platform
 import re
 import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,8 +26,10 @@ from typing import Any
 import onnxruntime
 
 from benchmarks import gpu
+from benchmarks.apart import scratch
 from odtpack.build import build_package
 from odtpack_runtime import Package
+from scripts.options import options
 from tests import zoo
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit, web
 from tests.kits.ran import PLATFORMS, RAN, Ran
@@ -42,12 +43,6 @@ NETWORKS: dict[str, tuple[Any, int, int]] = {
 """Model, samples in a batch, steps; the first half of them warms up. A Java machine compiles for
 two seconds and more: in a shorter run that is measured, and not the step."""
 Task = dict[str, Any]
-
-
-def _milliseconds(found: dict[str, Any]) -> float:
-    """The mean of the steps that are warm."""
-    times = found["times"]
-    return statistics.fmean(times[len(times) // 2 :])
 
 
 def _installed(task: Task) -> dict[str, Any]:
@@ -96,15 +91,15 @@ def _stripped(program: Path) -> int:
 
 
 def _size_of_kotlin() -> int:
-    jars = [*(kotlin_kit.KIT / "target").glob("odtpack-*.jar"),
-            *(kotlin_kit.KIT / "target" / "lib").glob("flatbuffers-*.jar")]  # fmt: skip
+    target = kotlin_kit.KIT / "target"
+    jars = [*target.glob("odtpack-*.jar"), *target.glob("lib/flatbuffers-*.jar")]
     return sum(path.stat().st_size for path in jars)
 
 
 def _size_of_js() -> int:
     """All modules, those for Node and for browsers, compressed each by itself."""
     folders = (web.FOLDERS["odtpack"], web.FOLDERS["flatbuffers"])
-    modules = [path for folder in folders for path in sorted(folder.glob("*.js"))]
+    modules = (path for folder in folders for path in sorted(folder.glob("*.js")))
     return sum(len(gzip.compress(path.read_bytes(), mtime=0)) for path in modules)
 
 
@@ -150,75 +145,67 @@ def measured(rounds: int, kits: Sequence[str]) -> dict[str, Any]:
     """Step times and bytes by platform, of those kits that are set up."""
     found: dict[str, Any] = {}
     for title in kits:
-        kit = KITS[title]
+        kit, steps = KITS[title], {}
         if (reason := kit.unavailable()) is not None:
             print(f"{title}: not measured, {reason}", flush=True)
             continue
-        steps = {name: _compared(kit, name, rounds) for name in NETWORKS if rounds}
-        found[title] = {"onnxruntime": kit.version(), "bytes": kit.size(), "steps": steps,
-                        "lines": _lines(kit.sources)}  # fmt: skip
-        for name, each in steps.items():
+        for name in NETWORKS if rounds else ():
+            steps[name] = each = _compared(kit, name, rounds)
             print(f"{title}, {name}: {each['ms']:.3f} ms, Python's {each['python_ms']:.3f} ms, "
                   f"ratio {each['ratio']:.3f}", flush=True)  # fmt: skip
+        found[title] = {"onnxruntime": kit.version(), "bytes": kit.size(), "steps": steps,
+                        "lines": _lines(kit.sources)}  # fmt: skip
     return found
 
 
 def _compared(kit: Kit, network: str, rounds: int) -> dict[str, float]:
     """Milliseconds of a step, medians of rounds in turns, and the median of the ratios."""
     model, samples, steps = NETWORKS[network]
-    with tempfile.TemporaryDirectory() as scratch:
-        package = Path(scratch) / "package"
-        build_package(model(), package, loss="cross_entropy")
-        opened = Package.open(package)
-        batch = gpu.batch_of(opened, samples, other=0)
-        named = dict(zip((each.name for each in opened.manifest.inputs), batch, strict=True))
-        data = javascript.save_batch(Path(scratch), **named)
-        task = {"package": str(package), "data": data, "steps": steps, "step_model": True}
-        python, own, installed = [], [], []
-        for _ in range(rounds):
-            beside = kit.python(task)
-            if beside["onnxruntime"] != kit.version():
-                raise RuntimeError(f"Python has ONNX Runtime {beside['onnxruntime']}")
-            python.append(_milliseconds(beside))
-            own.append(_milliseconds(kit.train(task)))
-            if kit.version() != onnxruntime.__version__:
-                installed.append(_milliseconds(_installed(task)))
+    with scratch() as folder:
+        build_package(model(), folder / "package", loss="cross_entropy")
+        package = Package.open(folder / "package")
+        names = (each.name for each in package.manifest.inputs)
+        batch = dict(zip(names, gpu.batch_of(package, samples, other=0), strict=True))
+        data = javascript.save_batch(folder, **batch)
+        task = {"package": str(package.path), "data": data, "steps": steps, "step_model": True}
+        ways = {"python": kit.python, "own": kit.train}
+        if kit.version() != onnxruntime.__version__:
+            ways["installed"] = _installed
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for way, train in rounds * [*ways.items()]:
+            answer = train(task)
+            if way == "python" and answer["onnxruntime"] != kit.version():
+                raise RuntimeError(f"Python has ONNX Runtime {answer['onnxruntime']}")
+            each = answer["times"]
+            times[way].append(statistics.fmean(each[len(each) // 2 :]))  # steps that are warm
     found = {
-        "ms": round(statistics.median(own), 4),
-        "python_ms": round(statistics.median(python), 4),
-        "ratio": _ratio(own, python),
+        "ms": round(statistics.median(times["own"]), 4),
+        "python_ms": round(statistics.median(times["python"]), 4),
     }
-    return {**found, "installed_ratio": _ratio(own, installed)} if installed else found
-
-
-def _ratio(own: list[float], others: list[float]) -> float:
-    """The median of what one took of the other in the same round."""
-    return round(statistics.median(a / b for a, b in zip(own, others, strict=True)), 3)
+    for way, name in (("python", "ratio"), ("installed", "installed_ratio")):
+        if way in times:
+            ratios = map(operator.truediv, times["own"], times[way])
+            found[name] = round(statistics.median(ratios), 3)
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3, help="0: sizes only")
-    parser.add_argument("--kit", nargs="+", choices=KITS, default=list(KITS))
-    parser.add_argument("--record", action="store_true", help="write docs/kits.json as well")
-    options = parser.parse_args()
-    ran = Ran.read(RAN)
-    times = measured(options.rounds, options.kit)
+    given = options(__doc__, rounds=3, kit=list(KITS), record=False)
+    ran, times = Ran.read(RAN), measured(given.rounds, given.kit)
     docs = ROOT / "docs" / "kits.json"
-    kept = json.loads(docs.read_text())["platforms"] if options.kit != list(KITS) else {}
+    kept = json.loads(docs.read_text())["platforms"] if given.kit != list(KITS) else {}
+    platforms = {
+        name: kept[name]
+        if name in kept and name not in given.kit
+        else {"tests": ran.counts(name), "reason": ran.reasons(name), **times.get(name, {})}
+        for name in PLATFORMS
+    }
     record = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": f"{platform.system()} {platform.machine()}",
-        "installed": onnxruntime.__version__,
-        "rounds": options.rounds,
-        "platforms": {
-            name: kept[name]
-            if name in kept and name not in options.kit
-            else {"tests": ran.counts(name), "reason": ran.reasons(name), **times.get(name, {})}
-            for name in PLATFORMS
-        },
-    }
-    for path in [RAN.with_name("record.json"), docs][: 1 + options.record]:
+        "installed": onnxruntime.__version__, "rounds": given.rounds, "platforms": platforms,
+    }  # fmt: skip
+    for path in [RAN.with_name("record.json"), docs][: 1 + given.record]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(record, indent=1) + "\n")
 

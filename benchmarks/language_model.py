@@ -18,8 +18,6 @@ import os
 import shutil
 import statistics
 import subprocess
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,18 +27,18 @@ from typing import Any
 import numpy as np
 
 from benchmarks import apart
+from benchmarks.apart import Memory, scratch
 from benchmarks.decoder import page
 from benchmarks.decoder.genai import DECODERS, GenaiWriter
 from benchmarks.decoder.model import write_model
 from odtpack_simulator.measure.host import processor_name
-from scripts.markdown import head, row
+from scripts.markdown import head, keep, row
 
 FOLDER = apart.ROOT / "build" / "decoder"
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, ALPHA, WORDS = 8, 16.0, 1024
 SPARE = 32  # MB that a control group has beside a step's anonymous memory
 PROMPT, FOLLOWING = 32, 2  # tokens
-MB = 1024  # kB, of which /proc counts
 
 
 def main() -> None:
@@ -90,10 +88,15 @@ def main() -> None:
         taken = [statistics.median(e[key] for e in each) if each else None
                  for each in (steps, forwards)]  # fmt: skip
         if given.record:
-            kept = {_way(given): figures["anonymous"]} if _way(given) != "plain" else figures
-            page.keep(given.shape, tokens, kept)
-        if given.record and forwards:
-            page.keep_times(given.shape, tokens, _way(given), *taken, max(rates), processor())
+            way, place = _way(given), (given.shape, str(tokens))
+            kept = {way: figures["anonymous"]} if way != "plain" else figures
+            keep(page.RECORD, {name: round(megabytes) for name, megabytes in kept.items()}, *place)
+            if forwards:
+                pair = dict(
+                    zip(("step", "forward"), (round(each, 2) for each in taken), strict=True)
+                )
+                rate = {"gflops": round(max(rates))}
+                keep(page.RECORD, {processor(): pair | rate}, *place, "times", way)
         times = [f"{each:.2f} s" if each else "" for each in taken]
         times.append(f"{taken[0] / taken[1]:.2f}" if taken[0] and taken[1] else "")
         print(row(tokens, *shown, *times), flush=True)
@@ -104,35 +107,31 @@ def main() -> None:
 def _draw(given: argparse.Namespace, tokens: int, step: dict[str, Any]) -> None:
     from benchmarks.decoder import timeline  # what it imports would count as the step's memory
 
-    _, *losses = step["losses"]
     published = [
         (each["system"], each["mb"])
         for each in page.published()
         if (each["shape"], each["tokens"]) == (given.shape, tokens)
     ]
-    title = f"{len(losses)} steps of the {given.shape} decoder, {tokens} tokens"
-    samples = [timeline.Sample(*each) for each in step["samples"]]
+    title = f"{len(step['losses']) - 1} steps of the {given.shape} decoder, {tokens} tokens"
     given.timeline.parent.mkdir(parents=True, exist_ok=True)
-    given.timeline.write_text(timeline.draw(samples, title, published), "utf-8")
-    print(f"losses {', '.join(f'{loss:.3f}' for loss in losses)}; memory in {given.timeline}")
+    given.timeline.write_text(timeline.draw(step["samples"], title, published), "utf-8")
+    losses = ", ".join(f"{loss:.3f}" for loss in step["losses"][1:])
+    print(f"losses {losses}; memory in {given.timeline}")
 
 
 def _apart(
     task: str, given: argparse.Namespace, tokens: int = 0, group: Path | None = None
 ) -> dict[str, Any]:
     """Do a task in a process of its own, and in a control group if one is given."""
-    found: dict[str, Any] = apart.call(
-        watched, how={"preexec_fn": _joining(group)}, task=task,
-        given={**vars(given), "tokens": [tokens]},
-    )  # fmt: skip
-    return found
+    settings = {**vars(given), "tokens": tokens}
+    return apart.call(watched, how={"preexec_fn": _joining(group)}, task=task, given=settings)
 
 
 def watched(*, task: str, given: dict[str, Any]) -> dict[str, Any]:
     """What a task finds, and the memory of this process meanwhile."""
-    with _Memory("self") as memory:
+    with Memory() as memory:
         found = TASKS[task](argparse.Namespace(**given))
-    return {**found, **memory.figures(), "samples": memory.samples}
+    return {**found, **memory.peaks(), "samples": memory.samples}
 
 
 def _joining(group: Path | None) -> Callable[[], object]:
@@ -147,43 +146,37 @@ def _in_kit(
     from tests.kits import cpp_kit, swift_kit
 
     kit: Any = {"cpp": cpp_kit, "swift": swift_kit}[given.kit]
-    ids = _tokens(argparse.Namespace(**vars(given) | {"tokens": [tokens]}))
-    with tempfile.TemporaryDirectory() as scratch:
+    ids = _tokens(argparse.Namespace(shape=given.shape, tokens=tokens))
+    with scratch() as folder:
         steps = []
         for name, part in (("short", ids[:, :8]), ("whole", ids)):
-            place = Path(scratch) / name
-            place.mkdir()
-            steps.append(cpp_kit.save_batch(place, {"input_ids": part, "labels": part}))
-        job = Path(scratch) / "job.json"
+            (folder / name).mkdir()
+            steps.append(cpp_kit.save_batch(folder / name, {"input_ids": part, "labels": part}))
         content = {
-            "package": _package(given).absolute(),
-            "steps": [steps[0], *[steps[1]] * given.steps], "threads": given.threads,
+            "package": _package(given).absolute(), "threads": given.threads,
+            "steps": [steps[0], *[steps[1]] * given.steps],
         }  # fmt: skip
         if given.generate and group is None:
-            content["generate"] = {
-                "adapter": "mine.onnx_adapter", "prompt": ids[0, :PROMPT].tolist(),
-                "max_tokens": FOLLOWING,
-            }  # fmt: skip
+            prompt = ids[0, :PROMPT].tolist()
+            content["generate"] = {"adapter": "mine.onnx_adapter", "prompt": prompt,
+                                   "max_tokens": FOLLOWING}  # fmt: skip
+        job, join = folder / "job.json", _joining(group)
         job.write_text(json.dumps(content, default=str))
-        join = _joining(group)
         child = subprocess.Popen(kit.measuring(job), stdout=subprocess.PIPE, preexec_fn=join)  # noqa: PLW1509
-        with child, _Memory(str(child.pid)) as memory:
+        with child, Memory(child.pid) as memory:
             found = json.loads(child.communicate()[0])
-    clock = found["step_seconds"]
+    clock, phases = found["step_seconds"], found["phases"]
     share = found["processor_seconds"] / sum(clock)  # what the first step takes is not known apart
-    seconds = statistics.median(clock[1:])
-    trained = sum(found["phases"][name]["seconds"] for name in ("load", "train"))
+    trained = phases["load"]["seconds"] + phases["train"]["seconds"]
     memory.samples = [each for each in memory.samples if each[0] < trained] or memory.samples
-    figures = memory.figures()
-    if "generate" in found["phases"]:
-        peaks = {key: each["peak_anonymous_bytes"] / 2**20 for key, each in found["phases"].items()}
-        named = {
-            "generation": ["generate"], "from a file": ["pack", "generate packed"],
-            "in place": ["generate in place"],
-        }  # fmt: skip
-        for key, phases in named.items():
-            figures[key] = max(peaks[phase] for phase in (*phases, "save adapter"))
-        figures["packing"] = peaks["pack"]
+    figures = memory.peaks()
+    if "generate" in phases:
+        peaks = {key: each["peak_anonymous_bytes"] / 2**20 for key, each in phases.items()}
+        last, figures["packing"] = peaks["save adapter"], peaks["pack"]
+        figures["generation"] = max(peaks["generate"], last)
+        figures["from a file"] = max(peaks["pack"], peaks["generate packed"], last)
+        figures["in place"] = max(peaks["generate in place"], last)
+    seconds = statistics.median(clock[1:])
     return {"seconds": seconds, "core_seconds": share * seconds, **figures}
 
 
@@ -201,47 +194,6 @@ def _group(megabytes: float) -> Iterator[Path]:
         yield place
     finally:
         place.rmdir()
-
-
-class _Memory:
-    """The memory that a process has while it runs, in MB."""
-
-    def __init__(self, process: str) -> None:
-        self._status = Path("/proc") / process / "status"
-
-    def __enter__(self) -> _Memory:
-        self.samples: list[tuple[float, float, float]] = []  # seconds, anonymous, resident
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        start = time.monotonic()
-        while not self._done.wait(0.005):
-            try:
-                lines = self._status.read_text().splitlines()
-            except ProcessLookupError:  # it ended just now
-                return
-            found = {each[0]: int(each[1]) / MB for line in lines if len(each := line.split()) > 1
-                     and each[0] in ("RssAnon:", "RssFile:")}  # fmt: skip
-            if not found:  # it has ended
-                return
-            anonymous = found["RssAnon:"]
-            self.samples.append(
-                (time.monotonic() - start, anonymous, anonymous + found["RssFile:"])
-            )
-
-    def figures(self) -> dict[str, float]:
-        """The highest of each."""
-        return {
-            "anonymous": max(anonymous for _, anonymous, _ in self.samples),
-            "resident": max(resident for _, _, resident in self.samples),
-        }
 
 
 def _way(given: argparse.Namespace) -> str:
@@ -269,16 +221,14 @@ def _build(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _step(given: argparse.Namespace) -> dict[str, Any]:
-    from odtpack_runtime import CheckpointState, Module, Optimizer
-    from odtpack_runtime.session.options import default_session_options
+    from odtpack_runtime import CheckpointState, Module, Optimizer, default_session_options
 
-    package = _package(given)
+    package, losses = _package(given), []
     state = CheckpointState.load_checkpoint(package / "checkpoint")
     training = package / "training_model.onnx"
     options = default_session_options(training, given.threads)
     module = Module(training, state, session_options=options)
     optimizer = Optimizer(package / "optimizer_model.onnx", module)
-    losses = []
 
     def step(ids: np.ndarray) -> None:
         losses.append(float(module(ids, ids)))
@@ -320,10 +270,9 @@ def processor() -> str:
 
 
 def _timed(run: Callable[[], object], times: int) -> dict[str, Any]:
-    """The median of a run's seconds: those of the processor's cores if there is one thread.
+    """The median of a run's seconds, and of those of the processor's cores.
 
-    They are nearly the same on a machine that does nothing else, and on another one they tell
-    what the run takes.
+    With one thread these are nearly the same, and tell what the run takes beside other work.
     """
     seconds, spent = [], []
     for _ in range(times):
@@ -336,7 +285,7 @@ def _timed(run: Callable[[], object], times: int) -> dict[str, Any]:
 
 def _tokens(given: argparse.Namespace) -> np.ndarray:
     random = np.random.default_rng(0)
-    return random.integers(0, DECODERS[given.shape].words, (1, given.tokens[0]))
+    return random.integers(0, DECODERS[given.shape].words, (1, given.tokens))
 
 
 def _speed(given: argparse.Namespace) -> dict[str, Any]:

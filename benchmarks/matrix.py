@@ -1,7 +1,6 @@
 """What a matrix of fifty devices costs beside a single one.
 
-    python -m benchmarks.matrix
-    python -m benchmarks.matrix --rounds 5
+    python -m benchmarks.matrix [--rounds 3] [--jobs N]
 
 The shipped profiles, filled up to fifty with copies whose memory limits lie around what the
 training needs, so that limits really have to be held; judging and every report are included.
@@ -10,15 +9,14 @@ One device and fifty in turns, the same jobs for both.
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.apart import scratch
 from odtpack.build import build_package
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.figures.judge import judge
@@ -27,6 +25,7 @@ from odtpack_simulator.reports import render_report, report_formats
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.units import Quantity
 from scripts.markdown import head, row
+from scripts.options import options
 from tests import zoo
 
 DEVICES = 50
@@ -61,27 +60,22 @@ def run(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--jobs", type=int, default=default_jobs())
-    arguments = parser.parse_args()
+    given = options(__doc__, rounds=3, jobs=default_jobs())
     random = np.random.default_rng(0)
     ratios = []
-    with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as scratch:
-        folder = Path(scratch)
+    with scratch() as folder:
         package, data = folder / "package", folder / "data.npz"
         build_package(zoo.cnn(), package, loss="cross_entropy", outputs=["output"])
         images = random.standard_normal((SAMPLES, 1, 28, 28)).astype(np.float32)
         np.savez(data, input=images, labels=random.integers(0, 10, SAMPLES))
-        _, peak = run(package, data, [], arguments.jobs)  # files and libraries are warm now
+        _, peak = run(package, data, [], given.jobs)  # files and libraries are warm now
         profiles = fifty(peak)
         print(head("round", "one device:", f"{DEVICES} devices:", "ratio:"))
-        for number in range(1, arguments.rounds + 1):
-            one, _ = run(package, data, profiles[:1], arguments.jobs)
-            all_of_them, _ = run(package, data, profiles, arguments.jobs)
-            ratios.append(all_of_them / one)
-            times = (f"{one:.1f} s", f"{all_of_them:.1f} s", f"{ratios[-1]:.2f}")
-            print(row(number, *times), flush=True)
+        for number in range(1, given.rounds + 1):
+            one, _ = run(package, data, profiles[:1], given.jobs)
+            every, _ = run(package, data, profiles, given.jobs)
+            ratios.append(every / one)
+            print(row(number, f"{one:.1f} s", f"{every:.1f} s", f"{ratios[-1]:.2f}"), flush=True)
     print(f"median ratio {statistics.median(ratios):.2f}, target at most 2")
 
 

@@ -12,7 +12,7 @@ import argparse
 import dataclasses
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
@@ -40,32 +40,31 @@ def build(
     return build_graphs(Task(load_model(model), names, (), loss, memory=memory))
 
 
-class _Runner:
-    """A training model with its inputs, which replaces its gradients in every run."""
+def runner(graphs: Graphs, model: onnx.ModelProto, samples: int) -> Callable[[], float]:
+    """What runs a training model for a second; returns the processor's seconds of a run."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.enable_mem_pattern = False
+    content = ir.to_proto(graphs.training).SerializeToString()
+    session = onnxruntime.InferenceSession(content, options)
+    data, labels = batch(model, samples)
+    known = {p.name: p.value() for p in graphs.parameters}
+    known |= {"lazy_reset_grad": np.ones(1, np.bool_), "labels": labels}  # gradients are replaced
+    feeds = {}
+    for node in session.get_inputs():
+        is_buffer = node.name.endswith(".accumulation.buffer")
+        feeds[node.name] = (
+            np.zeros(node.shape, np.float32) if is_buffer else known.get(node.name, data)
+        )
 
-    def __init__(self, graphs: Graphs, model: onnx.ModelProto, samples: int) -> None:
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.enable_mem_pattern = False
-        content = ir.to_proto(graphs.training).SerializeToString()
-        self._session = onnxruntime.InferenceSession(content, options)
-        data, labels = batch(model, samples)
-        self._feeds = {p.name: p.value() for p in graphs.parameters}
-        for node in self._session.get_inputs():
-            if node.name == "lazy_reset_grad":
-                self._feeds[node.name] = np.ones(1, np.bool_)
-            elif node.name.endswith(".accumulation.buffer"):
-                self._feeds[node.name] = np.zeros(node.shape, np.float32)
-            elif node.name not in self._feeds:
-                self._feeds[node.name] = labels if node.name == "labels" else data
-
-    def seconds(self) -> float:
-        """Processor seconds of a run, over about a second of runs."""
+    def seconds() -> float:
         end, runs, start = time.perf_counter() + _SECONDS, 0, time.process_time()
         while not runs or time.perf_counter() < end:
-            self._session.run(None, self._feeds)
+            session.run(None, feeds)
             runs += 1
         return (time.process_time() - start) / runs
+
+    return seconds
 
 
 def measure(workload: Workload, rounds: int) -> list[str]:
@@ -77,13 +76,11 @@ def measure(workload: Workload, rounds: int) -> list[str]:
         usual = build(model, MemorySpec(batch=workload.batch, limit=0, slowdown=0.0))
     assert usual.memory is not None
     kept = usual.memory.before
-    limits = (int(kept / 2), int(kept / 4))
-    built = [usual, *(
-        build(model, MemorySpec(batch=workload.batch, limit=limit, slowdown=_ANY_TIME))
-        for limit in limits
-    )]  # fmt: skip
-    runners = [_Runner(graphs, model, workload.batch) for graphs in (plain, *built)]
-    times = [[runner.seconds() for runner in runners] for _ in range(rounds)]
+    held = (MemorySpec(batch=workload.batch, limit=int(kept / part), slowdown=_ANY_TIME)
+            for part in (2, 4))  # fmt: skip
+    built = [usual, *(build(model, memory) for memory in held)]
+    runners = [runner(graphs, model, workload.batch) for graphs in (plain, *built)]
+    times = [[seconds() for seconds in runners] for _ in range(rounds)]
     cells = [f"{kept / 1e6:.1f}"]
     for index, graphs in enumerate(built, 1):
         ratio = statistics.median(each[index] / each[0] for each in times)

@@ -1,18 +1,16 @@
 """How well the memory plan predicts the peak of a real training, and how well a limit is judged.
 
-For each of the zoo's networks: the prediction made before anything ran, the peak
-measured in a child process, and whether trainings held to limits around the
-measured peak went as the prediction says.
+    python -m benchmarks.memory_prediction [--no-limits]
 
-    python -m benchmarks.memory_prediction
+For each of the zoo's networks: the prediction before anything ran, the peak measured in a child
+process, and whether trainings held to limits around that peak went as the prediction says.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
+import itertools
 import statistics
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from benchmarks.apart import scratch
 from odtpack.artifacts import OptimType
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.app import memory_fit
@@ -27,9 +26,11 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import run_training_child
 from scripts.markdown import head, row
+from scripts.options import options
 from tests import zoo
 from tests.packaging_tools import batch, generate
 
+OPTIMIZERS = (OptimType.SGD, OptimType.AdamW)
 LIMITS = (0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25)
 STEPS = 4  # then a fifth of the samples is one batch for the evaluation
 
@@ -73,29 +74,25 @@ def shapes(job: Job) -> dict[str, tuple[int, ...]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--no-limits", action="store_true", help="only compare the peaks")
-    limits = () if parser.parse_args().no_limits else LIMITS
+    limits = () if options(__doc__, no_limits=False).no_limits else LIMITS
     errors: list[float] = []
     verdicts = {"right": 0, "under": 0, "refused": 0}
     print(head("workload", "optimizer", "predicted:", "measured:", "error:"))
-    for name, (factory, size) in WORKLOADS.items():
-        for optimizer in (OptimType.SGD, OptimType.AdamW):
-            with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as scratch:
-                job = make_job(factory(), size, optimizer, Path(scratch))
-                package = Package.open(Path(scratch) / "package")
-                predicted = plan_memory(package, shapes(job)).peak.nbytes
-                measured = run_training_child(job).peak_bytes
-                assert measured is not None, "memory is measured on Linux only"
-                errors.append(predicted / measured - 1)
-                cells = (f"{predicted / 1e6:.2f} MB", f"{measured / 1e6:.2f} MB")
-                print(row(name, optimizer.name, *cells, f"{errors[-1]:+.1%}"), flush=True)
-                for share in limits:
-                    limit = int(share * measured)
-                    fits = run_training_child(dataclasses.replace(job, limit_bytes=limit)).outcome
-                    said = memory_fit(predicted, limit)
-                    right = (fits == "completed") == said == "fits"
-                    verdicts["right" if right else "under" if said == "fits" else "refused"] += 1
+    for (name, (factory, size)), optimizer in itertools.product(WORKLOADS.items(), OPTIMIZERS):
+        with scratch() as folder:
+            job = make_job(factory(), size, optimizer, folder)
+            package = Package.open(folder / "package")
+            predicted = plan_memory(package, shapes(job)).peak.nbytes
+            measured = run_training_child(job).peak_bytes
+            assert measured is not None, "memory is measured on Linux only"
+            errors.append(predicted / measured - 1)
+            cells = (f"{predicted / 1e6:.2f} MB", f"{measured / 1e6:.2f} MB")
+            print(row(name, optimizer.name, *cells, f"{errors[-1]:+.1%}"), flush=True)
+            for limit in (int(share * measured) for share in limits):
+                fits = run_training_child(dataclasses.replace(job, limit_bytes=limit)).outcome
+                said = memory_fit(predicted, limit)
+                right = (fits == "completed") == (said == "fits")
+                verdicts["right" if right else "under" if said == "fits" else "refused"] += 1
     print(f"median error {100 * statistics.median(map(abs, errors)):.1f} %, "
           f"largest {100 * max(map(abs, errors)):.1f} %")  # fmt: skip
     if limits:

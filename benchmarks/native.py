@@ -12,13 +12,12 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
 import onnx
 
+from benchmarks.apart import scratch
 from benchmarks.worker import open_training
 from benchmarks.workloads import OPTIMIZERS, WORKLOADS
 from odtpack.build import build_package
@@ -39,37 +38,32 @@ def main() -> None:
     print(f"load before: {os.getloadavg()[0]:.1f}\n")
     print(head("step, ms of a processor", "bodies:", "kernels:", "median ratio:", "losses:"))
     for name in given.workloads or WORKLOADS:
-        bodies, kernels, losses = measure(name, given.optimizer, given.steps)
-        ratios = [b / a for a, b in zip(bodies, kernels, strict=True)]
-        off = max(abs(b / a - 1) for a, b in zip(*losses, strict=True))
-        print(row(WORKLOADS[name].title, f"{min(bodies) * 1e3:.2f}", f"{min(kernels) * 1e3:.2f}",
-                  f"{statistics.median(ratios):.2f}", f"{off:.0e}"), flush=True)  # fmt: skip
+        seconds, losses = measure(name, given.optimizer, given.steps)
+        off = np.abs(losses[:, 1] / losses[:, 0] - 1).max()
+        shortest = (f"{each * 1e3:.2f}" for each in seconds.min(0))
+        ratio = statistics.median(seconds[:, 1] / seconds[:, 0])
+        print(row(WORKLOADS[name].title, *shortest, f"{ratio:.2f}", f"{off:.0e}"), flush=True)
     print(f"\nload after: {os.getloadavg()[0]:.1f}")
 
 
-def measure(
-    name: str, optimizer: str, steps: int
-) -> tuple[list[float], list[float], tuple[list[float], list[float]]]:
-    """Seconds of each step without and with the kernels, and the losses of both."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "package"
-        model, data = WORKLOADS[name].write(Path(scratch))
+def measure(name: str, optimizer: str, steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds of each step without and with the kernels, and the losses, two steps more."""
+    with scratch() as folder:
+        model, data = WORKLOADS[name].write(folder)
         build_package(
-            model, folder, loss="cross_entropy", optimizer=optimizer, native=True,
+            model, folder / "package", loss="cross_entropy", optimizer=optimizer, native=True,
             train=tuple(trainable_names(onnx.load(model))),
         )  # fmt: skip
         feeds = dict(np.load(data))
-        both = [open_training(folder, native=native) for native in (False, True)]
-        times: tuple[list[float], list[float]] = ([], [])
-        losses: tuple[list[float], list[float]] = ([], [])
-        for step in range(steps + 2):
-            for index, (module, update) in enumerate(both):
-                batch = [feeds[each] for each in module.input_names()]
-                started = time.process_time()
-                losses[index].append(float(update.step_on(*batch)))
-                if step >= 2:
-                    times[index].append(time.process_time() - started)
-    return *times, losses
+        both = [open_training(folder / "package", native=native) for native in (False, True)]
+        seconds, losses = np.empty((steps + 2, 2)), np.empty((steps + 2, 2))
+        for place in np.ndindex(losses.shape):
+            module, update = both[place[1]]
+            batch = [feeds[each] for each in module.input_names()]
+            started = time.process_time()
+            losses[place] = float(update.step_on(*batch))
+            seconds[place] = time.process_time() - started
+    return seconds[2:], losses
 
 
 if __name__ == "__main__":

@@ -11,13 +11,12 @@ one does not. A time is the fastest of the given number of steps.
 from __future__ import annotations
 
 import argparse
-import tempfile
-import time
-from pathlib import Path
+import timeit
 from typing import Any
 
 import onnxruntime
 
+from benchmarks.apart import scratch
 from odtpack import optimizers
 from odtpack.build import build_package
 from scripts.markdown import head, row
@@ -40,23 +39,19 @@ CASES: dict[str, optimizers.Optimizer] = {
 def measure(
     optimizer: optimizers.Optimizer, update: dict[str, Any], width: int, steps: int
 ) -> tuple[float, float, float]:
-    """Millions of parameters, milliseconds of a step per million, bytes of state a parameter."""
+    """Millions of parameters, bytes of state of one, milliseconds of a step per million."""
     model = zoo.mlp((width, width, width))
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as folder:
         build_package(model, folder, loss="cross_entropy", optimizer=optimizer, **update)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        state, module, stepper = open_training(Path(folder), options)
+        state, module, stepper = open_training(folder, options)
         module(*batch(model, 4))
-        times = []
-        for _ in range(steps):
-            start = time.perf_counter()
-            stepper.step()
-            times.append(time.perf_counter() - start)
-        count = module.get_parameters_size() / 1e6
-        assert state.optimizer is not None
-        kept = sum(m.nbytes for own in state.optimizer.moments.values() for m in own)
-    return count, min(times) * 1e3 / count, kept / (count * 1e6)
+        seconds = min(timeit.repeat(stepper.step, number=1, repeat=steps))
+    count = module.get_parameters_size()
+    assert state.optimizer is not None
+    kept = sum(m.nbytes for own in state.optimizer.moments.values() for m in own)
+    return count / 1e6, kept / count, seconds * 1e9 / count
 
 
 def main() -> None:
@@ -73,8 +68,8 @@ def main() -> None:
     for name in given.optimizer or CASES:
         for millions in given.millions or (1, 20):
             width = round((millions * 5e5) ** 0.5)
-            count, milliseconds, kept = measure(CASES[name], update, width, given.steps)
-            print(row(name, f"{count:.1f} M", f"{kept:.3f} B", f"{milliseconds:.2f}"), flush=True)
+            count, kept, taken = measure(CASES[name], update, width, given.steps)
+            print(row(name, f"{count:.1f} M", f"{kept:.3f} B", f"{taken:.2f}"), flush=True)
 
 
 if __name__ == "__main__":

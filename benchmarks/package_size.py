@@ -7,17 +7,14 @@ docs/size.md says what is counted. The sizes are the same on every machine.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import tempfile
-from pathlib import Path
 
 import onnx
 
+from benchmarks.apart import scratch
 from benchmarks.workloads import WORKLOADS
 from odtpack.build import build_package
 from odtpack.choices import STORAGES, Storage
-from odtpack_runtime.package.manifest import Manifest
 from scripts.markdown import head, row
 from tests.peer import client
 
@@ -39,57 +36,44 @@ def measure(name: str, storage: Storage | None = None, *, head: bool = False) ->
 
     ``head`` trains the classifier only; ``storage`` is that of the frozen weights.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        model = MODELS[name]()
-        onnx.save(model, folder / "model.onnx")
+    with scratch() as folder:
+        path, package, reference = folder / "model.onnx", folder / "package", 0
+        onnx.save(MODELS[name](), path)
         manifest = build_package(
-            folder / "model.onnx", folder / "package", loss="cross_entropy",
-            train=[HEAD] if head else [], frozen_storage=storage, nominal=True,
+            path, package, loss="cross_entropy", train=[HEAD] if head else [],
+            frozen_storage=storage, nominal=True,
         )  # fmt: skip
-        total = sum(path.stat().st_size for path in (folder / "package").iterdir())
-        nominal = (folder / "package" / "nominal_checkpoint").stat().st_size
-        return Sizes(
-            total - nominal,
-            total - manifest.files.checkpoint.size_bytes,
-            _reference(folder, manifest) if client.peer_available() is None else 0,
-        )
-
-
-def _reference(folder: Path, manifest: Manifest) -> int:
-    scales = {p.scale for p in manifest.parameters}
-    sides = {
-        role: [p.name for p in manifest.parameters if p.role == role and p.name not in scales]
-        for role in ("trainable", "frozen")
-    }
-    made = client.generate(
-        model=folder / "model.onnx", folder=folder / "reference",
-        requires_grad=sides["trainable"], frozen=sides["frozen"],
-    )  # fmt: skip
-    return sum(made["files"].values())
+        total = sum(each.stat().st_size for each in package.iterdir())
+        nominal = (package / "nominal_checkpoint").stat().st_size
+        if client.peer_available() is None:
+            scales = {p.scale for p in manifest.parameters}
+            trained, frozen = (
+                [p.name for p in manifest.parameters if p.role == role and p.name not in scales]
+                for role in ("trainable", "frozen")
+            )
+            made = client.generate(
+                model=path, folder=folder / "reference", requires_grad=trained, frozen=frozen
+            )
+            reference = sum(made["files"].values())
+        return Sizes(total - nominal, total - manifest.files.checkpoint.size_bytes, reference)
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.parse_args()
     print(head("Model", "Trained", "Frozen weights", "Package:", "Reference:", "Ratio:", "Nominal:",
                "Ratio:"))  # fmt: skip
-    for name in MODELS:
-        for head_only, storage in ((False, None), *((True, each) for each in (None, *STORAGES))):
-            found = measure(name, storage, head=head_only)
-            print(row(
-                name, "classifier" if head_only else "all",
-                storage or ("float32" if head_only else "none"),
-                f"{found.package:,}", f"{found.reference:,}", _ratio(found.package, found),
-                f"{found.nominal:,}", _ratio(found.nominal, found),
-            ), flush=True)  # fmt: skip
+    ways = [("all", None), ("classifier", None), *(("classifier", each) for each in STORAGES)]
+    for name, (trained, storage) in ((name, way) for name in MODELS for way in ways):
+        found = measure(name, storage, head=trained != "all")
+        ratios = [
+            f"{nbytes / found.reference:.3f}" if found.reference else "-"
+            for nbytes in (found.package, found.nominal)
+        ]
+        kept = storage or ("none" if trained == "all" else "float32")
+        print(row(name, trained, kept, f"{found.package:,}", f"{found.reference:,}", ratios[0],
+                  f"{found.nominal:,}", ratios[1]), flush=True)  # fmt: skip
     if missing := client.peer_available():
         print(f"not compared with the reference: {missing}")
-
-
-def _ratio(nbytes: int, sizes: Sizes) -> str:
-    return f"{nbytes / sizes.reference:.3f}" if sizes.reference else "-"
 
 
 if __name__ == "__main__":

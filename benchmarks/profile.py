@@ -14,12 +14,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 
 from benchmarks import apart, worker
@@ -43,14 +43,24 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     given = parser.parse_args()
     workload = WORKLOADS[given.workload]
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
+    counts = {"steps": given.steps, "warm_up": 3}
+    with apart.scratch() as folder:
         model, data = workload.write(folder)
-        ours = profile_ours(model, data, folder, given.optimizer, given.steps)
+        proto, optimizer = onnx.load(model), packaging_tools.OPTIMIZERS[given.optimizer]
+        ours: list[list[Event]] = apart.call(
+            worker.profile, folder=packaging_tools.generate(proto, folder / "ours", optimizer),
+            inputs=data, optimized=folder / "optimized.onnx", **counts,
+        )  # fmt: skip
         layers = layers_of(onnx.load(folder / "optimized.onnx")) if given.by == "layer" else {}
         theirs: list[list[Event]] = []
         if given.by != "layer" and client.peer_available() is None:
-            theirs = profile_peer(model, data, folder, given.optimizer, given.steps)
+            client.generate(
+                model=model, folder=folder / "peer", optimizer=given.optimizer,
+                frozen=packaging_tools.statistic_names(proto),
+            )  # fmt: skip
+            (profiles := folder / "profiles").mkdir()
+            client.bench(folder=folder / "peer", inputs=data, profile=profiles, **counts)
+            theirs = [each for path in sorted(profiles.iterdir()) for each in read_profiles(path)]
     keys: dict[str, Key] = {
         "operator": lambda _, event: str(event["args"]["op_name"]),
         "shape": lambda _, event: f"{event['args']['op_name']} {shapes(event['args'])}",
@@ -58,32 +68,6 @@ def main() -> None:
     }
     print(f"{workload.title}: milliseconds in kernels of a step, one thread\n")
     show([total(side, keys[given.by]) for side in (ours, theirs)], given.rows)
-
-
-def profile_ours(
-    model: Path, data: Path, folder: Path, optimizer: str, steps: int
-) -> list[list[Event]]:
-    """Events of our training model and optimizer."""
-    package = packaging_tools.generate(
-        onnx.load(model), folder / "ours", packaging_tools.OPTIMIZERS[optimizer]
-    )
-    found: list[list[Event]] = apart.call(
-        worker.profile, folder=package, inputs=data, steps=steps, warm_up=3,
-        optimized=folder / "optimized.onnx",
-    )  # fmt: skip
-    return found
-
-
-def profile_peer(
-    model: Path, data: Path, folder: Path, optimizer: str, steps: int
-) -> list[list[Event]]:
-    """Events of the peer's models."""
-    frozen = packaging_tools.statistic_names(onnx.load(model))
-    client.generate(model=model, folder=folder / "peer", frozen=frozen, optimizer=optimizer)
-    profiles = folder / "profiles"
-    profiles.mkdir()
-    client.bench(folder=folder / "peer", inputs=data, steps=steps, warm_up=3, profile=profiles)
-    return [events for path in sorted(profiles.iterdir()) for events in read_profiles(path)]
 
 
 def read_profiles(path: Path) -> Iterable[list[Event]]:
@@ -97,25 +81,6 @@ def read_profiles(path: Path) -> Iterable[list[Event]]:
             return
         yield events
         at = end + len(text[end:]) - len(text[end:].lstrip())
-
-
-def times(events: list[Event], key: Key) -> tuple[Counter[str], Counter[str]]:
-    """Microseconds and nodes in a step by key."""
-    runs: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
-    for event in events:
-        name = str(event.get("name", ""))
-        if event.get("cat") == "Node" and name.endswith("_kernel_time"):
-            name = name.removesuffix("_kernel_time")
-            if event["args"]["op_name"] != "If":
-                runs[name, f"{key(name, event)}\0{shapes(event['args'])}"].append(event["dur"])
-    steps = min((len(durations) for durations in runs.values()), default=1)
-    spent: Counter[str] = Counter()
-    nodes: Counter[str] = Counter()
-    for (_, label), durations in runs.items():
-        in_a_step = max(1, round(len(durations) / steps))
-        spent[label.partition("\0")[0]] += min(durations) * in_a_step
-        nodes[label.partition("\0")[0]] += in_a_step
-    return spent, nodes
 
 
 def shapes(arguments: dict[str, Any]) -> str:
@@ -148,23 +113,33 @@ def layers_of(model: onnx.ModelProto) -> dict[str, str]:
     return found
 
 
-def total(profiles: list[list[Event]], key: Key) -> tuple[Counter[str], Counter[str]]:
+def total(profiles: list[list[Event]], key: Key) -> dict[str, np.ndarray]:
     """Microseconds and nodes in a step of several models by key."""
-    found = [times(events, key) for events in profiles]
-    return sum((us for us, _ in found), Counter()), sum((n for _, n in found), Counter())
+    found: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(2, int))
+    for events in profiles:
+        runs: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
+        for event in events:
+            name = str(event.get("name", ""))
+            if event.get("cat") == "Node" and name.endswith("_kernel_time"):
+                name = name.removesuffix("_kernel_time")
+                if event["args"]["op_name"] != "If":
+                    runs[name, key(name, event), shapes(event["args"])].append(event["dur"])
+        steps = min(map(len, runs.values()), default=1)
+        for (_, label, _), durations in runs.items():
+            in_a_step = max(1, round(len(durations) / steps))
+            found[label] += (min(durations) * in_a_step, in_a_step)
+    return found
 
 
-def show(sides: list[tuple[Counter[str], Counter[str]]], rows: int) -> None:
+def show(sides: list[dict[str, np.ndarray]], rows: int) -> None:
     """Milliseconds of a step, the largest first."""
     print(head("", "ours ms:", "nodes:", "reference ms:", "nodes:"))
-    labels = sorted({*sides[0][0], *sides[1][0]}, key=lambda x: -max(us[x] for us, _ in sides))
-    for label in labels[:rows]:
-        print(row(label, *(cell for us, n in sides for cell in _cells(us[label], n[label]))))
-    print(row("all", *(cell for us, n in sides for cell in _cells(us.total(), n.total()))))
-
-
-def _cells(us: int, nodes: int) -> tuple[str, str]:
-    return (f"{us / 1e3:.3f}", str(nodes)) if nodes else ("", "")
+    labels = sorted({*sides[0], *sides[1]}, key=lambda x: -max(each[x][0] for each in sides))
+    whole = [sum(each.values(), np.zeros(2, int)) for each in sides]
+    for label in (*labels[:rows], "all"):
+        pairs = whole if label == "all" else [each[label] for each in sides]
+        cells = ((f"{us / 1e3:.3f}", nodes) if nodes else ("", "") for us, nodes in pairs)
+        print(row(label, *(cell for pair in cells for cell in pair)))
 
 
 if __name__ == "__main__":

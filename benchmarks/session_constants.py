@@ -3,16 +3,15 @@
     python -m benchmarks.session_constants
 
 First every model of a package is opened in a process of its own; what that takes is a line. Then
-every network is trained for some steps in a child process, and planned with these figures and
-without those of the process: what is left is so much once, and so much per thread
-(``odtpack_simulator.memory.session_memory``).
+every network is trained in a child process, and planned with these figures and without those of the
+process: what is left is so much once, and so much per thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from unittest import mock
@@ -22,15 +21,14 @@ import onnx
 import onnxruntime
 
 from benchmarks import apart
-from benchmarks.memory_prediction import WORKLOADS, make_job, shapes
-from benchmarks.worker import status_bytes
-from odtpack.artifacts import OptimType
+from benchmarks.memory_prediction import OPTIMIZERS, WORKLOADS, make_job, shapes
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.options import default_session_options
 from odtpack_simulator.memory import memory_plan, session_memory
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.memory.process_memory import give_back_memory
+from odtpack_simulator.memory.process_memory import give_back_memory, memory_status
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
+from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import run_training_child
 from tests.simulator.packages import MODELS
 
@@ -50,37 +48,35 @@ def main() -> None:
     tuning |= {name: (MODELS[name][0], MODELS[name][2]) for name in ("batchnorm", "recurrent")}
     sessions: list[tuple[list[int], int]] = []
     jobs = []
-    with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as scratch:
-        for name, (factory, size) in tuning.items():
-            for optimizer in (OptimType.SGD, OptimType.AdamW):
-                folder = Path(scratch) / f"{len(jobs)}"
-                folder.mkdir()
-                job = make_job(factory(), size, optimizer, folder)
-                package = Package.open(folder / "package")
-                jobs.append((job, package))
-                sessions += _sessions(package, shapes(job))
-                print(name, optimizer.name, flush=True)
-        found = _fit(sessions)
-        with _constants(found):
-            running = []
-            for job, package in jobs:
-                for threads in (1, 2):
-                    child = dataclasses.replace(job, threads=threads)
-                    peaks = run_training_child(child).phase_peaks
-                    with _constants(dict.fromkeys(PROCESS, 0)):
-                        plan = plan_memory(package, shapes(job), threads=threads)
-                    planned = {phase.name: phase.nbytes for phase in plan.phases}
-                    running += [
-                        (threads, peaks[phase] - max(planned[n] for n in names), peaks[phase])
-                        for phase, names in PHASES.items()
-                    ]
-    rows = np.array([[1 / peak, 3 * (threads - 1) / peak] for threads, _, peak in running])
-    targets = np.array([left / peak for _, left, peak in running])
-    values, *_ = np.linalg.lstsq(rows, targets, rcond=None)
+    with apart.scratch() as place:
+        for (name, (factory, size)), optimizer in itertools.product(tuning.items(), OPTIMIZERS):
+            folder = place / str(len(jobs))
+            folder.mkdir()
+            job = make_job(factory(), size, optimizer, folder)
+            package = Package.open(folder / "package")
+            jobs.append((job, package))
+            sessions += _sessions(package, shapes(job))
+            print(name, optimizer.name, flush=True)
+        with _constants(_fit(sessions)):
+            running = [each for job, package in jobs for each in _running(job, package)]
+    threads, left, peaks = np.array(running, float).T
+    rows = np.stack([1 / peaks, 3 * (threads - 1) / peaks], 1)
+    values, *_ = np.linalg.lstsq(rows, left / peaks, rcond=None)
     for name, value in zip(PROCESS, values, strict=True):
         print(f"{name:32}{value:12.0f}")
-    error = 100 * np.abs(rows @ values - targets)
+    error = 100 * np.abs(rows @ values - left / peaks)
     print(f"error: median {np.median(error):.1f} %, largest {error.max():.1f} %")
+
+
+def _running(job: Job, package: Package) -> Iterator[tuple[int, int, int]]:
+    """Of each phase: threads, what its peak has above a plan without the process, and the peak."""
+    for threads in (1, 2):
+        peaks = run_training_child(dataclasses.replace(job, threads=threads)).phase_peaks
+        with _constants(dict.fromkeys(PROCESS, 0)):
+            plan = plan_memory(package, shapes(job), threads=threads)
+        planned = {phase.name: phase.nbytes for phase in plan.phases}
+        for phase, names in PHASES.items():
+            yield threads, peaks[phase] - max(planned[n] for n in names), peaks[phase]
 
 
 def _sessions(
@@ -101,21 +97,19 @@ def _sessions(
 def opened(*, folder: str, name: str) -> int:
     """Bytes that a session takes in a process that has one already."""
     options = default_session_options(Path(folder, "training_model.onnx"), 1)
-    providers = ["CPUExecutionProvider"]
-    first = onnxruntime.InferenceSession(Path(folder, "optimizer_model.onnx"), options, providers)
-    give_back_memory()
-    before = status_bytes("RssAnon")
-    session = onnxruntime.InferenceSession(Path(folder, name), options, providers)
-    give_back_memory()
-    taken = status_bytes("RssAnon") - before
-    del first, session
-    return taken
+    sizes, sessions = [], []
+    for each in ("optimizer_model.onnx", name):
+        sessions.append(
+            onnxruntime.InferenceSession(Path(folder, each), options, ["CPUExecutionProvider"])
+        )
+        give_back_memory()
+        sizes.append(memory_status()["RssAnon"])
+    return sizes[1] - sizes[0]
 
 
 def _fit(sessions: Sequence[tuple[list[int], int]]) -> dict[str, int]:
     """Least squares of relative errors."""
-    counts = np.array([row for row, _ in sessions], float)
-    taken = np.array([nbytes for _, nbytes in sessions], float)
+    counts, taken = (np.array(each, float) for each in zip(*sessions, strict=True))
     weights = 1 / np.maximum(taken, _SMALL)
     found, *_ = np.linalg.lstsq(counts * weights[:, None], taken * weights, rcond=None)
     error = 100 * (counts @ found - taken) * weights

@@ -1,63 +1,41 @@
 """Eight hours of training in minutes: what grows, and whether the losses are as undisturbed ones.
 
 python -m benchmarks.soak               # 200,000 steps, 2,000 saves, 50 updates
-python -m benchmarks.soak --share 0.01
+python -m benchmarks.soak --share 0.01  # of all numbers
 python -m benchmarks.soak --kit cpp     # a program of the C++ kit (make kits)
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.apart import scratch
 from odtpack.build import build_package
 from odtpack.optimizers import AdamW
-from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_runtime.package.package import Package
+from odtpack_runtime import CheckpointState
+from odtpack_runtime.training.loop import train_step
 from scripts.markdown import head, row
+from scripts.options import options
 from tests import zoo
 from tests.kits import cpp_kit
+from tests.packaging_tools import open_training
 
+Reading = tuple[int, int, int, int, float]
+"""At a step: bytes that are resident, open handles, files, and the last evaluation's loss."""
 Counts = tuple[int, ...]
 COUNTS = (200_000, 2_000, 200, 50)  # steps, saves, evaluations, package updates
 GROWTH = 0.01
 _SIZES = (20, 32, 5)
 _BATCHES = 1000
-
-
-@dataclass
-class Reading:
-    """What a process holds at one time."""
-
-    step: int
-    resident_bytes: int
-    handles: int
-    files: int
-    loss: float
-
-
-def read(step: int, folder: Path, loss: float) -> Reading:
-    """Measure, after all that can be freed is."""
-    gc.collect()
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return Reading(
-        step,
-        pages * os.sysconf("SC_PAGE_SIZE"),
-        len(os.listdir("/proc/self/fd")),  # noqa: PTH208 - its own handle is in both readings
-        sum(1 for _ in folder.rglob("*")),
-        loss,
-    )
 
 
 def batch(step: int) -> tuple[np.ndarray, np.ndarray]:
@@ -71,18 +49,11 @@ class App:
     """Trains from a package's checkpoint, or from where it was."""
 
     def __init__(self, folder: Path, checkpoint: Path) -> None:
-        package = Package.open(folder)
-        self.state = CheckpointState.load_checkpoint(checkpoint)
-        self.module = Module(package.training_model, self.state, package.eval_model)
-        self.optimizer = Optimizer(package.optimizer_model, self.module)
+        self.state, self.module, self.optimizer = open_training(folder, checkpoint=checkpoint)
 
-    def train(self, steps: int) -> float:
-        loss = 0.0
+    def train(self, steps: int) -> None:
         for _ in range(steps):
-            loss = float(self.module(*batch(self.optimizer.step_count)))
-            self.optimizer.step()
-            self.module.lazy_reset_grad()
-        return loss
+            train_step(self.module, self.optimizer, [batch(self.optimizer.step_count)])
 
     def evaluate(self) -> float:
         self.module.eval()
@@ -91,19 +62,10 @@ class App:
         return float(np.mean(losses))
 
 
-def make_packages(folder: Path) -> Path:
-    """Packages ``a`` and ``b`` of the same training, whose manifests differ; returns the first."""
-    for name in ("a", "b"):
-        build_package(zoo.mlp(_SIZES), folder / name, loss="cross_entropy", optimizer=AdamW(),
-                      self_check=name == "a")  # fmt: skip
-    return folder / "a"
-
-
 def soak(folder: Path, package: Path, counts: Counts) -> Iterator[Reading]:
     """Train as an app does over months; yield a reading after each twentieth."""
-    saved = folder / "trained.ckpt"
+    saved, steps = folder / "trained.ckpt", counts[0]
     app = App(package, package / "checkpoint")
-    steps = counts[0]
     save_at, evaluate_at, update_at, read_at = (
         {steps * i // count for i in range(1, count + 1)} for count in (*counts[1:], 20)
     )
@@ -118,7 +80,11 @@ def soak(folder: Path, package: Path, counts: Counts) -> Iterator[Reading]:
             made += 1
             app = App(package.with_name("ab"[made % 2]), saved)
         if step in read_at:
-            yield read(step, folder, loss)
+            gc.collect()  # after all that can be freed is
+            resident = int(Path("/proc/self/statm").read_text().split()[1])
+            handles = len([*Path("/proc/self/fd").iterdir()])  # its own is in every reading
+            files = sum(1 for _ in folder.rglob("*"))
+            yield step, resident * os.sysconf("SC_PAGE_SIZE"), handles, files, loss
 
 
 def soak_cpp(folder: Path, package: Path, counts: Counts) -> Iterator[Reading]:
@@ -127,16 +93,15 @@ def soak_cpp(folder: Path, package: Path, counts: Counts) -> Iterator[Reading]:
     for index, name in enumerate(("samples", "labels")):
         np.concatenate([each[index] for each in batches]).tofile(folder / f"{name}.bin")
     (folder / "saves").mkdir()
-    words: list[object] = [
-        cpp_kit.built("soak"), package, package.with_name("b"), folder / "samples.bin",
-        folder / "labels.bin",
-    ]  # fmt: skip
+    words = [cpp_kit.built("soak"), package, package.with_name("b"), folder / "samples.bin",
+             folder / "labels.bin"]  # fmt: skip
     command = [*map(str, (*words, folder / "saves" / "trained.ckpt", *counts))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            step, resident, handles, files, loss = line.split()
-            yield Reading(int(step), int(resident), int(handles), int(files), float(loss))
+            *whole, loss = line.split()
+            step, resident, handles, files = map(int, whole)
+            yield step, resident, handles, files, float(loss)
     assert process.returncode == 0
     alone = (*words, folder / "alone.ckpt", counts[0], 0, 0, 0)
     subprocess.run([*map(str, alone)], check=True)
@@ -146,49 +111,37 @@ def undisturbed(folder: Path, package: Path, steps: int) -> bool:
     """Whether the end of the soak equals that of a run that only trains, bit by bit."""
     if (folder / "alone.ckpt").exists():  # the C++ kit's
         alone = CheckpointState.load_checkpoint(folder / "alone.ckpt")
-        return content(alone) == content(
-            CheckpointState.load_checkpoint(folder / "saves" / "trained.ckpt")
-        )
-    app = App(package, package / "checkpoint")
-    app.train(steps)
-    return content(app.state) == content(CheckpointState.load_checkpoint(folder / "trained.ckpt"))
-
-
-def content(state: CheckpointState) -> bytes:
-    return b"".join(p.data.tobytes() for _, p in state.parameters)
+        soaked = folder / "saves" / "trained.ckpt"
+    else:
+        app, soaked = App(package, package / "checkpoint"), folder / "trained.ckpt"
+        app.train(steps)
+        alone = app.state
+    found = [[p.data.tobytes() for _, p in state.parameters]
+             for state in (alone, CheckpointState.load_checkpoint(soaked))]  # fmt: skip
+    return found[0] == found[1]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--share", type=float, default=1.0, help="of all numbers")
-    parser.add_argument("--kit", choices=["python", "cpp"], default="python")
-    arguments = parser.parse_args()
-    counts = tuple(max(int(n * arguments.share), 20 if n == COUNTS[0] else 2) for n in COUNTS)
-    run = soak_cpp if arguments.kit == "cpp" else soak
-    start = time.perf_counter()
+    given = options(__doc__, share=1.0, kit=("python", "cpp"))
+    counts = tuple(max(int(n * given.share), 20 if n == COUNTS[0] else 2) for n in COUNTS)
+    run = soak_cpp if given.kit == "cpp" else soak
+    start, readings = time.perf_counter(), []
     print(head("step:", "resident MB:", "handles:", "files:", "loss:"))
-    readings = []
-    with tempfile.TemporaryDirectory(prefix="odtpack-soak-") as scratch:
-        folder = Path(scratch)
-        package = make_packages(folder / "packages")
-        for reading in run(folder, package, counts):
-            readings.append(reading)
-            print(row(reading.step, f"{reading.resident_bytes / 1e6:.2f}", reading.handles,
-                      reading.files, f"{reading.loss:.5f}"), flush=True)  # fmt: skip
+    with scratch() as folder:
+        package = folder / "packages" / "a"
+        for name in ("a", "b"):  # of the same training; their manifests differ
+            build_package(zoo.mlp(_SIZES), package.with_name(name), loss="cross_entropy",
+                          optimizer=AdamW(), self_check=name == "a")  # fmt: skip
+        for step, resident, handles, files, loss in run(folder, package, counts):
+            readings.append((resident, handles, files))
+            print(row(step, f"{resident / 1e6:.2f}", handles, files, f"{loss:.5f}"), flush=True)
         equal = undisturbed(folder, package, counts[0])
-    first, last = readings[len(readings) // 10], readings[-1]
-    growth = {
-        "memory": last.resident_bytes / first.resident_bytes - 1,
-        "handles": last.handles / first.handles - 1,
-        "files": last.files / first.files - 1,
-    }
-    print(
-        "{:,} steps, {:,} saves, {:,} evaluations, {:,} package updates ".format(*counts)
-        + f"in {time.perf_counter() - start:.0f} s"
-    )
-    print("growth since a tenth: " + ", ".join(f"{k} {v:+.2%}" for k, v in growth.items()))
+    growth = np.divide(readings[-1], readings[len(readings) // 10]) - 1
+    print("{:,} steps, {:,} saves, {:,} evaluations, {:,} package updates ".format(*counts)
+          + f"in {time.perf_counter() - start:.0f} s")  # fmt: skip
+    print("growth since a tenth: memory {:+.2%}, handles {:+.2%}, files {:+.2%}".format(*growth))
     print(f"the end equals that of a run that only trains, bit by bit: {'yes' if equal else 'NO'}")
-    return 0 if equal and max(growth.values()) <= GROWTH else 1
+    return 0 if equal and growth.max() <= GROWTH else 1
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import json
 import shutil
 import statistics
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 import onnx
 
 from benchmarks import gpu
+from benchmarks.apart import scratch
 from odtpack.build import build_package
 from odtpack_runtime import Package
 from scripts.markdown import table
@@ -59,8 +59,8 @@ def modules(folder: Path) -> Path:
 def compared(network: str, installed: Path, rounds: int) -> dict[str, Any]:
     """Losses of the first steps, and milliseconds of each step, of both."""
     make, size = NETWORKS[network]
-    with tempfile.TemporaryDirectory() as scratch:
-        files = Path(scratch, "files")
+    with scratch() as folder:
+        files = folder / "files"
         build_package(
             make(), files / "package", loss="cross_entropy", runtime="webgpu",
             step_model="always", optimizer="adamw",
@@ -69,26 +69,25 @@ def compared(network: str, installed: Path, rounds: int) -> dict[str, Any]:
         batch = gpu.batch_of(Package.open(files / "package"), size, other=0)
         for name, array in zip(("input", "labels"), batch, strict=True):
             np.ascontiguousarray(array).tofile(files / f"{name}.bin")
-        page = web.PAGE.replace("ort.wasm.min.mjs", "ort.webgpu.min.mjs")
-        for name, file in MODULES.items():
-            page += f'<script src="/{name}/{file}"></script>'
-        page += '<script src="/benchmarks/tensorflow_js.js"></script>'
+        scripts = [f"{name}/{file}" for name, file in MODULES.items()]
+        page = web.PAGE.replace("ort.wasm.min.mjs", "ort.webgpu.min.mjs") + "".join(
+            f'<script src="/{each}"></script>' for each in (*scripts, "benchmarks/tensorflow_js.js")
+        )
         folders = {**web.FOLDERS, "files": files, "benchmarks": Path(__file__).parent}
         folders |= {name: installed / name / "dist" for name in MODULES}
         task = {"shape": batch[0].shape, "steps": STEPS, "rounds": rounds}
-        profile = Path(scratch, "profile")
         with (
             web.serve(folders, page) as address,
-            Browser(profile, served=True, options=ADAPTER) as browser,
+            Browser(folder / "profile", served=True, options=ADAPTER) as browser,
         ):
             web.open_kit(browser, address)
             browser.evaluate(f"begin({json.dumps(task)})")
             while not browser.evaluate("Boolean(window.found)"):
                 time.sleep(1)
             found = dict(browser.evaluate("window.found"))
-            if "failed" in found:
-                raise RuntimeError(found["failed"])
-            return found
+    if "failed" in found:
+        raise RuntimeError(found["failed"])
+    return found
 
 
 def main() -> int:
@@ -98,8 +97,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     given = parser.parse_args()
     installed = modules(given.folder)
-    rows = []
-    worst = 0.0
+    rows, worst = [], 0.0
     for network, (_, size) in NETWORKS.items():
         found = compared(network, installed, given.rounds)
         off = float(np.abs(np.divide(*found["losses"]) - 1).max())

@@ -9,9 +9,9 @@ Against the reference system: ``python -m benchmarks.compare_peer``.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
@@ -19,7 +19,16 @@ from benchmarks.workloads import OPTIMIZERS, WORKLOADS
 from odtpack_runtime import default_session_options
 from tests import packaging_tools
 
-ROUNDS, WARM_UP = 30, 5
+COUNTS = {"rounds": 30, "warmup_rounds": 5}
+
+
+def _opened(workload: str, optimizer: str, folder: Path) -> tuple[Any, Any, Any, Any]:
+    """State, module and optimizer of a workload's package, and a batch."""
+    model = WORKLOADS[workload].build()
+    packaging_tools.generate(model, folder, packaging_tools.OPTIMIZERS[optimizer])
+    options = default_session_options(folder / "training_model.onnx", threads=1)
+    batch = packaging_tools.batch(model, WORKLOADS[workload].batch)
+    return *packaging_tools.open_training(folder, options), batch
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -28,12 +37,7 @@ def test_training_step(
     workload: str, optimizer: str, benchmark: BenchmarkFixture, tmp_path: Path
 ) -> None:
     """Training model, optimizer and lazy_reset_grad."""
-    model, batch = _written(workload, tmp_path)
-    folder = packaging_tools.generate(
-        model, tmp_path / "package", packaging_tools.OPTIMIZERS[optimizer]
-    )
-    options = default_session_options(folder / "training_model.onnx", threads=1)
-    state, module, update = packaging_tools.open_training(folder, options)
+    state, module, update, batch = _opened(workload, optimizer, tmp_path)
     update.set_learning_rate(1e-4)
 
     def step() -> float:
@@ -43,25 +47,14 @@ def test_training_step(
         return float(loss)
 
     benchmark.group = workload
-    loss = benchmark.pedantic(step, rounds=ROUNDS, warmup_rounds=WARM_UP)
-    assert np.isfinite(loss)
+    assert np.isfinite(benchmark.pedantic(step, **COUNTS))
     assert all(np.isfinite(parameter.data).all() for _, parameter in state.parameters)
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_evaluation_step(workload: str, benchmark: BenchmarkFixture, tmp_path: Path) -> None:
     """The evaluation model on the same batch."""
-    model, batch = _written(workload, tmp_path)
-    folder = packaging_tools.generate(model, tmp_path / "package")
-    options = default_session_options(folder / "training_model.onnx", threads=1)
-    _, module, _ = packaging_tools.open_training(folder, options)
+    _, module, _, batch = _opened(workload, "sgd", tmp_path)
     module.eval()
     benchmark.group = workload
-    loss = benchmark.pedantic(module, args=batch, rounds=ROUNDS, warmup_rounds=WARM_UP)
-    assert np.isfinite(loss)
-
-
-def _written(workload: str, folder: Path) -> tuple[onnx.ModelProto, tuple[np.ndarray, np.ndarray]]:
-    model, data = WORKLOADS[workload].write(folder)
-    with np.load(data) as archive:
-        return onnx.load(model), (archive["input"], archive["labels"])
+    assert np.isfinite(benchmark.pedantic(module, args=batch, **COUNTS))

@@ -16,6 +16,9 @@ import time
 from pathlib import Path
 from unittest import mock
 
+import numpy as np
+
+from benchmarks.apart import scratch
 from benchmarks.fidelity.latency_worker import Worker
 from benchmarks.fidelity.models import CASES, build
 from odtpack_runtime.session import options
@@ -34,30 +37,28 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
-    settings = {
-        "one": (1, True),
-        "spinning": (given.threads, False),
-        "resting": (given.threads, True),
-    }
+    settings = {"one": (1, True), "spinning": (given.threads, False),
+                "resting": (given.threads, True)}  # fmt: skip
     print(f"{given.threads} threads, median step of {given.rounds} rounds, ms\n")
     print(head("model", "batch:", *(f"{name}:" for name in settings), "to spinning:", "to one:"))
     gains: list[float] = []
     for name in given.models:
         built = build(CASES[name])
         size = max(built.case.batches)
-        with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as scratch:
+        with scratch() as folder:
             workers = {
                 setting: opened(
-                    built.job(Path(tempfile.mkdtemp(dir=scratch)), size, threads, task="time"), rest
+                    built.job(Path(tempfile.mkdtemp(dir=folder)), size, threads, task="time"), rest
                 )
                 for setting, (threads, rest) in settings.items()
             }
-            rounds = [{setting: median_ms(each) for setting, each in workers.items()}
-                      for _ in range(given.rounds)]  # fmt: skip
-        spinning, one = ([e["resting"] / e[to] for e in rounds] for to in ("spinning", "one"))
+            times = {setting: [] for setting in settings}
+            for setting, worker in given.rounds * [*workers.items()]:
+                times[setting].append(median_ms(worker))
+        spinning, one = (np.divide(times["resting"], times[to]) for to in ("spinning", "one"))
         gains.append(statistics.median(spinning))
-        times = [f"{statistics.median(e[setting] for e in rounds):.2f}" for setting in settings]
-        print(row(name, size, *times, spread(spinning), spread(one)), flush=True)
+        medians = (f"{statistics.median(each):.2f}" for each in times.values())
+        print(row(name, size, *medians, spread(spinning), spread(one)), flush=True)
     print(f"\nresting / spinning: geometric mean {statistics.geometric_mean(gains):.2f}")
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import re
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,24 +17,32 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from benchmarks.apart import scratch
 from odtpack_runtime import CheckpointState, Module, Optimizer, default_session_options
 from odtpack_runtime.session.native import ENTRY
+from odtpack_simulator.memory.process_memory import memory_status
 
 RATE = 1e-4
+
+
+def _settings(training: Path, threads: int) -> onnxruntime.SessionOptions:
+    """The session options of a package whose training model is at a path."""
+    settings = default_session_options(training, threads)
+    settings.inter_op_num_threads = 1
+    settings.log_severity_level = 3
+    return settings
 
 
 def open_training(
     folder: Path, threads: int = 1, *, step_model: bool = True, native: bool = True
 ) -> tuple[Module, Optimizer]:
     """A package for training, with the kernels that it is built for or without."""
-    settings = default_session_options(folder / "training_model.onnx", threads)
-    settings.inter_op_num_threads = 1
-    settings.log_severity_level = 3
+    training, step = folder / "training_model.onnx", folder / "step_model.onnx"
+    settings = _settings(training, threads)
     if not native:
         settings.add_session_config_entry(ENTRY, "0")
-    step = folder / "step_model.onnx"
     module = Module(
-        folder / "training_model.onnx", CheckpointState.load_checkpoint(folder / "checkpoint"),
+        training, CheckpointState.load_checkpoint(folder / "checkpoint"),
         session_options=settings, step_model_uri=step if step_model and step.is_file() else None,
     )  # fmt: skip
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
@@ -66,8 +72,10 @@ def train(
         optimizer.step()
         module.lazy_reset_grad()
 
-    times = _times(step, steps, warm_up)
-    return {"step_ms": times, "peak_bytes": status_bytes("VmHWM") - before}
+    return {
+        "step_ms": _times(step, steps, warm_up),
+        "peak_bytes": memory_status()["VmHWM"] - before,
+    }
 
 
 def pytorch(
@@ -87,18 +95,27 @@ def pytorch(
     before = _start_count()
     last = torch.channels_last
     module = twin(onnx.load(model)).train().to(memory_format=last)
-    images = feeds["input"].to(memory_format=last)
-    kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
-    chosen = kinds[optimizer](module.parameters(), lr=RATE)
+    step = torch_step(module, optimizer, RATE)
+    batch = (feeds["input"].to(memory_format=last), feeds["labels"])
+    return _measured(lambda: step(*batch), steps, warm_up, before)
 
-    def step() -> None:
-        loss = torch.nn.functional.cross_entropy(module(images), feeds["labels"])
+
+def torch_step(module: Any, optimizer: str, rate: float = 1e-3) -> Callable[..., float]:
+    """What makes a step of a module in PyTorch on a batch and its labels, and returns the loss."""
+    import torch
+
+    kinds = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+    chosen = kinds[optimizer](module.parameters(), lr=rate)
+
+    def step(x: Any, labels: Any) -> float:
+        loss = torch.nn.functional.cross_entropy(module(x), labels)
         loss.backward()
-        float(loss)
+        found = float(loss)
         chosen.step()
         chosen.zero_grad()
+        return found
 
-    return {"step_ms": _times(step, steps, warm_up), "peak_bytes": status_bytes("VmHWM") - before}
+    return step
 
 
 def profile(
@@ -108,17 +125,15 @@ def profile(
 
     Writes the training model as ONNX Runtime executes it to ``optimized``.
     """
-    feeds = dict(np.load(inputs))
-    root = Path(folder)
-    settings = default_session_options(root / "training_model.onnx", 1)
-    settings.log_severity_level = 3
+    feeds, root = dict(np.load(inputs)), Path(folder)
+    settings = _settings(root / "training_model.onnx", 1)
     settings.enable_profiling = True
     settings.optimized_model_filepath = optimized
-    with tempfile.TemporaryDirectory() as scratch:
-        settings.profile_file_prefix = f"{scratch}/training"
+    with scratch() as profiles:
+        settings.profile_file_prefix = f"{profiles}/training"
         state = CheckpointState.load_checkpoint(root / "checkpoint")
         module = Module(root / "training_model.onnx", state, session_options=settings)
-        settings.profile_file_prefix = f"{scratch}/optimizer"
+        settings.profile_file_prefix = f"{profiles}/optimizer"
         settings.optimized_model_filepath = ""
         optimizer = Optimizer(root / "optimizer_model.onnx", module)
         batch = [feeds[name] for name in module.input_names()]
@@ -128,10 +143,8 @@ def profile(
             module.lazy_reset_grad()
         del optimizer, module  # a profile is written when its session ends
         gc.collect()
-        return [
-            json.loads(next(Path(scratch).glob(f"{name}*.json")).read_text())
-            for name in ("training", "optimizer")
-        ]
+        written = (next(profiles.glob(f"{name}*.json")) for name in ("training", "optimizer"))
+        return [json.loads(path.read_text()) for path in written]
 
 
 def forward(*, model: str, inputs: str, steps: int, warm_up: int, threads: int) -> list[float]:
@@ -158,10 +171,9 @@ def _times(run: Callable[[], object], steps: int, warm_up: int) -> list[float]:
 def _start_count() -> int:
     """Set the kernel's high-water mark back (clear_refs in proc(5)); return the resident bytes."""
     Path("/proc/self/clear_refs").write_text("5")
-    return status_bytes("VmRSS")
+    return memory_status()["VmRSS"]
 
 
-def status_bytes(field: str) -> int:
-    """A size in /proc/self/status."""
-    (kib,) = re.findall(rf"^{field}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.M)
-    return int(kib) * 1024
+def _measured(step: Callable[[], object], steps: int, warm_up: int, before: int) -> dict[str, Any]:
+    times = _times(step, steps, warm_up)
+    return {"step_ms": times, "peak_bytes": memory_status()["VmHWM"] - before}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import torch
 
+from benchmarks.apart import scratch
 from benchmarks.fidelity.architectures import VisionTransformer
 from tests import zoo
 from tests.exported.export import export
@@ -48,40 +49,28 @@ def vit_tiny(
 
     The opset is 14: the peer cannot differentiate the LayerNormalization operator of opset 17.
     """
-    with torch.random.fork_rng(devices=()), tempfile.TemporaryDirectory() as folder:
+    with torch.random.fork_rng(devices=()), scratch() as folder:
         torch.manual_seed(7)
         module = VisionTransformer(size, d, depth, patch=patch, heads=3, ratio=4).train()
-        images = torch.rand(2, 3, size, size)
-        path = export(
-            module, {"input": images}, Path(folder) / "model.onnx", "torchscript", opset=opset,
-            dynamic={"input": {0: "batch"}, "output": {0: "batch"}},
-        )  # fmt: skip
-        return onnx.load(path)
+        images = {"input": torch.rand(2, 3, size, size)}
+        dynamic = {name: {0: "batch"} for name in ("input", "output")}
+        path = folder / "model.onnx"
+        return onnx.load(export(module, images, path, "torchscript", opset=opset, dynamic=dynamic))
 
 
-WORKLOADS = {
-    workload.name: workload
-    for workload in (
-        Workload("mlp", "MLP 784-500-10, batch 64", zoo.mlp, 64, goal=1.0),
-        Workload("cnn", "CNN 1x28x28, batch 32", lambda: zoo.cnn(hidden=128), 32, goal=0.45),
-        Workload(
-            "mobilenet", "MobileNetV2 96x96, batch 8, BN folded",
-            lambda: zoo.mobilenet_v2(batch_norm="fold"), 8, goal=0.5,
-        ),
-        Workload(
-            "mobilenet-bn", "MobileNetV2 96x96, batch 8, training-mode BN",
-            lambda: zoo.mobilenet_v2(batch_norm="train"), 8, goal=0.6, rival=PYTORCH,
-        ),
-        Workload(
-            "transformer", "transformer d256 L4 T128, batch 8",
-            # The peer cannot differentiate the LayerNormalization operator of opset 17.
-            lambda: zoo.transformer_encoder(opset=14), 8, goal=0.95,
-        ),
-        Workload("vit", "ViT-tiny 96x96, batch 8", vit_tiny, 8, goal=0.85),
-        Workload(
-            "big-mlp", "MLP 4096-4096-1000, batch 1", lambda: zoo.mlp((4096, 4096, 1000)), 1,
-            goal=0.8,
-        ),
-    )
-}  # fmt: skip
+_WORKLOADS = (
+    Workload("mlp", "MLP 784-500-10, batch 64", zoo.mlp, 64, goal=1.0),
+    Workload("cnn", "CNN 1x28x28, batch 32", partial(zoo.cnn, hidden=128), 32, goal=0.45),
+    Workload("mobilenet", "MobileNetV2 96x96, batch 8, BN folded",
+             partial(zoo.mobilenet_v2, batch_norm="fold"), 8, goal=0.5),
+    Workload("mobilenet-bn", "MobileNetV2 96x96, batch 8, training-mode BN",
+             partial(zoo.mobilenet_v2, batch_norm="train"), 8, goal=0.6, rival=PYTORCH),
+    # The peer cannot differentiate the LayerNormalization operator of opset 17.
+    Workload("transformer", "transformer d256 L4 T128, batch 8",
+             partial(zoo.transformer_encoder, opset=14), 8, goal=0.95),
+    Workload("vit", "ViT-tiny 96x96, batch 8", vit_tiny, 8, goal=0.85),
+    Workload("big-mlp", "MLP 4096-4096-1000, batch 1", partial(zoo.mlp, (4096, 4096, 1000)), 1,
+             goal=0.8),
+)  # fmt: skip
+WORKLOADS = {workload.name: workload for workload in _WORKLOADS}
 OPTIMIZERS = ("sgd", "adamw")

@@ -52,10 +52,9 @@ def client_data(seed: int) -> tuple[np.ndarray, np.ndarray]:
 def main(folder: Path) -> float:
     """Run the rounds; return the mean loss over clients after the last."""
     model = network()
-    names = [tensor.name for tensor in model.graph.initializer]
     artifacts.generate_artifacts(
         model,
-        requires_grad=names,
+        requires_grad=[tensor.name for tensor in model.graph.initializer],
         loss=artifacts.LossType.CrossEntropyLoss,
         optimizer=artifacts.OptimType.SGD,
         artifact_directory=folder,
@@ -65,12 +64,10 @@ def main(folder: Path) -> float:
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
         modules.append(Module(folder / "training_model.onnx", state, folder / "eval_model.onnx"))
     optimizers = [Optimizer(folder / "optimizer_model.onnx", module) for module in modules]
-    for optimizer in optimizers:
-        optimizer.set_learning_rate(0.1)
-    loss = float("nan")
     for round_number in range(1, ROUNDS + 1):
         for client, (module, optimizer) in enumerate(zip(modules, optimizers, strict=True)):
             images, labels = client_data(client)
+            optimizer.set_learning_rate(0.1)
             module.train()
             for _ in range(STEPS):
                 module(images, labels)

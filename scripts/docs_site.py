@@ -8,6 +8,7 @@ site's. Links that the forge resolves are adapted where the site has another pat
 from __future__ import annotations
 
 import functools
+import itertools
 import posixpath
 import re
 import shlex
@@ -45,9 +46,11 @@ _LINK = re.compile(r'(\]\(|\bsrc=")([^)\s"#]+)(#[^)\s"]*)?(?=[)\s"])')
 
 def error_page(code: str, entry: ErrorCode) -> str:
     """The page of an error code as Markdown; ``odtpack explain`` prints the same."""
+    advice = entry.advice
+    advice = advice[0].upper() + advice[1:] if re.match(r"[a-z]+ ", advice) else advice
     parts = [f"# {code}", f"`error[{code}]`", entry.means]
     parts += ["## Typical cause", entry.cause] if entry.cause else []
-    parts += ["## What to do", _sentence(entry.advice)]
+    parts += ["## What to do", advice if advice.endswith((".", ":")) else f"{advice}."]
     parts += ["## Example", f"```text\n{entry.example.rstrip()}\n```"] if entry.example else []
     raised = "odtpack and its training kits raise" if entry.kits else "odtpack raises"
     command = shlex.join(["odtpack", "explain", code])
@@ -65,11 +68,6 @@ def errors_index() -> str:
     return before + "\n".join(lines) + "\n"
 
 
-def _sentence(text: str) -> str:
-    text = text[0].upper() + text[1:] if re.match(r"[a-z]+ ", text) else text
-    return text if text.endswith((".", ":", "...")) else f"{text}."
-
-
 def public_names() -> dict[str, list[str]]:
     """Module -> its public names, as docs/stability.md lists them."""
     text = (ROOT / "docs" / "stability.md").read_text("utf-8")
@@ -79,11 +77,10 @@ def public_names() -> dict[str, list[str]]:
 
 def python_page(module: str, names: list[str]) -> str:
     """The reference of a module's public names, for mkdocstrings."""
-    lines = [f"# {module}", "", f"::: {module}", "    options:", "      members: false"]
-    lines += ["      show_root_heading: false", "      show_root_toc_entry: false", ""]
-    for name in names:
-        lines += [f"::: {module}.{name}", ""]
-    return "\n".join(lines)
+    shown = "".join(f"::: {module}.{name}\n\n" for name in names)
+    options = ("members", "show_root_heading", "show_root_toc_entry")
+    settings = "".join(f"      {option}: false\n" for option in options)
+    return f"# {module}\n\n::: {module}\n    options:\n{settings}\n{shown}".removesuffix("\n")
 
 
 def kits_page(built: list[str]) -> str:
@@ -115,8 +112,8 @@ def site_theme() -> str:
 
 def outside(text: str) -> Iterator[tuple[bool, str]]:
     """Parts of a page, and whether each is a block of code."""
-    for index, part in enumerate(re.split(r"(^```.*?^```$)", text, flags=re.M | re.S)):
-        yield index % 2 == 1, part
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.M | re.S)
+    return zip(itertools.cycle((False, True)), parts, strict=False)
 
 
 def place_of(path: str) -> str | None:
@@ -130,6 +127,11 @@ def place_of(path: str) -> str | None:
     return f"source/{path}.txt" if (ROOT / path).is_file() else None
 
 
+def linked(origin: str, target: str) -> str:
+    """The path in the repository that a page's link leads to."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(origin), target))
+
+
 def adapt_links(text: str, origin: str, place: str) -> str:
     """Rewrite the links of a page, whose path in the repository and on the site are given."""
 
@@ -137,17 +139,13 @@ def adapt_links(text: str, origin: str, place: str) -> str:
         before, target, anchor = found[1], found[2], found[3] or ""
         if re.match(r"[a-z]+:", target):
             return found[0]
-        where = place_of(posixpath.normpath(posixpath.join(posixpath.dirname(origin), target)))
+        where = place_of(linked(origin, target))
         if where is None:
             return f"{before}#"
         return f"{before}{posixpath.relpath(where, posixpath.dirname(place) or '.')}{anchor}"
 
-    parts = []
-    for code, part in outside(text):
-        adapted_part = part if code else _LINK.sub(adapted, part)
-        # A folder is on the forge only.
-        parts.append(re.sub(r"\[([^\]]+)\]\(#\)", r"\1", adapted_part))
-    return "".join(parts)
+    parts = [part if code else _LINK.sub(adapted, part) for code, part in outside(text)]
+    return re.sub(r"\[([^\]]+)\]\(#\)", r"\1", "".join(parts))  # a folder is on the forge only
 
 
 @functools.cache
@@ -162,7 +160,7 @@ def origins() -> dict[str, str]:
 
 def decisions_page() -> str:
     """The list of decisions."""
-    lines = ["# Decisions", "", "Why odtpack is built as it is, one decision a page.", ""]
+    lines = ["# Decisions\n", "Why odtpack is built as it is, one decision a page.\n"]
     for path in sorted((ROOT / "docs" / "adr").glob("*.md")):
         title = path.read_text("utf-8").partition("\n")[0].removeprefix("# ADR ")
         lines.append(f"- [{title}]({path.name})")
@@ -173,13 +171,11 @@ def decisions_page() -> str:
 def generated() -> dict[str, str]:
     """Every page that no file holds, by its place."""
     pages = {f"errors/{code}.md": error_page(code, entry) for code, entry in error_codes().items()}
-    pages["errors.md"] = errors_index()
-    pages["adr/index.md"] = decisions_page()
-    pages["assets/theme.css"] = site_theme()
-    pages["reference/kits.md"] = kits_page(_built_kits())
-    for module, names in public_names().items():
-        pages[f"reference/python/{module}.md"] = python_page(module, names)
-    return pages
+    pages |= {f"reference/python/{m}.md": python_page(m, n) for m, n in public_names().items()}
+    return pages | {
+        "errors.md": errors_index(), "adr/index.md": decisions_page(),
+        "assets/theme.css": site_theme(), "reference/kits.md": kits_page(_built_kits()),
+    }  # fmt: skip
 
 
 def _built_kits() -> list[str]:
@@ -190,19 +186,16 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Fill the folders of the navigation, and draw diagrams where the library for them is."""
     version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
     config.copyright = f"odtpack {version[1] if version else ''}, {config.copyright}"
-    folders = {
-        "reference/python": [
-            {module: f"reference/python/{module}.md"} for module in public_names()
-        ],
-        "adr": ["adr/index.md"]
-        + [f"adr/{path.name}" for path in sorted((ROOT / "docs" / "adr").glob("*.md"))],
+    decisions = sorted(path.name for path in (ROOT / "docs" / "adr").glob("*.md"))
+    folders: dict[str, Any] = {
+        "reference/python": [{m: f"reference/python/{m}.md"} for m in public_names()],
+        "adr": ["adr/index.md", *(f"adr/{name}" for name in decisions)],
     }
-    for section in config.nav or []:
-        for entries in section.values():
-            for entry in entries if isinstance(entries, list) else []:
-                if isinstance(entry, dict):
-                    entry.update({k: folders.get(v, v) if isinstance(v, str) else v
-                                  for k, v in entry.items()})  # fmt: skip
+    entries = (entry for section in config.nav or [] for own in section.values() for entry in own)
+    for entry in entries:
+        if isinstance(entry, dict):
+            for key, value in entry.items():
+                entry[key] = folders.get(value, value) if isinstance(value, str) else value
     # Search works without a server if a worker is imitated; the plugin would load that from a host.
     config.extra["polyfills"] = ["assets/iframe-worker.js"] if SHIM.is_file() else []
     if MERMAID.is_file():
@@ -227,10 +220,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
             content[place] = text
         for code, part in outside(text):
             for found in () if code else _LINK.finditer(part):
-                linked = posixpath.normpath(posixpath.join(posixpath.dirname(path), found[2]))
-                where = place_of(linked)
-                if where is not None and where.startswith("source/"):
-                    content[where] = (ROOT / linked).read_text("utf-8")
+                where = place_of(target := linked(path, found[2])) or ""
+                if where.startswith("source/"):
+                    content[where] = (ROOT / target).read_text("utf-8")
     for script in (MERMAID, SHIM):
         if script.is_file():
             content[f"assets/{script.name}"] = script.read_text("utf-8")

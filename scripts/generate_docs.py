@@ -19,11 +19,7 @@ from odtpack.package.coverage import coverage
 from odtpack.recipe.draft import schema_text
 from odtpack.update.diff import PackageDiff
 from odtpack_runtime.error_codes import error_codes
-from odtpack_simulator.device.app import (
-    APP_FOOTPRINTS,
-    PROCESSES,
-    RUNTIME_LIBRARY_BYTES,
-)
+from odtpack_simulator.device.app import APP_FOOTPRINTS, PROCESSES, RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.device.profile_check import check_profile
 from odtpack_simulator.figures.compare import Comparison
@@ -38,13 +34,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a file too
 from benchmarks.decoder.page import decoders_parts  # noqa: E402
 from benchmarks.exporters.page import exporters_parts  # noqa: E402
+from benchmarks.published.engine import published_phones_parts  # noqa: E402
+from scripts import record_tables  # noqa: E402
 from scripts.fleet_table import fleet_keys  # noqa: E402
-from scripts.kits_table import kits_parts  # noqa: E402
 from scripts.manifest_schema import manifest_schema  # noqa: E402
 from scripts.markdown import DOCS, filled, table  # noqa: E402
-from scripts.published_phones import published_phones_parts  # noqa: E402
 from scripts.recipe_reference import reference  # noqa: E402
-from scripts.registry_tables import losses_parts, optimizers_parts, reports_parts  # noqa: E402
 
 
 def operators() -> str:
@@ -53,10 +48,8 @@ def operators() -> str:
     counts = collections.Counter(row.how for row in rows)
     summary = ", ".join(f"{how}: {count}" for how, count in sorted(counts.items()))
     cells = [
-        (
-            each.op_type if each.domain == "ai.onnx" else f"{each.domain}.{each.op_type}",
-            ", ".join(map(str, each.opsets)), ", ".join(each.inputs), each.how,
-        )
+        (f"{each.domain}.{each.op_type}".removeprefix("ai.onnx."),
+         ", ".join(map(str, each.opsets)), ", ".join(each.inputs), each.how)
         for each in rows
     ]  # fmt: skip
     titles = ("operator", "definitions since opset", "trainable inputs", "how")
@@ -78,30 +71,37 @@ def _json(content: object) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
-def _schema(title: str, source: type[BaseModel] | Callable[[], dict[str, Any]]) -> str:
-    """A schema as text; a model's is that of the JSON that a command prints."""
-    made = source.model_json_schema(mode="serialization") if isinstance(source, type) else source()
+def _schema(title: str, made: Mapping[str, Any]) -> str:
+    """A schema as text."""
     content = {key: value for key, value in made.items() if key != "title"}
     draft = "https://json-schema.org/draft/2020-12/schema"
     return _json({"$schema": draft, "title": title, **content})
 
 
-_MEASUREMENTS = partial(DeviceMeasurements.model_json_schema, mode="validation")
+_MODELS: dict[str, tuple[str, type[BaseModel]]] = {
+    "diff": ("Difference between two odtpack packages", PackageDiff),
+    "result": ("Result of an odtpack simulation", SimulationResult),
+    "comparison": ("Comparison of two results of odtpack", Comparison),
+    "measurements": ("Measurements of a device by an odtpack training kit", DeviceMeasurements),
+    "fleet": ("Result of a simulated federation of odtpack", FleetResult),
+    "fleet-fit": ("Result of odtpack fleet fit", FleetFitResult),
+    "fit": ("Result of odtpack fit", FitResult),
+}
+
+
+def _printed(name: str) -> str:
+    """The schema of the JSON that a command prints; measurements are read."""
+    title, model = _MODELS[name]
+    mode: Any = "validation" if name == "measurements" else "serialization"
+    return _schema(title, model.model_json_schema(mode=mode))
+
+
 SCHEMAS: dict[str, Callable[[], str]] = {
-    "manifest": partial(_schema, "Manifest of an odtpack package", manifest_schema),
-    "diff": partial(_schema, "Difference between two odtpack packages", PackageDiff),
-    "result": partial(_schema, "Result of an odtpack simulation", SimulationResult),
-    "comparison": partial(_schema, "Comparison of two results of odtpack", Comparison),
-    "measurements": partial(
-        _schema, "Measurements of a device by an odtpack training kit", _MEASUREMENTS
-    ),
-    "fleet": partial(_schema, "Result of a simulated federation of odtpack", FleetResult),
-    "fleet-fit": partial(_schema, "Result of odtpack fleet fit", FleetFitResult),
-    "fit": partial(_schema, "Result of odtpack fit", FitResult),
+    "manifest": lambda: _schema("Manifest of an odtpack package", manifest_schema()),
+    **{name: partial(_printed, name) for name in _MODELS},
     "recipe": schema_text,
     "budgets": lambda: _json(budget_schema()),
 }
-
 
 _ASSUMED = Quantity(value=1, unit="1", kind="assumed", source="share of a published peak")
 """Stands for what is computed from a data sheet."""
@@ -128,22 +128,19 @@ def _device_row(profile: DeviceProfile) -> list[str]:
     rests_on = cpu.fp32_gemm if isinstance(cpu.fp32_gemm, Quantity) else _ASSUMED
     copy = memory.bandwidth if isinstance(memory.bandwidth, Quantity) else _ASSUMED
     read, write = profile.storage_bandwidth("read"), profile.storage_bandwidth("write")
+    speeds = [_ranged(speed, 1e6, getattr(profile.storage, way))
+              for way, speed in (("read", read), ("write", write))]  # fmt: skip
     return [
-        f"{profile.title}<br>`{profile.name}`",
-        profile.os,
-        limit,
+        f"{profile.title}<br>`{profile.name}`", profile.os, limit,
         "-" if threads is None else str(threads),
         _ranged(profile.gemm_flops(threads), 1e9, rests_on),
         _ranged(profile.copy_bandwidth(), 1e9, copy),
-        f"{_ranged(read, 1e6, profile.storage.read)} / {_ranged(write, 1e6, profile.storage.write)}"
-        if read or write
-        else "-",
+        " / ".join(speeds) if read or write else "-",
         _ranged(profile.load_watts(), 1, power.load),
         _ranged(profile.battery_joules(), 3600, power.battery),
         ", ".join(item.subject for item in report.not_judged) or "-",
-        str(report.kinds["unknown"]),
-        profile.held_against or "nothing",
-    ]
+        str(report.kinds["unknown"]), profile.held_against or "nothing",
+    ]  # fmt: skip
 
 
 def _star(figure: Quantity | Unknown | None) -> str:
@@ -177,11 +174,16 @@ def budgets() -> dict[str, str]:
         (f"`{system}`", format_bytes(app.nbytes), app.kind, app.source)
         for system, app in APP_FOOTPRINTS.items()
     ]
-    library = format_bytes(RUNTIME_LIBRARY_BYTES)
-    apps.append(("all: ONNX Runtime's library", library, "measured", _LIBRARY))
+    apps.append((
+        "all: ONNX Runtime's library", format_bytes(RUNTIME_LIBRARY_BYTES), "measured",
+        "1.32.0 on x86-64 Linux over the C API, before any model is loaded: relocated pages and "
+        "the schemas of all operators",
+    ))  # fmt: skip
     apps += [
         (f"not `web`: the process of the {kit} kit",
-         f"{format_bytes(base)} and {percent} % of the peak", "measured", _PROCESS)
+         f"{format_bytes(base)} and {percent} % of the peak", "measured",
+         "no row of `python -m benchmarks.fidelity.processes` takes more above its plan: a JVM 17 "
+         "and a Node 20 on x86-64 Linux; a phone's Java was not run")
         for kit, (base, percent) in PROCESSES.items()
     ]  # fmt: skip
     titles = ("key", "example", "against a baseline", "what is judged")
@@ -189,40 +191,6 @@ def budgets() -> dict[str, str]:
         "keys": table(titles, keys),
         "apps": table(("system", "app:", "known how", "from what"), apps),
     }
-
-
-_LIBRARY = (
-    "1.32.0 on x86-64 Linux over the C API, before any model is loaded: relocated pages and the "
-    "schemas of all operators"
-)
-_PROCESS = (
-    "no row of `python -m benchmarks.fidelity.processes` takes more above its plan: a JVM 17 and a "
-    "Node 20 on x86-64 Linux; a phone's Java was not run"
-)
-
-
-def runtimes() -> dict[str, str]:
-    """What ran on which release."""
-    content = json.loads((DOCS / "runtimes.json").read_text())
-    releases = content["releases"]
-    rows = [
-        (each["title"], each["minimum"],
-         *(_difference(losses[name]) for losses in releases.values()))
-        for name, each in content["packages"].items()
-    ]  # fmt: skip
-    return {
-        "run": f"{content['date']} ({content['machine']})",
-        "steps": content["steps"],
-        "newest": [*releases][-1],
-        "tolerance": f"{content['tolerance']:g}",
-        "releases": table(("package", "`minimum_onnxruntime`", *releases), rows),
-    }
-
-
-def _difference(difference: float | None) -> str:
-    if difference is None:
-        return "–"
-    return "equal" if difference == 0 else f"{difference:.0e}"
 
 
 _DEFAULTS = {"int64": "0", "int32": "0", "float": "0", "bool": "false", "TensorDataType": "0"}
@@ -244,12 +212,12 @@ def checkpoint_fields() -> str:
 PARTS: dict[str, Callable[[], Mapping[str, object]]] = {
     "formats/checkpoint": lambda: {"fields": checkpoint_fields()},
     "exporters": exporters_parts,
-    "runtimes": runtimes,
-    "kits": kits_parts,
+    "runtimes": record_tables.runtimes_parts,
+    "kits": record_tables.kits_parts,
     "devices": lambda: {"devices": devices()},
-    "losses": losses_parts,
-    "optimizers": optimizers_parts,
-    "reports": reports_parts,
+    "losses": record_tables.losses_parts,
+    "optimizers": record_tables.optimizers_parts,
+    "reports": record_tables.reports_parts,
     "errors": lambda: {"codes": errors()},
     "operators": lambda: {"operators": operators()},
     "decoders": decoders_parts,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import collections
+import itertools
 import json
 import subprocess
 import sys
@@ -61,50 +62,41 @@ def _takes(kernel: Kernel, version: int) -> bool:
 
 def listed(kernels: list[Kernel]) -> Found:
     """What a list of kernels holds."""
-    by_name: dict[tuple[str, str], list[Kernel]] = collections.defaultdict(list)
-    for kernel in kernels:
-        by_name[kernel[:2]].append(kernel)
-    wanted = [("ai.onnx", schema.name, schema.since_version) for schema in versions()]
-    wanted += sorted(
-        {(_CONTRIB, name, 1) for domain, name in by_name if domain.startswith(_CONTRIB)}
-    )
+    wanted = collections.defaultdict[tuple[str, str], list[int]](list)
+    for schema in versions():
+        wanted["ai.onnx", schema.name].append(schema.since_version)
     found: Found = set()
-    for domain, name, version in wanted:
-        for kernel in by_name.get((domain, name), ()):
+    for kernel in kernels:
+        domain, name, _, constraints = kernel
+        for version in [1] if domain == _CONTRIB else wanted[domain, name]:
             if _takes(kernel, version):
                 found.add((domain, name, version, "", ""))
-                for constraint, names in kernel[3].items():
-                    found |= {(domain, name, version, constraint, each) for each in names}
+                for constraint, types in constraints.items():
+                    found |= {(domain, name, version, constraint, each) for each in types}
     return found
 
 
 def probes(kernels: list[Kernel]) -> dict[tuple[str, str, int, str, str], bytes]:
     """A model for each type of each kernel; domain, operator, version, constraint and type."""
     made = {}
-    for schema in versions():
-        key = ("ai.onnx", schema.name)
-        for kernel in kernels:
-            if kernel[:2] != key or not _takes(kernel, schema.since_version):
-                continue
-            types = kernel[3]
-            others = {c: n[0] for c, n in types.items()}
-            for constraint, names in types.items() or {"": [""]}.items():
-                for each in names:
-                    model = probe(schema, {**others, constraint: each})
-                    if model is not None:
-                        made[*key, schema.since_version, constraint, each] = model
+    for schema, kernel in itertools.product(versions(), kernels):
+        key, types = ("ai.onnx", schema.name), kernel[3]
+        if kernel[:2] != key or not _takes(kernel, schema.since_version):
+            continue
+        others = {constraint: names[0] for constraint, names in types.items()}
+        for constraint, names in types.items() or {"": [""]}.items():
+            for each in names:
+                model = probe(schema, {**others, constraint: each})
+                if model is not None:
+                    made[*key, schema.since_version, constraint, each] = model
     return made
 
 
 def probe(schema: onnx.defs.OpSchema, types: dict[str, str]) -> bytes | None:
     """A model of one node; None if a type has no declaration or an attribute is a graph."""
+    if schema.name in _BODIES:
+        return with_bodies(schema, declared(types.get("V", "")))
     allowed = {c.type_param_str: sorted(c.allowed_type_strs)[0] for c in schema.type_constraints}
-
-    def kind(formal: Any) -> str:
-        return types.get(
-            formal.type_str, types.get(formal.name, allowed.get(formal.type_str, formal.type_str))
-        )
-
     needed = {formal.type_str for formal in schema.outputs}
     last = max(
         (index for index, formal in enumerate(schema.inputs)
@@ -113,17 +105,16 @@ def probe(schema: onnx.defs.OpSchema, types: dict[str, str]) -> bytes | None:
     )  # fmt: skip
     inputs = []
     for index, formal in enumerate(schema.inputs[: last + 1]):
-        proto = declared(kind(formal))
+        usual = types.get(formal.name, allowed.get(formal.type_str, formal.type_str))
+        proto = declared(types.get(formal.type_str, usual))
         if proto is None:
             return None
         inputs.append(helper.make_value_info(f"x{index}", proto))
     outputs = [
         f"y{i}" for i, formal in enumerate(schema.outputs) if formal.option.name != "Optional"
     ]
-    if schema.name in _BODIES:
-        return with_bodies(schema, declared(types.get("V", "")))
-    needed_attributes = [each for each in schema.attributes.values() if each.required]
-    attributes = {each.name: _ATTRIBUTES.get(each.type.name) for each in needed_attributes}
+    required = [each for each in schema.attributes.values() if each.required]
+    attributes = {each.name: _ATTRIBUTES.get(each.type.name) for each in required}
     if None in attributes.values():
         return None
     if schema.name == "Cast":
@@ -155,22 +146,20 @@ def with_bodies(schema: onnx.defs.OpSchema, kind: onnx.TypeProto | None) -> byte
     value = helper.make_value_info
     flag = helper.make_tensor_type_proto(TensorProto.BOOL, [])
     count = helper.make_tensor_type_proto(TensorProto.INT64, [])
-    pass_v = helper.make_node("Identity", ["x"], ["y"])
+    pass_v, x, y = helper.make_node("Identity", ["x"], ["y"]), value("x", kind), value("y", kind)
     if schema.name == "If":
-        branch = helper.make_graph([pass_v], "branch", [], [value("y", kind)])
+        branch = helper.make_graph([pass_v], "branch", [], [y])
         node = helper.make_node("If", ["cond"], ["z"], then_branch=branch, else_branch=branch)
-        return model_of(schema, node, [value("cond", flag), value("x", kind)])
-    inside = [value("x", kind)]
+        return model_of(schema, node, [value("cond", flag), x])
     if schema.name == "Scan":
-        body = helper.make_graph([pass_v], "body", inside, [value("y", kind)])
+        body = helper.make_graph([pass_v], "body", [x], [y])
         node = helper.make_node("Scan", ["xs"], ["z"], num_scan_inputs=1, body=body)
         return model_of(schema, node, [value("xs", kind)])
-    inside = [value("i", count), value("go", flag), *inside]
     nodes = [helper.make_node("Identity", ["go"], ["on"]), pass_v]
-    body = helper.make_graph(nodes, "body", inside, [value("on", flag), value("y", kind)])
+    given = [value("i", count), value("go", flag), x]
+    body = helper.make_graph(nodes, "body", given, [value("on", flag), y])
     node = helper.make_node("Loop", ["M", "start", "x0"], ["z"], body=body)
-    given = [value("M", count), value("start", flag), value("x0", kind)]
-    return model_of(schema, node, given)
+    return model_of(schema, node, [value("M", count), value("start", flag), value("x0", kind)])
 
 
 _ATTRIBUTES = {"INT": 1, "INTS": [1, 1], "FLOAT": 1.0, "STRING": "x", "STRINGS": ["x"]}
@@ -191,18 +180,18 @@ def declared(type_name: str) -> onnx.TypeProto | None:
 
 def formats(release: str) -> dict[str, int]:
     """The newest opset and IR version that a release loads."""
-    opsets, versions = range(OLDEST_OPSET, 30), range(3, 20)
-    loaded = load(release, [*(empty(o, 7) for o in opsets), *(empty(12, v) for v in versions)])
-    answers = dict(zip([*opsets, *(-v for v in versions)], loaded, strict=True))
-    held = [key for key, answer in answers.items() if answer == "yes"]
-    return {"opset": max(held), "ir_version": -min(held)}
-
-
-def empty(opset: int, ir_version: int) -> bytes:
-    return onnx.parser.parse_model(
-        f'<ir_version: {ir_version}, opset_import: ["" : {opset}]> g (float x) => (float y) '
-        "{ y = Abs(x) }"
-    ).SerializeToString()
+    tried = [(opset, 7) for opset in range(OLDEST_OPSET, 30)]
+    tried += [(OLDEST_OPSET, version) for version in range(3, 20)]
+    empty = [
+        onnx.parser.parse_model(
+            f'<ir_version: {version}, opset_import: ["" : {opset}]> g (float x) => (float y) '
+            "{ y = Abs(x) }"
+        ).SerializeToString()
+        for opset, version in tried
+    ]
+    answers = zip(tried, load(release, empty), strict=True)
+    held = [each for each, answer in answers if answer == "yes"]
+    return dict(zip(("opset", "ir_version"), map(max, zip(*held, strict=True)), strict=True))
 
 
 def load(release: str, models: Iterable[bytes]) -> list[str]:
@@ -210,19 +199,21 @@ def load(release: str, models: Iterable[bytes]) -> list[str]:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as stream:
         json.dump([base64.b64encode(model).decode() for model in models], stream)
         stream.flush()
-        answers: list[str] = ask(release, "load", stream.name)
-    return answers
+        return list(ask(release, "load", stream.name))
 
 
-def main() -> int:
+def main() -> None:
     lists = {release: ask(release, "list") for release in RELEASES}
-    telling = [release for release in RELEASES if lists[release] is not None]
-    first = [(d, n, tuple(r), t) for d, n, r, t in lists[telling[0]]]
-    models = probes(first)
+    kernels = {
+        release: [(domain, name, tuple(span), types) for domain, name, span, types in found]
+        for release, found in lists.items()
+        if found is not None
+    }
+    models = probes(next(iter(kernels.values())))
     since: dict[tuple[str, str, int, str, str], str] = {}
     for release in RELEASES:
-        if release in telling:
-            found = listed([(d, n, tuple(r), t) for d, n, r, t in lists[release]])
+        if release in kernels:
+            found = listed(kernels[release])
         else:
             answers = dict(zip(models, load(release, models.values()), strict=True))
             found = {key for key, answer in answers.items() if answer == "yes"}
@@ -233,20 +224,17 @@ def main() -> int:
             print(release, len(found), f"{strange.total()} other errors", file=sys.stderr)
             for message, count in strange.most_common(4):
                 print(f"  {count} {message}", file=sys.stderr)
-        gone = {key for key in since if key not in found}
+        gone = since.keys() - found
         print(release, len(found), "kernel types, gone:", sorted(gone)[:5], file=sys.stderr)
-        for key in found:
-            since.setdefault(key, release)
+        since = {**dict.fromkeys(found, release), **since}
     tree: dict[str, Any] = {}
     for (domain, name, version, constraint, each), release in sorted(since.items()):
         entry = tree.setdefault(domain, {}).setdefault(f"{name};{version}", {})
-        entry.setdefault(constraint, {}).setdefault(release, []).append(
-            each.removeprefix("tensor(").removesuffix(")") if each.startswith("tensor(") else each
-        )
+        plain = each.removeprefix("tensor(").removesuffix(")") if "tensor(" in each[:7] else each
+        entry.setdefault(constraint, {}).setdefault(release, []).append(plain)
     content = {"formats": {each: formats(each) for each in RELEASES}, "kernels": tree}
     TABLE.write_text(json.dumps(content, separators=(",", ":"), sort_keys=True) + "\n")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

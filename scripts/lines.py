@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import collections
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,13 +19,8 @@ OTHERS = ("tests", "benchmarks", "scripts", "examples")
 KINDS = ("code", "docstrings", "imports", "comments", "blank")
 
 
-class Count(collections.Counter[str]):
-    """Lines by kind, and the number of files."""
-
-    @property
-    def total_lines(self) -> int:
-        """All lines."""
-        return sum(self[kind] for kind in KINDS)
+Count = collections.Counter[str]
+"""Lines by kind, and the number of files."""
 
 
 def count(path: Path) -> Count:
@@ -32,47 +28,47 @@ def count(path: Path) -> Count:
     text = path.read_text("utf-8")
     kinds = dict[int, str]()
     for node in ast.walk(ast.parse(text)):
+        found: list[tuple[ast.stmt, str]] = []
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             # A string alone after an assignment documents it, as Sphinx and mkdocstrings read it.
-            for statement in node.body:
-                if isinstance(statement, ast.Expr) and _is_text(statement.value):
-                    _mark(kinds, statement, "docstrings")
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            _mark(kinds, node, "imports")
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            alone = (each for each in node.body if isinstance(each, ast.Expr))
+            found = [(each, "docstrings") for each in alone if _is_text(each.value)]
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found = [(node, "imports")]
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             kinds[node.lineno] = "imports"
-    found = Count(files=1)
+        for statement, kind in found:
+            for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
+                kinds.setdefault(line, kind)
+    counted = Count(files=1)
     for number, line in enumerate(text.splitlines(), 1):
         bare = line.strip()
         usual = "blank" if not bare else "comments" if bare.startswith("#") else "code"
-        found[kinds.get(number, usual)] += 1
-    return found
+        counted[kinds.get(number, usual)] += 1
+    return counted
 
 
-def rooms(root: Path) -> list[tuple[str, Count]]:
+def rooms(root: Path) -> dict[str, Count]:
     """Each room of a package, a folder below it, with its count; files beside them as "."."""
     found: dict[str, Count] = collections.defaultdict(Count)
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
         found[parts[0] if len(parts) > 1 else "."].update(count(path))
-    return sorted(found.items(), key=lambda item: -item[1].total_lines)
+    return dict(sorted(found.items(), key=lambda item: -_total(item[1])))
+
+
+def _total(count: Count) -> int:
+    return sum(count[kind] for kind in KINDS)
 
 
 def _is_text(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
 
-def _mark(kinds: dict[int, str], node: ast.stmt, kind: str) -> None:
-    for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
-        kinds.setdefault(line, kind)
-
-
-def _print(name: str, *counts: Count) -> Count:
-    whole = Count()
-    for each in counts:
-        whole.update(each)
+def _print(name: str, counts: Iterable[Count]) -> Count:
+    whole = sum(counts, Count())
     cells = "".join(f"{whole[kind]:>12,}" for kind in KINDS)
-    print(f"{name:<40}{whole['files']:>6,}{whole.total_lines:>9,}{cells}")
+    print(f"{name:<40}{whole['files']:>6,}{_total(whole):>9,}{cells}")
     return whole
 
 
@@ -81,11 +77,13 @@ def main() -> None:
     print(f"{'':<40}{'files':>6}{'lines':>9}" + "".join(f"{kind:>12}" for kind in KINDS))
     packages = []
     for package in PRODUCTION:
-        found = [_print(f"{package}/{room}", each) for room, each in rooms(ROOT / package)]
-        packages.append(_print(package, *found))
-    _print("production", *packages)
+        found = [
+            _print(f"{package}/{name}", [each]) for name, each in rooms(ROOT / package).items()
+        ]
+        packages.append(_print(package, found))
+    _print("production", packages)
     for folder in OTHERS:
-        _print(folder, *(each for _, each in rooms(ROOT / folder)))
+        _print(folder, rooms(ROOT / folder).values())
 
 
 if __name__ == "__main__":

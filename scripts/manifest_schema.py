@@ -1,59 +1,105 @@
 """The JSON schema of a package's manifest, with the losses and optimizers that there are.
 
-The runtime takes any name of a loss or an optimizer: it needs to know none. What odtpack writes
-is one of those that are declared here, with the options of its declaration.
+It follows from the declarations of :mod:`odtpack_runtime.files.records`. The runtime takes any name
+of a loss or an optimizer: it needs to know none. What odtpack writes is one of those that are
+declared, with the options of its declaration.
 """
 
 from __future__ import annotations
 
-from odtpack.losses import LOSSES
-from odtpack.optimizers import OPTIMIZERS, Optimizer
-from odtpack.option import Option, options_of
-from odtpack_runtime.package.manifest import Manifest
-from scripts.record_schema import Schema, record_schema
+import dataclasses
+import inspect
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-_TYPES = {bool: "boolean", int: "integer", float: "number"}
+from odtpack.losses import LOSSES
+from odtpack.optimizers import OPTIMIZERS
+from odtpack.option import Option, options_of
+from odtpack_runtime.files.records import Part, default_of, is_required, record_hints
+from odtpack_runtime.package.manifest import Manifest
+
+Schema = dict[str, Any]
+
+_PLAIN = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null"}
 
 
 def manifest_schema() -> Schema:
     """The schema of :class:`~odtpack_runtime.package.manifest.Manifest`."""
-    schema = record_schema(Manifest)
+    found: dict[str, Schema] = {}
+    schema = _record(Manifest, found)
     schema["properties"]["loss"] = {"enum": [*LOSSES, "none", "custom"], "type": "string"}
-    records = {f"{declared.__name__}Info": declared for declared in OPTIMIZERS.values()}
-    kinds = {declared.kind: f"#/$defs/{name}" for name, declared in records.items()}
-    kinds["custom"] = "#/$defs/CustomOptimizerInfo"
-    definitions = {
-        **schema["$defs"],
-        **{name: _optimizer(name, declared) for name, declared in records.items()},
-        "CustomOptimizerInfo": _record(
-            "CustomOptimizerInfo", "An optimizer that is described by its model only.", "custom", {}
-        ),
-    }
-    del definitions["OptimizerInfo"]
+    del found["OptimizerInfo"]
+    kinds = {}
+    for declared in OPTIMIZERS.values():
+        settings = {each.name: _setting(each) for each in options_of(declared)}
+        name, meaning = f"{declared.__name__}Info", f"Hyperparameters: {declared.summary}"
+        found[name] = _optimizer(name, meaning, declared.kind, settings)
+        kinds[declared.kind] = f"#/$defs/{name}"
+    name, meaning = "CustomOptimizerInfo", "An optimizer that is described by its model only."
+    found[name] = _optimizer(name, meaning, "custom", {})
+    kinds["custom"] = f"#/$defs/{name}"
     schema["properties"]["optimizer"] = {
         "discriminator": {"mapping": kinds, "propertyName": "kind"},
         "oneOf": [{"$ref": reference} for reference in kinds.values()],
     }
-    return {**schema, "$defs": dict(sorted(definitions.items()))}
+    return {"$defs": dict(sorted(found.items())), **schema}
 
 
-def _optimizer(name: str, declared: type[Optimizer]) -> Schema:
-    settings = {each.name: _setting(each) for each in options_of(declared)}
-    return _record(name, f"Hyperparameters: {declared.summary}", declared.kind, settings)
+def _record(record: type[Part], found: dict[str, Schema]) -> Schema:
+    """The schema of a record; those that it holds are added to ``found``."""
+    properties, required = {}, []
+    hints = record_hints(record)
+    for field in dataclasses.fields(record):
+        properties[field.name] = entry = _schema(hints[field.name], found)
+        if is_required(field):
+            required.append(field.name)
+        else:
+            default = default_of(field)
+            entry["default"] = list(default) if isinstance(default, tuple) else default
+    return _object(record.__name__, inspect.getdoc(record), properties, required)
 
 
-def _record(name: str, meaning: str, kind: str, properties: dict[str, Schema]) -> Schema:
-    return {
-        "additionalProperties": False,
-        "description": meaning,
-        "properties": {"kind": {"const": kind, "type": "string"}, **properties},
-        "required": ["kind"],
-        "title": name,
-        "type": "object",
-    }
+def _object(
+    title: str, meaning: str | None, properties: dict[str, Schema], required: list[str]
+) -> Schema:
+    needed = {"required": required} if required else {}
+    return {"additionalProperties": False, "description": meaning, "properties": properties,
+            **needed, "title": title, "type": "object"}  # fmt: skip
+
+
+def _optimizer(title: str, meaning: str, kind: str, settings: dict[str, Schema]) -> Schema:
+    own = {"kind": {"const": kind, "type": "string"}, **settings}
+    return _object(title, meaning, own, ["kind"])
+
+
+def _schema(hint: Any, found: dict[str, Schema]) -> Schema:
+    origin, options = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        schema = _schema(options[0], found)
+        for rule in options[1:]:
+            schema |= rule.keywords
+        return schema
+    if origin is Union or origin is types.UnionType:
+        return {"anyOf": [_schema(option, found) for option in options]}
+    if origin is Literal:
+        plain = _PLAIN[type(options[0])]
+        return {"type": plain, **({"enum": [*options]} if options[1:] else {"const": options[0]})}
+    if origin is tuple:
+        return {"items": _schema(options[0], found), "type": "array"}
+    if origin is dict:
+        keys = _schema(options[0], found)
+        del keys["type"]
+        names = {"propertyNames": keys} if keys else {}
+        return {"additionalProperties": _schema(options[1], found), **names, "type": "object"}
+    if isinstance(hint, type) and issubclass(hint, Part):
+        if hint.__name__ not in found:
+            found[hint.__name__] = {}  # its place, should it hold itself
+            found[hint.__name__] = _record(hint, found)
+        return {"$ref": f"#/$defs/{hint.__name__}"}
+    return {} if hint is Any else {"type": _PLAIN[hint]}
 
 
 def _setting(option: Option) -> Schema:
     if option.choices and option.type is not bool:
         return {"default": option.default, "enum": [*option.choices], "type": "string"}
-    return {"default": option.default, "type": _TYPES[option.type]}
+    return {"default": option.default, "type": _PLAIN[option.type]}

@@ -1,10 +1,12 @@
-"""Tables in Markdown, and pages of the documentation parts of which are generated."""
+"""Tables in Markdown, pages parts of which are generated, and the records that they show."""
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -40,3 +42,13 @@ def filled(page: Path, parts: Mapping[str, object]) -> str:
         space = "\n\n" if "\n" in str(part) else ""  # what is no part of a line stands apart
         text = f"{before}{mark}{space}{part}{space}{end}{rest.partition(end)[2]}"
     return text
+
+
+def keep(record: Path, figures: Mapping[str, Any], *keys: str, sort: bool = False) -> None:
+    """Add to a record in JSON, or to the part of it that keys lead to."""
+    content = json.loads(record.read_text()) if record.exists() else {}
+    known = content
+    for key in keys:
+        known = known.setdefault(key, {})
+    known.update(figures)
+    record.write_text(json.dumps(content, indent=1, sort_keys=sort) + "\n")

@@ -39,7 +39,10 @@ _TYPES: Final = """<?xml version="1.0" encoding="utf-8"?>
 <Types xmlns="http://schemas.openxmlformats.org/package/2006/content-types">
   <Default Extension="rels"
     ContentType="application/vnd.openxmlformats-package.relationships+xml" />
-  {defaults}
+  <Default Extension="nuspec" ContentType="application/octet" />
+  <Default Extension="dll" ContentType="application/octet" />
+  <Default Extension="xml" ContentType="application/octet" />
+  <Default Extension="so" ContentType="application/octet" />
   <Override PartName="/LICENSE" ContentType="application/octet" />
 </Types>
 """
@@ -58,16 +61,12 @@ def write_nupkg(out: Path) -> Path:
         version=project["version"], license=project["license"], framework=FRAMEWORK,
         description="Train packages of odtpack in an app, on a stock ONNX Runtime.",
     )  # fmt: skip
-    defaults = "\n  ".join(
-        f'<Default Extension="{name}" ContentType="application/octet" />'
-        for name in ("nuspec", "dll", "xml", "so")
-    )
     assembly = csharp_kit.assembly()
     with tempfile.TemporaryDirectory() as scratch:
         native = Path(scratch) / "libodtpack.so"
         subprocess.run(["strip", "-o", native, csharp_kit.core()], check=True)
         files = {
-            "[Content_Types].xml": _TYPES.format(defaults=defaults).encode(),
+            "[Content_Types].xml": _TYPES.encode(),
             "_rels/.rels": _RELATIONS.encode(),
             "Odtpack.nuspec": nuspec.encode(),
             "LICENSE": (ROOT / "LICENSE").read_bytes(),

@@ -65,12 +65,12 @@ def _version(release: str) -> tuple[int, int]:
 
 def _python_for(release: str) -> str:
     oldest, newest = _PYTHONS[max(r for r in _PYTHONS if r <= _version(release))]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", Path.home() / ".local/share/uv/python"))
     for minor in range(newest, oldest - 1, -1):
-        pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-        uv = Path(os.environ.get("UV_PYTHON_INSTALL_DIR", Path.home() / ".local/share/uv/python"))
-        installed = sorted(map(str, pyenv.glob(f"3.{minor}.*/bin/python")))
-        installed += sorted(map(str, uv.glob(f"cpython-3.{minor}.*/bin/python3")))
-        for candidate in (f"python3.{minor}", *installed):
+        installed = [*pyenv.glob(f"3.{minor}.*/bin/python"),
+                     *uv.glob(f"cpython-3.{minor}.*/bin/python3")]  # fmt: skip
+        for candidate in (f"python3.{minor}", *sorted(map(str, installed))):
             if _works(candidate):
                 return candidate
     raise NoPythonError(
@@ -90,18 +90,18 @@ def _works(python: str) -> bool:
 
 def main(releases: Sequence[str]) -> int:
     """Set up each release that can be; return 2 if one could not, whose error is printed."""
-    failed = False
+    failed = ""
     for release in releases:
         try:
             environment(release)
         except NoPythonError as error:
-            failed = True
-            print(f"error: {error}", file=sys.stderr)
-            print("  help: pyenv install 3.10, or uv python install 3.10", file=sys.stderr)
+            failed = f"{error}\n  help: pyenv install 3.10, or uv python install 3.10"
         except subprocess.CalledProcessError as error:
-            failed = True
-            print(f"error: ONNX Runtime {release} could not be installed", file=sys.stderr)
-            print(f"  the command was: {shlex.join(map(str, error.cmd))}", file=sys.stderr)
+            command = shlex.join(map(str, error.cmd))
+            failed = f"ONNX Runtime {release} could not be installed\n  the command was: {command}"
+        else:
+            continue
+        print(f"error: {failed}", file=sys.stderr)
     return 2 if failed else 0
 
 

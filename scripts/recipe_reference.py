@@ -36,24 +36,18 @@ def _described(value: dict[str, Any]) -> str:
 
 
 def _tables(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    yield (
-        "Above all tables",
-        {
-            "description": "",
-            "required": schema["required"],
-            "properties": {
-                key: value
-                for key, value in schema["properties"].items()
-                if not list(_models(value, schema)) or key in _SHOWN_ELSEWHERE
-            },
-        },
-    )
-    for key, value in schema["properties"].items():
-        if key in _SHOWN_ELSEWHERE:
-            continue
-        for model in _models(value, schema):
+    """Title and schema of each table; the keys above them come first."""
+    tables = {
+        key: [] if key in _SHOWN_ELSEWHERE else [*_models(value, schema)]
+        for key, value in schema["properties"].items()
+    }
+    above = {key: schema["properties"][key] for key, models in tables.items() if not models}
+    yield "Above all tables", {"required": schema["required"], "properties": above}
+    for key, models in tables.items():
+        is_list = schema["properties"][key].get("type") == "array"
+        for model in models:
             kind = model["properties"].get("kind", {}).get("const")
-            title = f"`[[{key}]]`" if value.get("type") == "array" else f"`[{key}]`"
+            title = f"`[[{key}]]`" if is_list else f"`[{key}]`"
             yield (f'{title}, `kind = "{kind}"`' if kind else title), model
 
 

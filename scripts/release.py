@@ -15,7 +15,6 @@ make kits must have built the kits.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -26,11 +25,13 @@ import sys
 import tarfile
 import tempfile
 import tomllib
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
 from scripts.nupkg import write_nupkg, write_zip
+from scripts.options import options
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 KOTLIN: Final = ROOT / "runtime/kotlin"
@@ -86,51 +87,51 @@ def maven(out: Path) -> None:
     """The jar with its sources, and the AAR, in the layout of a Maven repository."""
     jar = KOTLIN / f"target/odtpack-{version()}.jar"
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        sources = folder / "sources.jar"
+        sources, aar, pom = (
+            Path(name, each) for each in ("sources.jar", "odtpack-android.aar", "pom.xml")
+        )
         main = KOTLIN / "src/main"
         paths = {path: path.relative_to(main) for path in sorted(main.rglob("*.*"))}
         write_zip(sources, {"/".join(own.parts[1:]): p.read_bytes() for p, own in paths.items()})
-        _run(
-            "mvn", "-q", "-B", "org.jetbrains.dokka:dokka-maven-plugin:2.0.0:javadocJar", cwd=KOTLIN
-        )
+        _maven("org.jetbrains.dokka:dokka-maven-plugin:2.0.0:javadocJar")
         _deploy(out, jar, KOTLIN / "pom.xml", sources)
-        aar, pom = folder / "odtpack-android.aar", folder / "pom.xml"
         _write_aar(aar, jar)
         text = (KOTLIN / "pom.xml").read_text()
-        text = text.replace(">odtpack</artifactId>", ">odtpack-android</artifactId>", 1)
-        text = text.replace(
-            "</version>\n  <name>", "</version>\n  <packaging>aar</packaging>\n  <name>", 1
-        )
-        text = text.replace("<artifactId>onnxruntime</artifactId>",
-                            "<artifactId>onnxruntime-android</artifactId>")  # fmt: skip
+        for old, new in (
+            (">odtpack</artifactId>", ">odtpack-android</artifactId>"),
+            ("</version>\n  <name>", "</version>\n  <packaging>aar</packaging>\n  <name>"),
+            (">onnxruntime</artifactId>", ">onnxruntime-android</artifactId>"),
+        ):
+            text = text.replace(old, new, 1)
         pom.write_text(text)
         _deploy(out, aar, pom, sources)
 
 
+def _maven(goal: str, **values: object) -> None:
+    settings = (f"-D{key}={value}" for key, value in values.items())
+    _run("mvn", "-q", "-B", goal, *settings, cwd=KOTLIN)
+
+
 def _deploy(out: Path, file: Path, pom: Path, sources: Path) -> None:
-    goal = "org.apache.maven.plugins:maven-deploy-plugin:3.1.2:deploy-file"
     javadoc = KOTLIN / f"target/odtpack-{version()}-javadoc.jar"
-    values = {"url": out.as_uri(), "repositoryId": "release", "file": file, "pomFile": pom,
-              "sources": sources, "javadoc": javadoc}  # fmt: skip
-    _run("mvn", "-q", "-B", goal, *(f"-D{key}={value}" for key, value in values.items()))
+    _maven(
+        "org.apache.maven.plugins:maven-deploy-plugin:3.1.2:deploy-file", url=out.as_uri(),
+        repositoryId="release", file=file, pomFile=pom, sources=sources, javadoc=javadoc,
+    )  # fmt: skip
 
 
 def _write_aar(aar: Path, jar: Path) -> None:
     """Write the Android library; its layout is that of the Android Gradle plug-in."""
     manifest = (
         '<manifest xmlns:android="http://schemas.android.com/apk/res/android"\n'
-        '    package="org.odtpack">\n'
-        f'  <uses-sdk android:minSdkVersion="{MIN_SDK}" />\n'
+        f'    package="org.odtpack">\n  <uses-sdk android:minSdkVersion="{MIN_SDK}" />\n'
         "</manifest>\n"
     )
     files = {
-        "AndroidManifest.xml": manifest.encode(),
-        "classes.jar": jar.read_bytes(),
-        "R.txt": b"",
+        "AndroidManifest.xml": manifest.encode(), "classes.jar": jar.read_bytes(), "R.txt": b"",
         "proguard.txt": (KOTLIN / "consumer-rules.pro").read_bytes(),
         "LICENSE": (ROOT / "LICENSE").read_bytes(),
-    }
+    }  # fmt: skip
     write_zip(aar, files)
 
 
@@ -159,30 +160,26 @@ def dependencies() -> dict[str, list[str]]:
     for folder in (ROOT, ROOT / "runtime", ROOT / "runtime/native"):
         project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
         names = [re.split(r"[<>=]", each)[0] for each in project.get("dependencies", ())]
-        found[f"pkg:pypi/{project['name']}@{version()}"] = [f"pkg:pypi/{each}" for each in names]
+        found[f"pypi/{project['name']}"] = [f"pypi/{each}" for each in names]
     package = json.loads((JS / "package.json").read_text())
-    needed = [f"pkg:npm/{each}" for each in package["dependencies"]]
-    found[f"pkg:npm/{package['name']}@{version()}"] = needed
-    space = {"m": "http://maven.apache.org/POM/4.0.0"}
+    found[f"npm/{package['name']}"] = [f"npm/{each}" for each in package["dependencies"]]
     pom = ElementTree.parse(KOTLIN / "pom.xml").getroot()  # noqa: S314 - our own file
-    needed = [
-        f"pkg:maven/{each.findtext('m:groupId', namespaces=space)}/"
-        f"{each.findtext('m:artifactId', namespaces=space)}"
-        for each in pom.findall("m:dependencies/m:dependency", space)
+    space = "{http://maven.apache.org/POM/4.0.0}"
+    found["maven/org.odtpack/odtpack"] = [
+        f"maven/{each.findtext(f'{space}groupId')}/{each.findtext(f'{space}artifactId')}"
+        for each in pom.findall(f"{space}dependencies/{space}dependency")
     ]
-    found[f"pkg:maven/org.odtpack/odtpack@{version()}"] = needed
-    found[f"pkg:nuget/Odtpack@{version()}"] = ["pkg:generic/onnxruntime"]
-    found[f"pkg:generic/odtpack-cpp@{version()}"] = [
-        "pkg:generic/onnxruntime",
-        "pkg:generic/flatbuffers",
-    ]
-    return found
+    found["nuget/Odtpack"] = ["generic/onnxruntime"]
+    found["generic/odtpack-cpp"] = ["generic/onnxruntime", "generic/flatbuffers"]
+    return {
+        f"pkg:{name}@{version()}": [f"pkg:{each}" for each in needed]
+        for name, needed in found.items()
+    }
 
 
 def bill_of_materials() -> dict[str, Any]:
     """A bill of materials in CycloneDX 1.5."""
     needed = dependencies()
-    every = sorted({*needed, *(each for values in needed.values() for each in values)})
 
     def component(url: str) -> dict[str, str]:
         name, _, at = url.rpartition("/")[2].partition("@")
@@ -190,31 +187,28 @@ def bill_of_materials() -> dict[str, Any]:
         return {**part, "version": at} if at else part
 
     return {
-        "bomFormat": "CycloneDX",
-        "specVersion": "1.5",
-        "version": 1,
-        "components": [component(url) for url in every],
+        "bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1,
+        "components": [component(url) for url in sorted({*needed, *chain(*needed.values())})],
         "dependencies": [{"ref": ref, "dependsOn": values} for ref, values in needed.items()],
-    }
+    }  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Build every artifact of a release.")
-    parser.add_argument("--out", type=Path, default=ROOT / "dist")
-    out = parser.parse_args().out.resolve()
+    out = options(__doc__, out=ROOT / "dist").out.resolve()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     for build in (python, npm, maven, cmake, nuget):
         print(f"{build.__name__} …", file=sys.stderr, flush=True)
         build(out / build.__name__)
     (out / "sbom.cdx.json").write_text(json.dumps(bill_of_materials(), indent=2) + "\n")
-    files = sorted(path for path in out.rglob("*") if path.is_file())
-    sums = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.relative_to(out)}\n"
-        for path in files
-    ]
-    (out / "SHA256SUMS").write_text("".join(sums))
-    print(f"{len(files)} files in {out}")
+    digests = {
+        path.relative_to(out): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(out.rglob("*"))
+        if path.is_file()
+    }
+    sums = "".join(f"{digest}  {path}\n" for path, digest in digests.items())
+    (out / "SHA256SUMS").write_text(sums)
+    print(f"{len(digests)} files in {out}")
 
 
 if __name__ == "__main__":

@@ -5,13 +5,11 @@
     python -m scripts.screenshots --demo     run ``odtpack demo``, and store its result before
 
 The results are stored, so that a changed device profile or budget does not ask for new pictures.
-``docs/images/pictures.json`` records which pages they show; ``tests/reports/test_html_report.py``
-compares it with the pages that the code draws today.
+Tests compare the pages that are drawn today with ``docs/images/pictures.json``.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import shutil
@@ -26,6 +24,7 @@ from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.reports.html_report import Again, render_html
 from odtpack_simulator.result import load_result
+from scripts.options import options
 from tests.reports.browser import Browser
 from tests.reports.demo import STORED, demo_result, stored_result
 
@@ -81,52 +80,40 @@ def take(folder: Path, names: list[str] | None = None) -> dict[str, Path]:
     """Take pictures into a folder; their paths by name."""
     written = {}
     with tempfile.TemporaryDirectory() as profile, Browser(Path(profile)) as browser:
-        paths = {name: Path(profile) / f"{name}.html" for name in PAGES}
-        for name, path in paths.items():
-            path.write_bytes(PAGES[name]())
+        for name, draw in PAGES.items():
+            Path(profile, f"{name}.html").write_bytes(draw())
         for name in names or list(PICTURES):
-            picture = PICTURES[name]
+            picture, top = PICTURES[name], 0
             browser.open(
-                paths[picture.page], width=picture.width, scale=picture.scale,
+                Path(profile, f"{picture.page}.html"), width=picture.width, scale=picture.scale,
                 phone=picture.phone, dark=picture.dark,
             )  # fmt: skip
-            top = 0
             if picture.section:
                 top = browser.evaluate(f"document.getElementById('{picture.section}').offsetTop")
+            shot = browser.screenshot(top=max(0, top - 24), height=picture.height)
             written[name] = folder / name
-            written[name].write_bytes(
-                browser.screenshot(top=max(0, top - 24), height=picture.height)
-            )
+            written[name].write_bytes(shot)
     return written
-
-
-def _run_demo() -> None:
-    """Store what a demo measured, in a folder of the name that the README's has."""
-    DEMO.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(
-            [sys.executable, "-m", "odtpack", "demo", "--out", "build/demo"], cwd=folder, check=True
-        )
-        for name in ("report.json", FAILING_BUDGET):
-            shutil.copyfile(Path(folder) / "build" / "demo" / name, DEMO / name)
 
 
 def main() -> None:
     """Renew what is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--renew", action="store_true", help="store the made-up result anew")
-    parser.add_argument("--demo", action="store_true", help="store the result of a demo anew")
-    asked = parser.parse_args()
-    if asked.demo:
-        _run_demo()
-    if asked.renew:
+    given = options(__doc__, renew=False, demo=False)
+    if given.demo:  # in a folder of the name that the README's has
+        DEMO.mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            command = [sys.executable, "-m", "odtpack", "demo", "--out", "build/demo"]
+            subprocess.run(command, cwd=folder, check=True)
+            for name in ("report.json", FAILING_BUDGET):
+                shutil.copyfile(Path(folder, "build", "demo", name), DEMO / name)
+    if given.renew:
         content = demo_result(DEVICES).model_dump(mode="json")
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         STORED.write_text(f"{text}\n", "utf-8")
-    for path in take(IMAGES).values():
+    written = take(IMAGES)
+    for path in written.values():
         print(f"wrote {path.relative_to(ROOT)}")
-    pictures = {name: hashlib.sha256((IMAGES / name).read_bytes()) for name in PICTURES}
-    shown = {name: digest.hexdigest() for name, digest in pictures.items()}
+    shown = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in written.items()}
     record = {"pages": digests(), "pictures": shown}
     RECORD.write_text(json.dumps(record, indent=2) + "\n", "utf-8")
 

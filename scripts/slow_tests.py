@@ -4,9 +4,8 @@
     python -m scripts.slow_tests durations.txt
 
 writes ``tests/slow_tests.txt``, by which ``tests/conftest.py`` marks them. The fastest case of a
-test function stays in make test, and so does the fastest test of a file, if they are fast enough.
-Tests that are in the list and were not timed stay in it; those of ``tests/kits``, which
-make kits-sample leaves out, were chosen by hand.
+test function stays in make test, as does the fastest test of a file, if they are fast enough. Tests
+that were not timed stay in the list; those of ``tests/kits`` were chosen by hand.
 """
 
 from __future__ import annotations

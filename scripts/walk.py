@@ -10,48 +10,40 @@ apart: files that import no other file of ours but ``errors``.
 
 from __future__ import annotations
 
-import ast
 import collections
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import grimp
 import onnx
 import onnx_ir as ir
 
 from odtpack import build
 from odtpack.package.task import Graphs, Task
 from odtpack.spec import BuildSpec
+from tests import zoo
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = {"packager": ("odtpack",), "runtime": ("odtpack_runtime", "odtpack_simulator")}
+PACKAGES = {"odtpack": "packager", "odtpack_runtime": "runtime", "odtpack_simulator": "runtime"}
 
 
 def files() -> dict[str, set[str]]:
     """Each file of ours by its path, with the files that it imports, ``errors`` left out."""
-    modules = {
-        ".".join(path.relative_to(ROOT / base).with_suffix("").parts): path
-        for base, packages in SOURCES.items()
-        for package in packages
-        for path in (ROOT / base / package).rglob("*.py")
+
+    def path(module: str) -> str:
+        place = ROOT.joinpath(PACKAGES[module.partition(".")[0]], *module.split("."))
+        return str(place / "__init__.py" if place.is_dir() else place.with_suffix(".py"))
+
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    imported = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
+    return {
+        path(module): {path(name) for name in names if name != "odtpack" and "errors" not in name}
+        for module, names in imported.items()
     }
-    found = {}
-    for path in modules.values():
-        names = set()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Import):
-                names |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names |= {node.module, *(f"{node.module}.{a.name}" for a in node.names)}
-        known = {f"{name}.__init__" if f"{name}.__init__" in modules else name for name in names}
-        found[str(path)] = {
-            str(modules[name])
-            for name in known & modules.keys()
-            if name not in ("odtpack.errors", "odtpack.__init__") and "errors" not in name
-        }
-    return found
 
 
 PASSED = (ir.Model, ir.Graph, onnx.ModelProto, onnx.GraphProto, Task, Graphs, BuildSpec)
@@ -98,32 +90,17 @@ class Walk:
         self._last[caller] = path
 
 
-def model() -> onnx.ModelProto:
-    """Two layers, of which one is trained with a batch of any size."""
-    return onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]>
-        mlp (float[N, 4] x) => (float[N, 2] logits)
-        <float[3, 4] w1 = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2},
-         float[3] b1 = {0.1, 0.2, 0.3}, float[2, 3] w2 = {0.1, 0.2, 0.3, 0.4, 0.5, 0.6},
-         float[2] b2 = {0.1, 0.2}> {
-            h = Gemm <transB = 1> (x, w1, b1)
-            r = Relu (h)
-            logits = Gemm <transB = 1> (r, w2, b2)
-        }"""
-    )
-
-
 def trace(shown: set[str]) -> list[str]:
     """The files that a build visits, in order."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        onnx.save(model(), path)
-        options = {"loss": "cross_entropy", "train": ["w*", "b*"]}
-        build.build_package(path, Path(folder) / "warm", **options)  # type: ignore[arg-type]
+        onnx.save(zoo.mlp((4, 3, 2)), path)
+        make = partial(build.build_package, path, loss="cross_entropy", train=["fc*"])
+        make(Path(folder) / "warm")
         walk = Walk(shown)
         sys.setprofile(walk)
         try:
-            build.build_package(path, Path(folder) / "package", **options)  # type: ignore[arg-type]
+            make(Path(folder) / "package")
         finally:
             sys.setprofile(None)
     return walk.visits

@@ -19,10 +19,8 @@ from odtpack_runtime.session.device import Device
 from scripts.kernel_table import OLDEST_OPSET, probe, versions
 
 TABLE = Path(__file__).parents[1] / "packager/odtpack/ort/webgpu_kernels.json"
-_TYPES = (
-    *("float", "int32", "int64", "bool", "float16", "double", "uint8", "int8", "uint32"),
-    *("int4", "uint4"),
-)
+_TYPES = ("float", "int32", "int64", "bool", "float16", "double", "uint8", "int8", "uint32", "int4",
+          "uint4")  # fmt: skip
 
 
 def taken(device: Device, model: bytes) -> bool:
@@ -50,9 +48,7 @@ def main() -> None:
             each.type_param_str: [t for t in _TYPES if f"tensor({t})" in each.allowed_type_strs]
             for each in schema.type_constraints
         }
-        first = {
-            constraint: f"tensor({types[0]})" for constraint, types in allowed.items() if types
-        }
+        first = {name: f"tensor({types[0]})" for name, types in allowed.items() if types}
         for constraint, types in allowed.items() or {"": [""]}.items():
             for each in types:
                 own = {**first, constraint: f"tensor({each})"} if constraint else {}

@@ -34,17 +34,15 @@ class Decoder(Shape):
         return self.head or super().size
 
 
-DECODERS = {
-    each.name: each
-    for each in (
-        Decoder("SmolLM2-135M", 30, 576, 9, 3, 1536, 49_152, 8192),
-        Decoder("Gemma-3-270M", 18, 640, 4, 1, 2048, 262_144, 32_768, 256, gemma=True),
-        Decoder("Qwen2.5-0.5B", 24, 896, 14, 2, 4864, 151_936, 32_768, bias=True),
-        Decoder("Llama-3.2-1B", 16, 2048, 32, 8, 8192, 128_256, 131_072),
-        Decoder("Qwen2.5-1.5B", 28, 1536, 12, 2, 8960, 151_936, 32_768, bias=True),
-        Decoder("small", 6, 128, 4, 2, 256, 1000, 512, gemma=True),
-    )
-}
+_DECODERS = (
+    Decoder("SmolLM2-135M", 30, 576, 9, 3, 1536, 49_152, 8192),
+    Decoder("Gemma-3-270M", 18, 640, 4, 1, 2048, 262_144, 32_768, 256, gemma=True),
+    Decoder("Qwen2.5-0.5B", 24, 896, 14, 2, 4864, 151_936, 32_768, bias=True),
+    Decoder("Llama-3.2-1B", 16, 2048, 32, 8, 8192, 128_256, 131_072),
+    Decoder("Qwen2.5-1.5B", 28, 1536, 12, 2, 8960, 151_936, 32_768, bias=True),
+    Decoder("small", 6, 128, 4, 2, 256, 1000, 512, gemma=True),
+)
+DECODERS = {each.name: each for each in _DECODERS}
 
 
 class GenaiWriter(Writer):
@@ -82,14 +80,13 @@ class GenaiWriter(Writer):
         inputs = [
             describe("input_ids", TensorProto.INT64, batch),
             describe("attention_mask", TensorProto.INT64, long),
-            *(describe(f"past_key_values.{each}", real,
-                       [batch[0], s.shared, "past_sequence_length", s.size]) for each in past),
-        ]  # fmt: skip
-        outputs = [
-            describe("logits", real, [*batch, s.words]),
-            *(describe(f"present.{each}", real, [batch[0], s.shared, long[1], s.size])
-              for each in past),
-        ]  # fmt: skip
+        ]
+        outputs = [describe("logits", real, [*batch, s.words])]
+        for each in past:
+            before, after = ([batch[0], s.shared, length, s.size]
+                             for length in ("past_sequence_length", long[1]))  # fmt: skip
+            inputs.append(describe(f"past_key_values.{each}", real, before))
+            outputs.append(describe(f"present.{each}", real, after))
         graph = helper.make_graph(
             self.nodes, "main_graph", inputs, outputs, self.initializers, value_info=self.described
         )
@@ -109,10 +106,9 @@ class GenaiWriter(Writer):
         codes = self.random.integers(0, 256, (outputs, blocks, BLOCK // 2), np.uint8)
         scales = self.random.random((outputs, blocks), np.float32)
         scales *= np.float32(0.2 / inputs**0.5)
-        return (
-            self._stored(f"{name}.MatMul.weight_Q4", codes),
-            self._stored(f"{name}.MatMul.weight_scales", scales),
-        )
+        named = {"Q4": codes, "scales": scales}
+        both = [self._stored(f"{name}.MatMul.weight_{key}", each) for key, each in named.items()]
+        return both[0], both[1]
 
     def _own(
         self, op_type: str, inputs: list[str], width: int, name: str = "", **attributes: Any
@@ -123,10 +119,8 @@ class GenaiWriter(Writer):
         return y
 
     def _describe(self, value: str, width: int, rows: str | None = "sequence_length") -> None:
-        described = helper.make_tensor_value_info(
-            value, TensorProto.FLOAT, ["batch_size", rows, width]
-        )
-        self.described.append(described)
+        shape = ["batch_size", rows, width]
+        self.described.append(helper.make_tensor_value_info(value, TensorProto.FLOAT, shape))
 
     def _product(
         self, x: str, name: str, codes: str, scales: str, inputs: int, outputs: int
@@ -199,7 +193,5 @@ class GenaiWriter(Writer):
         y = self._linear(self("Mul", [gate, up]), f"{name}.mlp.down_proj", s.inner, s.width)
         if s.gemma:
             y = self._norm(y, f"{name}.post_feedforward_layernorm")
-        last = index + 1 == s.blocks
-        return self._skip(
-            x, y, f"model.layers.{index + 1}.{'final_norm' if last else 'input'}_layernorm"
-        )
+        kind = "final_norm" if index + 1 == s.blocks else "input"
+        return self._skip(x, y, f"model.layers.{index + 1}.{kind}_layernorm")

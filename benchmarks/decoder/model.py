@@ -74,19 +74,16 @@ class Writer:
         table = self("Transpose", ["model.embed_tokens.weight"], perm=[1, 0])
         self.nodes.append(helper.make_node("MatMul", [x, table], ["logits"], "/lm_head/MatMul"))
         ids = helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", "tokens"])
-        logits = helper.make_tensor_value_info(
-            "logits", TensorProto.FLOAT, ["batch", "tokens", s.words]
-        )
+        shape = ["batch", "tokens", s.words]
+        logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, shape)
         graph = helper.make_graph(self.nodes, "decoder", [ids], [logits], self.initializers)
-        return onnx.ModelProto(
-            ir_version=10, graph=graph, opset_import=[onnx.OperatorSetIdProto(version=21)]
-        )
+        opset = onnx.OperatorSetIdProto(version=21)
+        return onnx.ModelProto(ir_version=10, graph=graph, opset_import=[opset])
 
     def __call__(self, op_type: str, inputs: list[str], name: str = "", **attributes) -> str:
-        output = f"{name}_output_0" if name else f"value_{len(self.nodes)}"
-        node = helper.make_node(
-            op_type, inputs, [output], name or f"node_{len(self.nodes)}", **attributes
-        )
+        count = len(self.nodes)
+        output = f"{name}_output_0" if name else f"value_{count}"
+        node = helper.make_node(op_type, inputs, [output], name or f"node_{count}", **attributes)
         self.nodes.append(node)
         return output
 
@@ -153,14 +150,13 @@ class Writer:
     def _block(self, x: str, name: str) -> str:
         s, attention, mlp = self.shape, f"{name}.self_attn", f"{name}.mlp"
         data = self._norm(x, f"{name}.input_layernorm")
-        narrow = s.shared * s.size
-        q = self._turned(
-            self._heads(self._linear(data, f"{attention}.q_proj", s.width, s.width, True), s.heads)
-        )
-        k = self._turned(
-            self._heads(self._linear(data, f"{attention}.k_proj", s.width, narrow, True), s.shared)
-        )
-        v = self._heads(self._linear(data, f"{attention}.v_proj", s.width, narrow, True), s.shared)
+
+        def projected(key: str, heads: int) -> str:
+            linear = (f"{attention}.{key}_proj", s.width, heads * s.size, True)
+            return self._heads(self._linear(data, *linear), heads)
+
+        q, k = self._turned(projected("q", s.heads)), self._turned(projected("k", s.shared))
+        v = projected("v", s.shared)
         keys = self("Transpose", [self._repeated(k)], perm=[0, 1, 3, 2])
         scale = self._constant(np.float32(s.size**-0.5))
         scores = self("Mul", [self("MatMul", [q, keys]), scale])

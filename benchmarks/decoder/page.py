@@ -20,29 +20,6 @@ def published() -> list[dict[str, Any]]:
     return found
 
 
-def _add(shape: str, tokens: int, figures: dict[str, Any], *path: str) -> None:
-    """Add to what the record has of a shape and a length, or to a part of that."""
-    record = json.loads(RECORD.read_text())
-    known = record
-    for key in (shape, str(tokens), *path):
-        known = known.setdefault(key, {})
-    known.update(figures)
-    RECORD.write_text(json.dumps(record, indent=1) + "\n")
-
-
-def keep(shape: str, tokens: int, figures: dict[str, float]) -> None:
-    """Keep figures in the record, in MB (2^20 bytes)."""
-    _add(shape, tokens, {key: round(value) for key, value in figures.items()})
-
-
-def keep_times(
-    shape: str, tokens: int, way: str, step: float, forward: float, gflops: float, on: str
-) -> None:
-    """Keep the seconds of a step and of a forward pass, and where they were taken."""
-    taken = {"step": round(step, 2), "forward": round(forward, 2), "gflops": round(gflops)}
-    _add(shape, tokens, {on: taken}, "times", way)
-
-
 def decoders_parts() -> dict[str, str]:
     """What the record says, for docs/decoders.md."""
     record: dict[str, dict[str, dict[str, Any]]] = json.loads(RECORD.read_text())

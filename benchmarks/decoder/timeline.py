@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from markupsafe import Markup
@@ -22,47 +21,37 @@ svg { font: 14px system-ui, "DejaVu Sans", sans-serif; fill: #1c2430; background
 """)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What a process had at a moment: seconds since the first one, and MB (2^20 bytes)."""
-
-    seconds: float
-    anonymous: float
-    resident: float
+Sample = tuple[float, float, float]
+"""What a process had at a moment: seconds since the first one, anonymous and resident MiB."""
 
 
 def draw(samples: Sequence[Sample], title: str, published: Sequence[tuple[str, float]]) -> str:
     """An SVG: memory that stays, all that is resident, and a line for what each system has."""
-    end = samples[-1].seconds or 1.0
-    times = svg.linear_axis(end)
-    tops = [value for _, value in published]
-    axis = svg.linear_axis(1.08 * max([*tops, *(each.resident for each in samples)]))
-
-    def curve(key: str) -> list[tuple[float, float] | None]:
-        return [(each.seconds / end, axis.position(getattr(each, key))) for each in samples]
-
-    anonymous = curve("anonymous")
+    seconds, anonymous, resident = zip(*samples, strict=True)
+    end = seconds[-1] or 1.0
+    axis = svg.linear_axis(1.08 * max([*(value for _, value in published), *resident]))
+    both = [
+        [(at / end, axis.position(value)) for at, value in zip(seconds, values, strict=True)]
+        for values in (anonymous, resident)
+    ]
     layers = [
         svg.horizontal_grid(axis, lambda tick: f"{tick:g}"),
-        svg.x_ticks(times, lambda tick: f"{tick:g}", most=end),
+        svg.x_ticks(svg.linear_axis(end), lambda tick: f"{tick:g}", most=end),
         svg.stretched(
-            svg.path(anonymous, "area", closed=True),
-            svg.path(anonymous, "series"),
-            svg.path(curve("resident"), "resident"),
+            svg.path(both[0], "area", closed=True), svg.path(both[0], "series"),
+            svg.path(both[1], "resident"),
         ),
-    ]
+    ]  # fmt: skip
     for name, value in published:
         layers.append(svg.horizontal(axis.position(value), "limit"))
         layers.append(_beside(axis.position(value), f"{name} {value:,.0f} MB"))
-    for name in ("anonymous", "resident"):
-        usual = median(getattr(each, name) for each in samples)
-        layers.append(_beside(axis.position(usual), name))
+    for name, values in (("anonymous", anonymous), ("resident", resident)):
+        layers.append(_beside(axis.position(median(values)), name))
     plot = svg.element(
         "svg", *layers, x=LEFT, y=TOP, width=WIDTH - LEFT - RIGHT, height=HEIGHT - TOP - BOTTOM,
         overflow="visible",
     )  # fmt: skip
-    peak = max(each.anonymous for each in samples)
-    heading = f"{title}: at most {peak:.0f} MB of anonymous memory"
+    heading = f"{title}: at most {max(anonymous):.0f} MB of anonymous memory"
     return svg.element(
         "svg",
         svg.element("style", _STYLE),

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 
@@ -22,8 +21,8 @@ from benchmarks import apart
 from benchmarks.exporters import page
 from benchmarks.exporters.generate import hand_over
 from benchmarks.exporters.one import compare
-from benchmarks.exporters.subjects import SUBJECTS
-from benchmarks.exporters.write import EXPORTERS, write_all
+from benchmarks.exporters.write import EXPORTERS, SUBJECTS, write_all
+from scripts.markdown import keep
 
 # Whose decoder and adapter are given to onnxruntime-genai's generator, and where that is.
 GENERATES = {"genai-0.18-int4-cpu": "transformers-5"}
@@ -35,15 +34,6 @@ def python(environment: str) -> Path:
     return apart.ROOT / ".venv-exporters" / environment / "bin" / "python"
 
 
-def write(label: str, subjects: list[str]) -> None:
-    """Run an exporter in its environment."""
-    own = EXPORTERS[label].environment
-    apart.call(
-        write_all, python=python(own) if own else sys.executable, label=label, root=FILES,
-        subjects=subjects, environment={"HF_HUB_OFFLINE": "1"},
-    )  # fmt: skip
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--exporter", action="append", choices=EXPORTERS)
@@ -53,26 +43,28 @@ def main() -> int:
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    wrong = 0
+    wrong = False
     for label in given.exporter or EXPORTERS:
-        subjects = given.model or [*SUBJECTS]
+        subjects, own = given.model or [*SUBJECTS], EXPORTERS[label].environment
         if not given.keep:
-            write(label, subjects)
-        for name in subjects:
+            apart.call(
+                write_all, python=python(own) if own else sys.executable, label=label, root=FILES,
+                subjects=subjects, environment={"HF_HUB_OFFLINE": "1"},
+            )  # fmt: skip
+        for name in (each for each in subjects if (FILES / label / each).is_dir()):
             folder = FILES / label / name
-            if folder.is_dir():
-                outcome = compare(SUBJECTS[name], EXPORTERS[label], folder)
-                if label in GENERATES and outcome["kind"] == "right":
-                    with tempfile.TemporaryDirectory() as work:
-                        outcome["tokens"] = hand_over(folder, Path(work), python(GENERATES[label]))
-                    if outcome["tokens"] == "other":
-                        outcome |= {"kind": "wrong", "said": "onnxruntime-genai draws others"}
-                page.keep(label, name, outcome)
-                figure = f"{outcome['error']:.0e}" if "error" in outcome else ""
-                print(f"{label:28}{name:12}{outcome['kind']:12}{figure}{outcome.get('said', '')}",
-                      flush=True)  # fmt: skip
-                wrong += outcome["kind"] == "wrong"
-    return int(wrong > 0)
+            outcome = compare(SUBJECTS[name], EXPORTERS[label], folder)
+            if label in GENERATES and outcome["kind"] == "right":
+                with apart.scratch() as work:
+                    outcome["tokens"] = hand_over(folder, work, python(GENERATES[label]))
+                if outcome["tokens"] == "other":
+                    outcome |= {"kind": "wrong", "said": "onnxruntime-genai draws others"}
+            keep(page.RECORD, {name: outcome}, label, sort=True)
+            figure = f"{outcome['error']:.0e}" if "error" in outcome else ""
+            print(f"{label:28}{name:12}{outcome['kind']:12}{figure}{outcome.get('said', '')}",
+                  flush=True)  # fmt: skip
+            wrong |= outcome["kind"] == "wrong"
+    return int(wrong)
 
 
 if __name__ == "__main__":

@@ -53,22 +53,21 @@ def hand_over(written: Path, work: Path, interpreter: Path) -> str:
 
 def drawn(*, work: str) -> list[list[int]]:
     """The tokens that its generator draws, without and with the adapter; in its environment."""
-    import onnxruntime_genai
+    import onnxruntime_genai as genai
 
-    found = []
-    model = onnxruntime_genai.Model(work)
-    adapters = onnxruntime_genai.Adapters(model)
+    found: list[list[int]] = []
+    model = genai.Model(work)
+    adapters = genai.Adapters(model)
     adapters.load(str(Path(work, "mine.onnx_adapter")), "mine")
     for used in (False, True):
-        settings = onnxruntime_genai.GeneratorParams(model)
+        settings = genai.GeneratorParams(model)
         settings.set_search_options(max_length=len(PROMPT) + COUNT, do_sample=False)
-        generator = onnxruntime_genai.Generator(model, settings)
+        generator = genai.Generator(model, settings)
         if used:
             generator.set_active_adapter(adapters, "mine")
         generator.append_tokens(PROMPT)
-        tokens = []
+        found.append([])
         while not generator.is_done():
             generator.generate_next_token()
-            tokens.append(int(generator.get_next_tokens()[0]))
-        found.append(tokens)
+            found[-1].append(int(generator.get_next_tokens()[0]))
     return found

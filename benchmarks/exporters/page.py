@@ -12,13 +12,6 @@ from scripts.markdown import table
 RECORD = Path(__file__).with_name("record.json")
 
 
-def keep(exporter: str, model: str, outcome: dict[str, Any]) -> None:
-    """Keep an outcome in the record."""
-    record = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    record.setdefault(exporter, {})[model] = outcome
-    RECORD.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-
-
 def exporters_parts() -> dict[str, object]:
     """What the record says."""
     record: dict[str, dict[str, dict[str, Any]]] = json.loads(RECORD.read_text())

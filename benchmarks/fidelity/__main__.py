@@ -11,13 +11,13 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnxruntime
 
-from benchmarks.fidelity import latency, latency_comparison, memory
+from benchmarks.fidelity import latency, latency_arithmetic, memory
 from benchmarks.fidelity.models import CASES, Case
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_simulator.device.app import MARGIN
@@ -28,36 +28,43 @@ Targets = list[tuple[str, float, str, bool]]
 
 
 def main() -> None:
-    arguments = _arguments()
-    cases = [CASES[name] for name in arguments.models]
+    given = _arguments()
+    cases = [CASES[name] for name in given.models]
     start = time.monotonic()
-    document: dict[str, Any] = {"quick": arguments.quick}
+    document: dict[str, Any] = {"quick": given.quick}
     targets: Targets = []
     lines: list[str] = []
-    if not arguments.latency_only:
-        targets += _memory(cases, arguments, lines, document)
-    if not arguments.memory_only:
-        targets += _latency(cases, arguments.quick, lines, document)
-    judged = [
-        (name, f"{100 * value:.2f} %", target, "met" if met else "NOT met")
-        for name, value, target, met in targets
-    ]
-    summary = table(("what", "measured:", "target", ""), judged)
-    document["targets"] = [
-        {"name": name, "value": value, "target": target, "met": met}
-        for name, value, target, met in targets
-    ]
+
+    def say(line: str) -> None:
+        print(line, flush=True)
+        lines.append(line)
+
+    if not given.latency_only:
+        targets += _memory(cases, given, say, document)
+    if not given.memory_only:
+        targets += _latency(cases, given.quick, say, document)
+    names = ("name", "value", "target", "met")
+    document["targets"] = [dict(zip(names, each, strict=True)) for each in targets]
     document["seconds"] = round(time.monotonic() - start)
     document["machine"] = (
         f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}, "
         f"ONNX Runtime {onnxruntime.__version__}"
     )
+    judged = [
+        (name, f"{100 * value:.2f} %", target, "met" if met else "NOT met")
+        for name, value, target, met in targets
+    ]
+    summary = table(("what", "measured:", "target", ""), judged)
     where = f"Measured on {document['machine']}, in {document['seconds']} s."
     print(f"\n{summary}\n\n{where}")
-    if arguments.json:
-        _write(arguments.json, json.dumps(document, indent=1, allow_nan=False) + "\n")
-    if arguments.markdown:
-        _write(arguments.markdown, "\n".join([summary, "", where, *lines]) + "\n")
+    texts = {
+        given.json: json.dumps(document, indent=1, allow_nan=False),
+        given.markdown: "\n".join([summary, "", where, *lines]),
+    }
+    for path, text in texts.items():
+        if path:
+            with atomic_write(path) as stream:
+                stream.write(f"{text}\n".encode())
 
 
 def _arguments() -> argparse.Namespace:
@@ -68,62 +75,51 @@ def _arguments() -> argparse.Namespace:
         return text.split(",")
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity", description=__doc__)
-    parser.add_argument("--models", type=names, default=list(CASES), help="names with commas")
+    add = parser.add_argument
+    add("--models", type=names, default=list(CASES), help="names with commas")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--memory-only", action="store_true")
     only.add_argument("--latency-only", action="store_true")
-    parser.add_argument("--no-limits", action="store_true", help="memory: only compare the peaks")
-    parser.add_argument("--loops", nargs="+", default=["step", "train"], choices=["step", "train"],
-                        help="memory: how the app makes its steps")  # fmt: skip
-    parser.add_argument("--sessions", default="package", choices=list(memory.SESSIONS),
-                        help="memory: session options of the app")  # fmt: skip
-    parser.add_argument("--native", action="store_true",
-                        help="memory: kernels of ODTPACK_NATIVE's library")  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="one batch size, one thread")
-    parser.add_argument("--threads", type=int, nargs="+", metavar="N", help="memory: only so many")
-    parser.add_argument("--jobs", type=int, default=2, help="memory: trainings at once")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything")
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write table and summary")
+    add("--no-limits", action="store_true", help="memory: only compare the peaks")
+    add("--loops", nargs="+", default=["step", "train"], choices=["step", "train"],
+        help="memory: how the app makes its steps")  # fmt: skip
+    add("--sessions", default="package", choices=list(memory.SESSIONS),
+        help="memory: session options of the app")  # fmt: skip
+    add("--native", action="store_true", help="memory: kernels of ODTPACK_NATIVE's library")
+    add("--quick", action="store_true", help="one batch size, one thread")
+    add("--threads", type=int, nargs="+", metavar="N", help="memory: only so many")
+    add("--jobs", type=int, default=2, help="memory: trainings at once")
+    add("--json", type=Path, metavar="FILE", help="write everything")
+    add("--markdown", type=Path, metavar="FILE", help="write table and summary")
     return parser.parse_args()
 
 
-def _say(line: str, lines: list[str]) -> None:
-    """Print a line of the document."""
-    print(line, flush=True)
-    lines.append(line)
-
-
 def _memory(
-    cases: Sequence[Case],
-    arguments: argparse.Namespace,
-    lines: list[str],
+    cases: Sequence[Case], given: argparse.Namespace, say: Callable[[str], None],
     document: dict[str, Any],
-) -> Targets:
-    _say("\n" + head("model", "batch:", "threads, loop", "predicted:", "app:", "error:", "Python:",
-                     "verdicts"), lines)  # fmt: skip
+) -> Targets:  # fmt: skip
+    """Everything about memory: see :mod:`benchmarks.fidelity.memory`."""
+    say("\n" + head("model", "batch:", "threads, loop", "predicted:", "app:", "error:", "Python:",
+                    "verdicts"))  # fmt: skip
     rows = []
     for each in memory.measure(
-        cases, limits=() if arguments.no_limits else memory.LIMITS, quick=arguments.quick,
-        threads=arguments.threads, jobs=arguments.jobs, sessions=arguments.sessions,
-        loops=arguments.loops, native=arguments.native,
+        cases, limits=() if given.no_limits else memory.LIMITS, quick=given.quick,
+        threads=given.threads, jobs=given.jobs, sessions=given.sessions, loops=given.loops,
+        native=given.native,
     ):  # fmt: skip
         rows.append(each)
-        wrong = [
-            f"{verdict.share:g}: {verdict.wrong}" for verdict in each.verdicts if verdict.wrong
-        ]
+        wrong = [f"{one.share:g}: {one.wrong}" for one in each.verdicts if one.wrong]
         right = f"{len(each.verdicts)} right" if each.verdicts else ""
         python = "" if each.python_bytes is None else f"{each.python_bytes / 1e6:.2f} MB"
-        _say(row(each.model, each.batch_size, f"{each.threads}, {each.loop}",
-                 f"{each.predicted_bytes / 1e6:.2f} MB", f"{each.measured_bytes / 1e6:.2f} MB",
-                 f"{100 * each.error:+.1f} %", python, "; ".join(wrong) or right),
-             lines)  # fmt: skip
+        say(row(each.model, each.batch_size, f"{each.threads}, {each.loop}",
+                f"{each.predicted_bytes / 1e6:.2f} MB", f"{each.measured_bytes / 1e6:.2f} MB",
+                f"{100 * each.error:+.1f} %", python, "; ".join(wrong) or right))  # fmt: skip
     found = memory.summarize(rows)
     document["memory"] = [dataclasses.asdict(each) | {"error": each.error} for each in rows]
     document["memory_summary"] = found
-    _say(
+    say(
         "\n{models} models, {cases} cases, {verdicts} limits; largest error {largest_error:.1%}; "
-        "too close to call: {close:.1%} of the limits".format(**found),
-        lines,
+        "too close to call: {close:.1%} of the limits".format(**found)
     )
     targets = [
         ("memory: median error", found["median_error"], 0.015),
@@ -142,13 +138,12 @@ def _memory(
 
 
 def _latency(
-    cases: Sequence[Case], quick: bool, lines: list[str], document: dict[str, Any]
+    cases: Sequence[Case], quick: bool, say: Callable[[str], None], document: dict[str, Any]
 ) -> Targets:
     """Everything about step times: see :mod:`benchmarks.fidelity.latency`."""
-    names = [case.name for case in cases]
-    rows = latency.report(names, quick, lambda line: _say(line, lines))
-    groups = latency_comparison.summarize(rows)
-    document["latency"] = [latency_comparison.as_document(each) for each in rows]
+    rows = latency.report([case.name for case in cases], quick, say)
+    groups = latency_arithmetic.summarize(rows)
+    document["latency"] = [latency_arithmetic.as_document(each) for each in rows]
     document["latency_summary"] = [dataclasses.asdict(group) for group in groups]
     targets: Targets = []
     for group in groups:
@@ -163,11 +158,6 @@ def _latency(
             wanted = f"at least {100 * least:.0f} %"
             targets.append((f"{title}: {name}", within, wanted, within >= least))
     return targets
-
-
-def _write(path: Path, text: str) -> None:
-    with atomic_write(path) as stream:
-        stream.write(text.encode())
 
 
 if __name__ == "__main__":

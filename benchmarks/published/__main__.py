@@ -8,26 +8,24 @@ is made.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import platform
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import onnxruntime
 import torch
 from torch import Tensor, nn
 
+from benchmarks.apart import scratch
 from benchmarks.fidelity.models import build
 from benchmarks.published.engine import DEVICE, FOLDER, Counts
 from benchmarks.published.networks import NETWORKS
-from odtpack_runtime.files.atomic import atomic_write
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.latency import carry, measure_host
 from odtpack_simulator.measure.host import processor_name
 from odtpack_simulator.memory.memory_plan import plan_memory
+from scripts.markdown import keep
+from scripts.options import options
 
 
 def count(name: str) -> Counts:
@@ -51,12 +49,11 @@ def count(name: str) -> Counts:
 
 def simulate(name: str) -> dict[str, Any]:
     """Time a network here at every batch size, carry it to the device, and plan its memory."""
-    built = build(NETWORKS[name])
-    profile = load_profile(DEVICE)
-    steps: dict[int, dict[str, float] | None] = {}
-    for batch_size in NETWORKS[name].batches:
-        with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as folder:
-            host = measure_host(built.job(Path(folder), batch_size, task="time"))
+    case, profile = NETWORKS[name], load_profile(DEVICE)
+    built, steps = build(case), dict[int, dict[str, float] | None]()
+    for batch_size in case.batches:
+        with scratch() as folder:
+            host = measure_host(built.job(folder, batch_size, task="time"))
         found = carry(host, profile).step_ms
         steps[batch_size] = found.model_dump(mode="json") if found else None
         print(name, batch_size, f"here {host.median_ms:.1f} ms", found or host.steady.busy)
@@ -66,20 +63,11 @@ def simulate(name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.published", description=__doc__)
-    parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
-    parser.add_argument("--time", action="store_true", help="time the networks here, too")
-    given = parser.parse_args()
-    _update("counts.json", {name: dataclasses.asdict(count(name)) for name in given.networks})
+    given = options(__doc__, networks=list(NETWORKS), time=False)
+    counts = {name: dataclasses.asdict(count(name)) for name in given.networks}
+    keep(FOLDER / "counts.json", counts)
     for name in given.networks if given.time else ():
-        _update("simulated.json", {name: simulate(name)})
-
-
-def _update(file: str, values: dict[str, Any]) -> None:
-    path = FOLDER / file
-    known = json.loads(path.read_text()) if path.exists() else {}
-    with atomic_write(path) as stream:
-        stream.write((json.dumps(known | values, indent=1) + "\n").encode())
+        keep(FOLDER / "simulated.json", {name: simulate(name)})
 
 
 if __name__ == "__main__":

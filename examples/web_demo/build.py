@@ -20,21 +20,18 @@ import onnx
 
 from examples.web_demo.serve import serve
 from odtpack.build import build_package
-from odtpack_runtime import CheckpointState, Module, Optimizer
 from tests import zoo
+from tests.packaging_tools import open_training
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "runtime" / "js"
 MODULES = KIT / "node_modules"
 SIZE, CLASSES, BATCH, EPOCHS, RATE = 28, 36, 32, 6, 0.003
 RUNTIME_FILES = (
-    "ort.wasm.min.mjs",
-    "ort-wasm-simd-threaded.mjs",
-    "ort-wasm-simd-threaded.wasm",
-    "ort.webgpu.min.mjs",
-    "ort-wasm-simd-threaded.asyncify.mjs",
+    "ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm",
+    "ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs",
     "ort-wasm-simd-threaded.asyncify.wasm",
-)
+)  # fmt: skip
 PACKAGES = {"package": "onnxruntime", "package-webgpu": "webgpu"}
 """By folder, for which runtime: the page takes the second where there is WebGPU."""
 
@@ -49,11 +46,9 @@ def stock_digits() -> tuple[Images, Labels]:
     digits = load_digits()
     small = (digits.images / 16).astype(np.float32)
     # Bilinear from 8 to 20 pixels, with the margin that the page leaves as well.
-    at = np.clip((np.arange(20) + 0.5) * 8 / 20 - 0.5, 0, 7)
-    low = np.minimum(at.astype(int), 6)
-    weights = np.zeros((20, 8), np.float32)
-    weights[np.arange(20), low] = 1 - (at - low)
-    weights[np.arange(20), low + 1] = at - low
+    at = (np.arange(20) + 0.5) * 8 / 20 - 0.5
+    rows = [np.interp(at, np.arange(8), pixel) for pixel in np.eye(8)]
+    weights = np.stack(rows, 1).astype(np.float32)
     images = np.pad(weights @ small @ weights.T, ((0, 0), (4, 4), (4, 4)))
     order = np.random.default_rng(0).permutation(len(images))
     return images[order, None], digits.target[order].astype(np.int64)
@@ -62,9 +57,7 @@ def stock_digits() -> tuple[Images, Labels]:
 def train_factory(package: Path, exported: Path) -> float:
     """Train a package on the stock digits and export the model; return the last loss."""
     images, labels = stock_digits()
-    state = CheckpointState.load_checkpoint(package / "checkpoint")
-    module = Module(package / "training_model.onnx", state, package / "eval_model.onnx")
-    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    _, module, optimizer = open_training(package)
     optimizer.set_learning_rate(RATE)
     loss = np.inf
     for epoch in range(EPOCHS):

@@ -10,30 +10,27 @@ from pathlib import Path
 import pytest
 
 from benchmarks.fidelity.latency import Effort, Prediction, measure_model
-from benchmarks.fidelity.latency_comparison import (
+from benchmarks.fidelity.latency_arithmetic import (
     GROUPS,
     TITLES,
+    Between,
+    Curves,
+    Node,
     Row,
+    calibrated_nodes,
     cells,
     compare,
+    rate,
     summarize,
     summary_lines,
     times,
     which_clock,
 )
-from benchmarks.fidelity.latency_prediction import (
-    Between,
-    Curves,
-    Node,
-    calibrated_nodes,
-    rate,
-)
 from benchmarks.fidelity.models import CASES, build
 from benchmarks.published.__main__ import count
-from benchmarks.published.engine import CALIBRATION, FOLDER, counted, fitted, published
+from benchmarks.published.engine import CALIBRATION, FOLDER, counted, fitted, line, published
 from benchmarks.published.networks import NETWORKS
 from odtpack_simulator.memory.operator_work import Work
-from scripts.published_phones import line
 
 FLAT = Curves([(1e3, 1e-8), (1e9, 1e-2)], [(1e3, 1e-7), (1e9, 0.1)])
 """100 GFLOPS and 10 GB/s at any size."""
