@@ -22,9 +22,13 @@ MOST, MOST_OF_FILE = 2.0, 10.0
 """Seconds of the slowest test that stays for its function, and for its file."""
 
 STAY = (
-    "tests/test_contributing.py",  # its tests build on one another
     # What any change to the tree may break.
-    *("tests/test_rooms.py", "tests/test_walk.py", "tests/test_docs.py::test_every_code"),
+    *(
+        "tests/test_contributing.py",
+        "tests/test_rooms.py",
+        "tests/test_walk.py",
+        "tests/test_docs.py::test_every_code",
+    ),
     *("tests/test_docs.py::test_generated", "tests/test_docs.py::test_readme"),
     # What every command and every training pays for, and what a plan is worth.
     "tests/recipe/test_build.py::TestCacheKey::test_needs_no_large_import",

@@ -27,7 +27,7 @@ SCALE = 2.0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the packager with one more file, a model and data."""
+    """A copy of the packager with one more file, a model, data and a package."""
     folder = tmp_path_factory.mktemp("contributing")
     shutil.copytree(ROOT / "packager", folder / "packager")
     (program,) = re.findall(r"^### A loss\n.*?^```python\n(.*?)^```$", CONTRIBUTING, re.M | re.S)
@@ -35,6 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     onnx.save(zoo.mlp((4, 8, 2)), folder / "model.onnx")
     x = np.random.default_rng(0).standard_normal((64, 4), dtype=np.float32)
     np.savez(folder / "data.npz", input=x, target=3 * x[:, :2] - x[:, 2:])
+    (command,) = re.findall(r"^(odtpack build .* --loss log_cosh .*)$", CONTRIBUTING, re.M)
+    odtpack(folder, *command.split()[1:])
     return folder
 
 
@@ -47,8 +49,6 @@ def odtpack(folder: Path, *arguments: str) -> str:
 
 
 def test_a_loss_is_one_file(folder: Path) -> None:
-    (command,) = re.findall(r"^(odtpack build .* --loss log_cosh .*)$", CONTRIBUTING, re.M)
-    odtpack(folder, *command.split()[1:])
     manifest = json.loads((folder / "package" / "manifest.json").read_text())
     assert manifest["loss"] == "log_cosh"
     assert manifest["loss_options"] == {"reduction": "mean", "scale": SCALE}
