@@ -97,6 +97,8 @@ def value(field: FieldInfo) -> str:
         if get_origin(inner) is Literal:
             return "list of " + ", ".join(f'`"{each}"`' for each in get_args(inner))
         return "24 numbers from 0 to 1"
+    if kind is bool:
+        return "`true` or `false`"
     return {int: "whole number", float: "number", str: "text"}.get(kind, str(kind))
 
 
@@ -117,4 +119,6 @@ def default(field: FieldInfo) -> str:
         if len(set(what)) == 1:
             return f"`{what[0]}`"
         return "`[" + ", ".join(f'"{each}"' for each in what) + "]`"
+    if isinstance(what, bool):
+        return f"`{what}`".lower()
     return f'`"{what}"`' if isinstance(what, str) else f"`{what:g}`"

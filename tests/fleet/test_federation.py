@@ -29,7 +29,8 @@ from odtpack_simulator.fleet import federation as federation_module
 from odtpack_simulator.fleet import state as state_module
 from odtpack_simulator.fleet.federation import Federation, FleetProgress
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile, parse_fleet
-from odtpack_simulator.fleet.result import FleetResult, judge_fleet, load_fleet_result
+from odtpack_simulator.fleet.judge import judge_fleet
+from odtpack_simulator.fleet.result import FleetResult, load_fleet_result
 from odtpack_simulator.fleet.round_clock import ENDS
 from odtpack_simulator.fleet.updates import refusals, weighted_mean
 from odtpack_simulator.replay.executor import RayExecutor

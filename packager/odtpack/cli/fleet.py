@@ -79,9 +79,9 @@ def run(
     from odtpack.cli.device.demo import make_folder
     from odtpack_runtime import OdtpackError, Package
     from odtpack_simulator.fleet.federation import Federation
-    from odtpack_simulator.fleet.fleet_file import read_fleet
+    from odtpack_simulator.fleet.fleet_file import budget_places, read_fleet
+    from odtpack_simulator.fleet.judge import join_seeds, judge_fleet
     from odtpack_simulator.fleet.population import make_availability
-    from odtpack_simulator.fleet.result import join_seeds, judge_fleet
     from odtpack_simulator.replay.executor import RayExecutor, default_jobs
     from odtpack_simulator.reports.console import print_result
 
@@ -92,7 +92,7 @@ def run(
             "--resume uses the times that the run began with",
             hint="leave out --times",
         )
-    settings = read_fleet(fleet_file)
+    settings, places = read_fleet(fleet_file), budget_places(fleet_file)
     make_availability(settings)
     opened = Package.open(package)
     opened.require_stock()
@@ -139,7 +139,7 @@ def run(
             )
             if first:
                 federation.save_checkpoint(state, folder / CHECKPOINT)
-            results.append(judge_fleet(measured, settings.budgets))
+            results.append(judge_fleet(measured, settings.budgets, places))
     result = join_seeds(results)
     _console.results(as_json=as_json, reports=report)
     print_result(result, _console.console())
@@ -194,10 +194,11 @@ def compare(
 ) -> None:
     """Compare two results of fleet run: two packages, or two ways to run the rounds.
 
-    With three or more seeds on either side, a difference within the spread of the seeds is
+    With three or more seeds on both sides, a difference within the spread of the seeds is
     neither better nor worse.
     """
-    from odtpack_simulator.fleet.result import compare_fleets, load_fleet_result
+    from odtpack_simulator.fleet.compare import compare_fleets
+    from odtpack_simulator.fleet.result import load_fleet_result
 
     before, now = load_fleet_result(base), load_fleet_result(head)
     chosen = comparison_form(form, as_json=as_json)

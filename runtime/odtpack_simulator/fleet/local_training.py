@@ -84,6 +84,8 @@ class ModelEvaluation:
     # Per class, samples whose class the highest score names; empty without classes.
     right: tuple[int, ...] = ()
     total: tuple[int, ...] = ()  # Samples per class
+    losses: tuple[float, ...] = ()  # Of each batch
+    sizes: tuple[int, ...] = ()  # Samples of each
 
     def by_class(self) -> dict[str, Any]:
         """The counts as the state of a federation holds them."""
@@ -231,7 +233,8 @@ class LocalTrainer:
         )
         self.module.train()
         loss = math.nan if found.loss is None else found.loss
-        return ModelEvaluation(loss, tuple(right.tolist()), tuple(total.tolist()))
+        counts = tuple(right.tolist()), tuple(total.tolist())
+        return ModelEvaluation(loss, *counts, found.losses, found.sizes)
 
     def _batches(self, order: Indices, size: int) -> Iterator[Indices]:
         for start in range(0, len(order), size):
