@@ -35,6 +35,10 @@ rounds = 3
 """
 
 
+UNJUDGED = IDEAL + "[budgets]\nlearns = false\n"
+"""The same for tests of something else: in three rounds so few clients learn next to nothing."""
+
+
 def write_digits(folder: Path, *, optimizer: str = "sgd", width: tuple[int, int] = (4, 8)) -> Path:
     """The digits, ``digits.npz``, and a small package for them, ``package``."""
     from sklearn.datasets import load_digits  # takes a second: not while tests are collected
