@@ -34,7 +34,7 @@ from odtpack_simulator.fleet.result import FleetResult, load_fleet_result
 from odtpack_simulator.fleet.round_clock import ENDS
 from odtpack_simulator.fleet.updates import refusals, weighted_mean
 from odtpack_simulator.replay.executor import RayExecutor
-from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
+from tests.fleet.fleets import IDEAL, UNJUDGED, device, fleet_of, write_digits
 from tests.packages.samples import build, small_model, with_values
 from tests.refused import refused
 
@@ -172,7 +172,7 @@ def test_a_killed_command_goes_on_to_the_same_bits(
 ) -> None:
     """Killed at random times, each after the state was written at least once more."""
     rounds = 12 * count
-    text = IDEAL.replace("rounds = 3", f"rounds = {rounds}").replace("minimum = 6", federation)
+    text = UNJUDGED.replace("rounds = 3", f"rounds = {rounds}").replace("minimum = 6", federation)
     (tmp_path / "fleet.toml").write_text(text.replace("samples = [20, 40]", "samples = 60"))
 
     def command(out: Path, *more: str) -> list[str]:
@@ -295,7 +295,7 @@ def test_a_client_that_diverges_is_refused_with_a_reason(folder: Path) -> None:
     for array in state.arrays.values():
         assert np.isfinite(array).all()
     checks = judge_fleet(result, FleetBudgets()).checks
-    assert any(check.metric == "refused" and check.level == "warn" for check in checks)
+    assert any(check.metric == "refused" and check.status == "fail" for check in checks)
 
 
 def test_updates_are_refused_for_what_they_hold() -> None:
@@ -323,22 +323,25 @@ def test_updates_are_refused_for_what_they_hold() -> None:
 def test_budgets_are_judged_by_what_was_found(folder: Path) -> None:
     result, _ = make(folder, fleet_of(**SKEWED)).simulate()
     last = result.rounds[-1].accuracy or 0.0
-    kept = FleetBudgets(accuracy=last, participation="1 %", traffic_per_device="1 MB", days=30)
+    kept = FleetBudgets(
+        accuracy=last, participation="1 %", traffic_per_device="1 MB", days=30, learns=False
+    )  # fmt: skip
     judged = judge_fleet(result, kept)
     assert {check.metric: check.status for check in judged.checks} == dict.fromkeys(
-        ("answers", "accuracy", "participation", "traffic_per_device", "days"), "pass"
+        ("answers", "finite_loss", "accuracy", "participation", "traffic_per_device", "days"),
+        "pass",
     )
     broken = FleetBudgets(
         accuracy=1.0, rounds=3, participation="90 %", energy_per_device="1 mWh",
-        traffic_per_device="1 B", worst_tenth=0.999,
+        traffic_per_device="1 B", worst_tenth=0.999, learns=False,
     )  # fmt: skip
     statuses = {c.metric: c.status for c in judge_fleet(result, broken).checks}
-    assert statuses.pop("answers") == "pass"
+    assert statuses.pop("answers") == statuses.pop("finite_loss") == "pass"
     assert statuses.pop("energy_per_device") == "pass"
     assert set(statuses.values()) == {"fail"}
     assert judge_fleet(result, broken).over_budget
     without = result.model_copy(update={"energy_j": None})
-    open_ = judge_fleet(without, FleetBudgets(energy_per_device="1 J"))
+    open_ = judge_fleet(without, FleetBudgets(energy_per_device="1 J", learns=False))
     assert open_.verdict == "not judged"
     assert json.loads(open_.to_json())["verdict"] == "not judged"
 
