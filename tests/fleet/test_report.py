@@ -166,6 +166,7 @@ def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixtu
         UNJUDGED.replace("[population.data]", models + "[population.data]")
     )
 
+    assert measured.training.learning_rate == 0.5
     fleet = read_fleet(work / "fleet.toml")
     found = devices_of_result(Package.open(work / "package"), measured, fleet, 16)
     for each, of in zip(found, measured.devices, strict=True):
