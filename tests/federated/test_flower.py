@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -261,7 +263,8 @@ def test_a_client_keeps_its_optimizer_and_says_what_it_cannot_do(
         ],
         **files(tmp_path),
     )
-    first, second, third, fourth, *unknown = found["steps"]
+    first, second, third, fourth, *unknown, evaluation = found["steps"]
+    assert evaluation["metrics"]["loss"] > 0
     assert first["metrics"]["train_loss"] == first["metrics"]["loss"]
     per_epoch = -(-first["metrics"]["num-examples"] // 16)
     assert first["step"] == 2 * per_epoch
@@ -273,3 +276,30 @@ def test_a_client_keeps_its_optimizer_and_says_what_it_cannot_do(
     for each, key in zip(unknown, ("learning-rate", "epochs"), strict=True):
         assert each["code"] == 100
         assert f"unknown key '{key}'" in each["reason"]
+
+
+def test_nobody_can_subtract_the_noise_of_a_private_client(tmp_path: Path, play: Play) -> None:
+    """Answers to the same message, whatever the server asks for, differ by twice the noise."""
+    rate, clip, noise, size = 0.1, 1.0, 10.0, 8
+    write_digits(tmp_path, privacy_clip=clip, privacy_noise=noise)
+    (tmp_path / "fleet.toml").write_text(IDEAL)
+    same = {"server-round": 1}
+    found = play(
+        task="by_hand",
+        client={"batch_size": size, "learning_rate": rate, "seed": 3},
+        configs=[same, same, same | {"seed": 3}, {"local-epochs": 9}, {"batch-size": 999}],
+        **files(tmp_path),
+    )
+    *answers, epochs, batch, evaluation = found["steps"]
+    samples = {each["metrics"]["num-examples"] for each in answers}
+    deviation = rate * clip * noise / size * math.sqrt(2 * math.ceil(samples.pop() / size))
+    for one, other in itertools.combinations([np.array(each["moves"]) for each in answers], 2):
+        assert (one - other).std() == pytest.approx(deviation, rel=0.15)
+    assert all(set(each["metrics"]) <= {"num-examples", "seconds", "bytes", "peak-mb"}
+               for each in answers)  # fmt: skip
+    for each, words in (
+        (epochs, "has local-epochs, and the package is private"),
+        (batch, "has batch-size, and the package is private"),
+        (evaluation, "an evaluation's figures have no noise"),
+    ):
+        assert (each["code"], words in each["reason"]) == (100, True), each

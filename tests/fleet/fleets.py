@@ -35,7 +35,7 @@ rounds = 3
 """
 
 
-def write_digits(folder: Path, *, optimizer: str = "sgd", width: tuple[int, int] = (4, 8)) -> Path:
+def write_digits(folder: Path, *, optimizer: str = "sgd", width: tuple[int, int] = (4, 8), **options: Any) -> Path:
     """The digits, ``digits.npz``, and a small package for them, ``package``."""
     from sklearn.datasets import load_digits  # takes a second: not while tests are collected
 
@@ -48,6 +48,7 @@ def write_digits(folder: Path, *, optimizer: str = "sgd", width: tuple[int, int]
         folder / "package",
         loss="cross_entropy",
         optimizer=OPTIMIZERS[optimizer](),
+        **options,
     )
     return folder
 
