@@ -65,10 +65,10 @@ def hostile(app: ClientApp, attacks: dict[str, str]) -> ClientApp:
             begun = to_arrays(message.content["arrays"])
             arrays = {k: (10 * begun[k] - 9 * v).astype(v.dtype) for k, v in arrays.items()}
             content["metrics"]["num-examples"] = 10**9
-        if kind == "weight":
-            content["metrics"]["num-examples"] = -5
-        if kind == "metrics":
-            content["metrics"]["more"] = 1.0
+        metrics = {
+            "weight": {"num-examples": -5}, "loss": {"train_loss": np.nan}, "metrics": {"more": 1.0}
+        }  # fmt: skip
+        content["metrics"].update(metrics.get(kind, {}))
         content["arrays"] = to_record(arrays)
         if kind == "archive":  # which NumPy opens as well
             stream = io.BytesIO()

@@ -31,9 +31,9 @@ from odtpack_simulator.fleet.federation import Federation, FleetProgress
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile, parse_fleet
 from odtpack_simulator.fleet.result import FleetResult, judge_fleet, load_fleet_result
 from odtpack_simulator.fleet.round_clock import ENDS
-from odtpack_simulator.fleet.updates import refusals, weighted_mean
+from odtpack_simulator.fleet.updates import ServerOptimizer, refusals, weighted_mean
 from odtpack_simulator.replay.executor import RayExecutor
-from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
+from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits, write_normalized
 from tests.packages.samples import build, small_model, with_values
 from tests.refused import refused
 
@@ -317,6 +317,70 @@ def test_updates_are_refused_for_what_they_hold() -> None:
     mean = weighted_mean(good, [1, 1, 2])["w"]
     np.testing.assert_allclose(mean, 2.25, rtol=1e-6)
     assert mean.dtype == np.float32
+
+
+def test_answers_that_change_nothing_are_part_of_no_median() -> None:
+    begun = {"w": np.ones((2, 3), np.float32)}
+
+    def moved(by: float) -> dict[str, np.ndarray]:
+        return {"w": begun["w"] + np.float32(by)}
+
+    still = [begun] * 5
+    assert refusals(begun, [*still, moved(0.3), moved(0.4)]) == [None] * 7
+    assert refusals(begun, [*still, moved(0.3), moved(0.4), moved(0.2)]) == [None] * 8
+    *others, huge = refusals(begun, [*still, moved(0.3), moved(0.4), moved(1e3), moved(0.2)])
+    assert others[5:7] == [None] * 2
+    # Norms by NumPy: sqrt(6) times 0.3, 0.4 and 0.2, and of a thousand.
+    assert huge is None
+    assert "more than 10 times the round's median of 0.857" in str(others[7])
+    # With a known reason it is refused for that, and compared with nothing.
+    reasons = refusals(begun, [moved(1e-6)] * 4 + [moved(0.3)], known=["no loss"] * 4)
+    assert reasons == [*["no loss"] * 4, None]
+
+
+def test_a_limit_by_the_models_norm_is_the_one_that_is_given() -> None:
+    begun = {"w": np.ones((2, 3), np.float32)}
+    answer = {"w": np.full((2, 3), 4, np.float32)}  # three times as long as the model
+    assert "more than 2 times that of the model" in str(refusals(begun, [answer])[0])
+    assert refusals(begun, [answer], most_times_model=3.5) == [None]
+
+
+@pytest.mark.parametrize("kind", ["fedavgm", "fedadam"])
+def test_a_server_steps_what_is_trained_and_averages_what_is_counted(kind: str) -> None:
+    """The steps written down in NumPy; a running variance is the mean of the answers."""
+    random = np.random.default_rng(2)
+    rate, beta = 0.7, 0.9
+    server = ServerOptimizer(kind, rate, beta, {"w"})
+    arrays = {"w": random.standard_normal(5), "variance": np.full(5, 1.0)}
+    state = server.begin(arrays)
+    assert not any("variance" in name for name in state)
+    first, second, wanted = np.zeros(5), np.zeros(5), arrays["w"]
+    for number in range(1, 9):
+        mean = {"w": random.standard_normal(5), "variance": np.full(5, 0.3**number)}
+        change = mean["w"] - wanted
+        if kind == "fedavgm":
+            first = beta * first + change
+            wanted = wanted + rate * first
+        else:
+            first = 0.9 * first + 0.1 * change
+            second = 0.99 * second + 0.01 * change**2
+            bias = np.sqrt(1 - 0.99 ** (number + 1)) / (1 - 0.9 ** (number + 1))
+            wanted = wanted + rate * bias * first / (np.sqrt(second) + 1e-3)
+        arrays, state = server.step(arrays, mean, state, number)
+        np.testing.assert_allclose(arrays["w"], wanted, rtol=1e-9)
+        np.testing.assert_array_equal(arrays["variance"], mean["variance"])
+
+
+@pytest.mark.parametrize("strategy", ["fedavgm", "fedadam"])
+def test_running_variances_stay_above_zero(strategy: str, tmp_path: Path) -> None:
+    write_normalized(tmp_path)
+    text = IDEAL.replace("rounds = 3", f'rounds = 8\nstrategy = "{strategy}"')
+    fleet = parse_fleet(text.encode())
+    result, state = Federation(tmp_path / "package", tmp_path / "digits.npz", fleet).simulate()
+    assert state.arrays["norm_running_var"].min() >= 0
+    losses = [each.loss for each in result.rounds]
+    assert np.isfinite(np.array(losses, np.float64)).all()
+    assert all(np.isfinite(array).all() for array in state.arrays.values())
 
 
 def test_budgets_are_judged_by_what_was_found(folder: Path) -> None:

@@ -110,13 +110,8 @@ def client_app(
         trainer, (arrays, indices) = _trainer(path), _samples(data(context))
         config = _config(message)
         settings = _settings(defaults, config)
-        for key in OF_THE_CLIENT if trainer.private else ():
-            if key in config:
-                raise OdtpackError(
-                    "fleet-config",
-                    f"The server's configuration has {key}, and the package is private: its "
-                    "client alone sets what epsilon depends on.",
-                )
+        if trainer.private:
+            _check_private(config)
         if not trainer.steps(len(indices), settings):
             raise OdtpackError(
                 "too-few-samples", f"{len(indices)} samples are less than one batch."
@@ -161,7 +156,8 @@ def client_app(
         trainer = _trainer(path)
         if trainer.private:
             raise OdtpackError(
-                "private-training", "The package is private, and an evaluation's figures have no noise."
+                "private-training",
+                "Figures of an evaluation have no noise, and the package is private.",
             )
         arrays, indices = _samples(data(context))
         settings = _settings(defaults, _config(message))
@@ -248,6 +244,16 @@ def _settings(defaults: LocalSettings, config: Mapping[str, Any]) -> LocalSettin
             )
         values[name] = type(default)(value)
     return LocalSettings(**values)
+
+
+def _check_private(config: Mapping[str, Any]) -> None:
+    for key in OF_THE_CLIENT:
+        if key in config:
+            raise OdtpackError(
+                "fleet-config",
+                f"The server's configuration has {key}, and the package is private: its client "
+                "alone sets what epsilon depends on.",
+            )
 
 
 def check_config(config: Mapping[str, Any]) -> None:

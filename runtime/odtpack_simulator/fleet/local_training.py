@@ -123,8 +123,8 @@ class LocalTrainer:
             for info in manifest.parameters
             if info.role != "frozen"
         }
-        trainable = set(state.arrays(trainable=True))
-        self._proximal = [(name, state.parameters[name]) for name in self.sent if name in trainable]
+        self.trainable = self.sent.keys() & state.arrays(trainable=True)
+        self._proximal = [(name, state.parameters[name]) for name in sorted(self.trainable)]
 
     def initial(self) -> Arrays:
         """Copies of the parameters that cross between server and clients, by name."""
