@@ -380,8 +380,15 @@ def test_command_line(tmp_path: Path, run: Run) -> None:
     assert result["privacy"]["sampling_rate"] == pytest.approx(32 / 240)
     outcome = run("simulate", path, "--data", tmp_path / "data.npz", "--device", "pi-5")
     assert (outcome.code, "private-training" in outcome.err) == (2, True)
-    outcome = run("build", tmp_path / "model.onnx", "--out", tmp_path / "x", *asked[:2], *asked[4:])
+    for noise in ("0.8", "1", "0"):
+        alone = *asked[:2], "--privacy-noise", noise
+        outcome = run("build", tmp_path / "model.onnx", "--out", tmp_path / "x", *alone)
+        assert (outcome.code, "option-not-used" in outcome.err) == (2, True)
+    recipe.write_text(recipe.read_text().replace("clip_norm = 1.0\n", "").replace("0.8", "1.0"))
+    outcome = run("build", "--recipe", recipe, "--out", tmp_path / "x")
     assert (outcome.code, "option-not-used" in outcome.err) == (2, True)
+    run("build", tmp_path / "model.onnx", "--out", tmp_path / "x", *asked[:4], code=0)
+    assert "noise of 1 times that" in run("inspect", tmp_path / "x").out
     dp_accounting = pytest.importorskip("dp_accounting")
     assert result["privacy"]["epsilon"] == pytest.approx(
         epsilon(0.8, 32 / 240, result["steps"], 0.1 / 240)
