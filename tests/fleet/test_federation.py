@@ -477,13 +477,20 @@ def test_only_sound_answers_are_averaged(package: Path, tmp_path: Path) -> None:
         (other / "checkpoint", 30),
         (moved(package, tmp_path / "huge", 1e3), 30),
         (moved(package, tmp_path / "none", 0.2), 0),
+        (moved(package, tmp_path / "text", 0.2), "a"),
         (moved(package, tmp_path / "c", 0.1), 40),
     ]
     reasons = fedavg(package, answers, tmp_path / "mean")
     assert [reason is None for reason in reasons] == [
-        True, False, False, True, False, False, False, True,
+        True, False, False, True, False, False, False, False, True,
     ]  # fmt: skip
-    for index, words in ((1, "NaN"), (4, "should be"), (5, "times the round"), (6, "samples")):
+    for index, words in (
+        (1, "NaN"),
+        (4, "should be"),
+        (5, "times the round"),
+        (6, "samples"),
+        (7, "'a'"),
+    ):
         assert words in str(reasons[index]), reasons
     wanted = values(package / "checkpoint") + 0.125
     np.testing.assert_allclose(values(tmp_path / "mean"), wanted, rtol=1e-5, atol=1e-6)

@@ -334,6 +334,13 @@ def test_epsilon_is_what_tensorflow_privacy_publishes(
     assert found == pytest.approx(published, rel=1e-6)
 
 
+def test_an_extreme_epsilon_is_said_without_warnings(run: Run) -> None:
+    pytest.importorskip("dp_accounting")
+    outcome = run("privacy", "--noise", "1e9", "--samples", "1000", code=0)
+    assert outcome.out.startswith("epsilon 0 at delta 0.0001")
+    assert outcome.err == ""
+
+
 def test_epsilon_at_its_limits() -> None:
     pytest.importorskip("dp_accounting")
     assert epsilon(0.0, 0.1, 5, 1e-5) == np.inf

@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -407,8 +408,9 @@ def fedavg(
     reasons: dict[int, str] = {}
     found: dict[int, Arrays] = {}
     for index, (path, examples) in enumerate(answers):
-        if not 0 < examples < math.inf:
-            reasons[index] = f"its number of samples is {examples}"
+        count: Any = examples  # from a table, or a message of a device
+        if not isinstance(count, Real) or not 0 < float(count) < math.inf:
+            reasons[index] = f"its number of samples is {examples!r:.60}"
             continue
         try:
             found[index] = read(path)
