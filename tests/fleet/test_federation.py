@@ -428,6 +428,23 @@ def test_a_client_without_a_finite_loss_is_refused(folder: Path, tmp_path: Path)
     assert all(np.isfinite(array).all() for array in state.arrays.values())
 
 
+def test_private_clients_repeat_and_answer_without_a_drawn_sample(tmp_path: Path) -> None:
+    """Of two samples, drawn with a probability of a half for two batches, often none is."""
+    write_digits(tmp_path, privacy_clip=1.0, privacy_noise=1.0)
+    text = IDEAL.replace("[20, 40]", "2").replace("= 16\nepochs = 2", "= 1\nepochs = 1")
+    many = text.replace("clients = 6", "clients = 60").replace("rounds = 3", "rounds = 1")
+    fleet = parse_fleet(many.encode())
+    one, two = (
+        Federation(tmp_path / "package", tmp_path / "digits.npz", fleet).simulate(jobs=jobs)
+        for jobs in (1, 2)
+    )
+    assert text_of(one[0]) == text_of(two[0])
+    for name, array in one[1].arrays.items():
+        assert array.tobytes() == two[1].arrays[name].tobytes()
+    assert one[0].ends() == {"averaged": 60}  # some four of which drew nothing
+    assert np.isfinite(one[0].rounds[0].training_loss)
+
+
 def test_a_state_that_unpacks_to_too_much_is_refused_before(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
