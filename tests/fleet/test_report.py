@@ -147,6 +147,16 @@ def test_what_cannot_be_done_is_said_before_anything_runs(
     assert (work / "digits.npz").read_bytes() == before
 
 
+def test_rounds_of_more_clients_than_there_are_warn(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = UNJUDGED.replace("clients = 6\nminimum = 6\nrounds = 3", "clients = 20\nrounds = 1")
+    (work / "fleet.toml").write_text(text)
+    assert run(work) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "waits for 20 answers, and the population has 6 clients" in said
+
+
 def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Measured once by simulate, and carried to the fleet's devices."""
     times = work / "times.json"
@@ -182,6 +192,9 @@ def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixtu
     )
     assert run(work, "--times", str(times)) == 2
     assert "fleet-times" in capsys.readouterr().err
+    (work / "fleet.toml").write_text(UNJUDGED)  # of ideal devices
+    assert run(work, "--times", str(times)) == 2
+    assert "and the fleet file names none" in capsys.readouterr().err
 
 
 def test_what_follows_from_disturbed_times_is_not_judged(folder: Path) -> None:

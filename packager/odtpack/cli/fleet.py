@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from odtpack.fit.federated import FleetFitResult, Tried
     from odtpack_simulator.fleet.devices import FleetDevice
     from odtpack_simulator.fleet.federation import Federation, FleetProgress
+    from odtpack_simulator.fleet.fleet_file import FleetFile
     from odtpack_simulator.fleet.result import FleetResult
 
 FLEET = option("Clients, rounds and budgets.", "fleet.toml", "--fleet")
@@ -99,8 +100,13 @@ def run(
     opened.require_one_model("A fleet")
     check_reports(report or [], outside=opened, inputs=[data, fleet_file, times], as_json=as_json)
     folder = out or opened.path.with_name(f"{opened.path.name}-fleet")
-    before = None if times is None else sim.load_result(times)
+    before = _times_before(times, settings)
     federation = Federation(package, data, settings)
+    if settings.federation.clients > settings.population.clients:
+        _console.warn(
+            f"A round waits for {settings.federation.clients} answers, and the population has "
+            f"{settings.population.clients} clients: each is in every round for which it is there."
+        )
     for name in (STATE, CHECKPOINT):
         check_not_input(folder / name, "--out", [data, fleet_file, times])
     cluster = None if ray is None else RayExecutor(ray, jobs or default_jobs())
@@ -152,6 +158,21 @@ def run(
     _console.json_result(as_json, result.model_dump(mode="json"))
     if result.over_budget or (strict and result.verdict == "not judged"):
         raise typer.Exit(_options.NOT_MET)
+
+
+def _times_before(times: Path | None, fleet: FleetFile) -> sim.SimulationResult | None:
+    """The result that --times names."""
+    from odtpack_runtime import OdtpackError
+
+    before = None if times is None else sim.load_result(times)
+    if before is not None and not fleet.population.devices:
+        raise OdtpackError(
+            "fleet-times",
+            "--times gives times of device models, and the fleet file names none",
+            where=str(times),
+            hint="leave out --times, or name the models under [[population.device]]",
+        )
+    return before
 
 
 def devices_of(
@@ -303,7 +324,7 @@ def fit(
     optuna()  # before anything is read
     fleet = read_fleet(fleet_file)
     space = fleet_space(fleet, clients or (), epochs or (), lr or ())
-    before = None if times is None else sim.load_result(times)
+    before = _times_before(times, fleet)
     federation = Federation(package, data, fleet)
     with _console.Progress("fit") as progress:
         if fleet.population.devices:

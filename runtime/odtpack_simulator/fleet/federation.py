@@ -115,7 +115,7 @@ class Federation:
             training.proximal,
         )
         self.initial = self.trainer.initial()
-        self.server = ServerOptimizer.of(fleet.federation)
+        self.server = ServerOptimizer.of(fleet.federation, self.trainer.trainable)
         self.devices = list(devices) or [IDEAL] * max(1, len(fleet.population.devices))
         self.payload = sum(array.nbytes for array in self.initial.values())
 
@@ -259,12 +259,17 @@ class Federation:
             )
             for visit, update in zip(answers, trained, strict=True)
         ]
+        # A private client steps by its noise alone where no sample was drawn or none is finite.
+        lost = [
+            bool(update.steps) and not self.trainer.private and not math.isfinite(update.loss)
+            for update in updates
+        ]
         reasons = refusals(
-            state.arrays, [update.arrays for update in updates], federation.most_times_median
+            state.arrays,
+            [update.arrays for update in updates],
+            federation.most_times_median,
+            known=["no batch of it has a finite loss" if each else None for each in lost],
         )
-        for index, update in enumerate(updates):
-            if reasons[index] is None and update.steps and not math.isfinite(update.loss):
-                reasons[index] = "no batch of it has a finite loss"
         kept = [update for update, reason in zip(updates, reasons, strict=True) if reason is None]
         refused = {
             visit.client: f"client {visit.client}: {reason}"
@@ -288,6 +293,7 @@ class Federation:
         ends: dict[End, int] = count_ends(played.visits)
         ends["averaged"] -= len(refused)
         ends["refused"] += len(refused)
+        told = [update for update in kept if update.examples and math.isfinite(update.loss)]
         record = RoundRecord(
             number=number,
             start_s=played.start / NS,
@@ -295,8 +301,8 @@ class Federation:
             looked_at=played.looked_at,
             absent=played.absent,
             ends={end: count for end, count in ends.items() if count},
-            training_loss=sum(u.loss * u.examples for u in kept) / sum(u.examples for u in kept)
-            if any(update.examples for update in kept)
+            training_loss=sum(u.loss * u.examples for u in told) / sum(u.examples for u in told)
+            if told
             else None,
             evaluated=evaluated is not None,
             loss=None if evaluated is None else evaluated.loss,

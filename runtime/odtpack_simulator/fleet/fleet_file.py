@@ -18,6 +18,8 @@ from pydantic import (
     Field,
     StrictBool,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 
@@ -79,6 +81,17 @@ class _Table(Part):
     """A table of the file: no unknown keys, no guesses."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, populate_by_name=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean(cls, value: object, info: ValidationInfo) -> object:
+        """Pydantic takes them for numbers."""
+        if info.field_name != "learns" and any(
+            isinstance(each, bool) for each in (value if isinstance(value, list) else [value])
+        ):
+            msg = f"must not be true or false, found {value!r}"
+            raise ValueError(msg[:200])
+        return value
 
 
 class DeviceShare(_Table):
@@ -304,10 +317,12 @@ class FleetFile(_Table):
 
     @model_validator(mode="after")
     def _fills(self) -> FleetFile:
-        buffer, clients = self.federation.buffer, self.population.clients
-        if buffer is not None and buffer > clients:
-            msg = f"federation.buffer is {buffer}, and the population has {clients} clients"
-            raise ValueError(msg)
+        clients = self.population.clients
+        for name in ("buffer", "minimum"):
+            count = getattr(self.federation, name)
+            if count is not None and count > clients:
+                msg = f"federation.{name} is {count}, and the population has {clients} clients"
+                raise ValueError(msg)
         return self
 
     @property

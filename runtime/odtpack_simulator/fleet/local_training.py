@@ -33,6 +33,7 @@ from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
+from odtpack_runtime.training.private import poisson_batches, secure_normal, secure_uniform
 from odtpack_simulator.replay.executor import (
     RayExecutor,
     completed,
@@ -48,8 +49,8 @@ Indices = npt.NDArray[np.int64]
 Arrays = dict[str, Array]  # Parameters by name
 
 _ORDER, _DROPOUT, _NOISE = 2, 4, 5
-"""Which streams of random numbers of a seed give the order of samples, what Dropout draws, and the
-noise of private gradients, which a simulation must be able to repeat."""
+"""Which streams of random numbers of a seed give the order of samples, what Dropout draws, and, in
+simulations alone, the noise of private gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class LocalSettings:
     batch_size: int  # Samples per batch
     epochs: int  # Passes over the client's samples
     learning_rate: float  # Of every step
-    seed: int = 0  # Seed of the order of the samples
+    seed: int = 0  # Seed of the order of the samples, and of Dropout
     # Weight of FedProx's term, half the squared distance from the parameters that the round began
     # with; 0 for none.
     proximal: float = 0.0
@@ -112,6 +113,7 @@ class LocalTrainer:
             package.training_model, state, package.eval_model, session_options=options
         )
         self.optimizer = Optimizer(package.optimizer_model, self.module)
+        self.private = self.optimizer.privacy is not None
         self.class_count = manifest.class_count
         self._names = self.module.input_names()
         self._scores, self._labels = accuracy_inputs(manifest)
@@ -123,8 +125,8 @@ class LocalTrainer:
             for info in manifest.parameters
             if info.role != "frozen"
         }
-        trainable = set(state.arrays(trainable=True))
-        self._proximal = [(name, state.parameters[name]) for name in self.sent if name in trainable]
+        self.trainable = self.sent.keys() & state.arrays(trainable=True)
+        self._proximal = [(name, state.parameters[name]) for name in sorted(self.trainable)]
 
     def initial(self) -> Arrays:
         """Copies of the parameters that cross between server and clients, by name."""
@@ -156,23 +158,31 @@ class LocalTrainer:
         round_number: int,
         client: int,
         optimizer_state: Mapping[str, Array] | None = None,
+        simulated: bool = False,
     ) -> LocalUpdate:
         """Train for one client."""
         # `optimizer_state`: What optimizer_state gave after the client's last round; by default the
         # optimizer starts afresh.
+        # `simulated`: Private batches and noise are drawn from the seed and can be repeated. Who
+        # knows the seed can subtract that noise, so a device draws them from the system.
         start = time.perf_counter()
         self.set_parameters(arrays)
         self._reset_optimizer(settings.learning_rate, optimizer_state)
         self.module.train()
         self.module.lazy_reset_grad()
         random = np.random.default_rng([settings.seed, _ORDER, round_number, client])
+        size = self.fixed_batch or settings.batch_size
+        expected = min(size, len(indices))  # of a private batch, as for `odtpack train`
         pull = functools.partial(self._pull, arrays, settings.proximal)
         losses: list[float] = []
         steps = 0
         for _ in range(settings.epochs):
-            batches = self._batches(
-                random.permutation(indices), self.fixed_batch or settings.batch_size
-            )
+            if self.private and expected:
+                uniform = random.random if simulated else secure_uniform
+                count = math.ceil(len(indices) / size)
+                batches = poisson_batches(indices, expected / len(indices), count, uniform)
+            else:
+                batches = self._batches(random.permutation(indices), size)
             while of_step := list(itertools.islice(batches, self.module.accumulation_steps)):
                 # Dropout draws from the generator of the process.
                 position = (settings.seed, _DROPOUT, round_number, client, steps)
@@ -185,7 +195,8 @@ class LocalTrainer:
                     fed,
                     on_loss=losses.append,
                     before_update=pull,
-                    noise=noise.standard_normal,
+                    noise=noise.standard_normal if simulated else secure_normal,
+                    expected=expected,
                 )
                 steps += 1
         losses = [loss for loss in losses if math.isfinite(loss)]  # the others made no step
@@ -433,5 +444,11 @@ def _updates(
 ) -> Iterator[LocalUpdate]:
     for number, indices in group.clients:
         yield trainer.train(
-            group.arrays, data, indices, settings, round_number=group.round_number, client=number
+            group.arrays,
+            data,
+            indices,
+            settings,
+            round_number=group.round_number,
+            client=number,
+            simulated=True,
         )
