@@ -77,6 +77,8 @@ def _value(field: FieldInfo) -> str:
         return "list of " + ", ".join(f'`"{each}"`' for each in get_args(inner[0]))
     if origin is tuple:
         return f"whole number{pair}" if pair else "24 numbers from 0 to 1"
+    if kind is bool:
+        return "`true` or `false`"
     return {int: "whole number", float: "number", str: "text"}.get(kind, str(kind))
 
 
@@ -95,4 +97,6 @@ def _default(field: FieldInfo) -> str:
         if len(set(what)) == 1:
             return f"`{what[0]}`"
         return "`[" + ", ".join(f'"{each}"' for each in what) + "]`"
+    if isinstance(what, bool):
+        return f"`{what}`".lower()
     return f'`"{what}"`' if isinstance(what, str) else f"`{what:g}`"

@@ -269,7 +269,7 @@ def _check_used(spec: BuildSpec, chosen: Loss | None) -> None:
     elif spec.losses and (chosen is not None or spec.loss_inputs):
         problem = "a loss is given, and several besides"
         hint = "name each as one of the several: --loss-part 'name=cross_entropy input=logits'"
-    elif spec.privacy_clip is None and spec.privacy_noise != BuildSpec.privacy_noise:
+    elif spec.privacy_clip is None and spec.privacy_noise is not None:
         problem = "noise is given for private gradients, and private training is not asked for"
         hint = "add --privacy-clip, as in --privacy-clip 1"
     if problem is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
@@ -66,11 +67,18 @@ def epsilon_of(parts: Iterable[PrivateSteps], delta: float) -> float:
     if any(part.noise_multiplier == 0 for part in made):
         return math.inf
     accountant = RdpAccountant()
-    for part in made:
-        gaussian = dp_accounting.GaussianDpEvent(part.noise_multiplier)
-        event = dp_accounting.PoissonSampledDpEvent(part.sampling_rate, gaussian)
-        accountant.compose(event, part.steps)
-    return float(accountant.get_epsilon(delta))
+    # It warns of each order whose divergence rounding makes negative, of which it takes 0.
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        for part in made:
+            gaussian = dp_accounting.GaussianDpEvent(part.noise_multiplier)
+            event = dp_accounting.PoissonSampledDpEvent(part.sampling_rate, gaussian)
+            accountant.compose(event, part.steps)
+        return float(accountant.get_epsilon(delta))
+    finally:
+        log.setLevel(level)
 
 
 def check_delta(delta: float) -> None:

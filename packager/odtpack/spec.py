@@ -423,11 +423,11 @@ class BuildSpec:
         above=0, key="privacy.clip_norm", flag="--privacy-clip", metavar="C", manifest="privacy",
         example=1.0, code="private-training",
     )  # fmt: skip
-    privacy_noise: float = option(
-        1.0,
-        "Standard deviation of the noise as a multiple of the norm; `odtpack privacy` computes "
-        "epsilon.",
-        least=0, key="privacy.noise_multiplier", flag="--privacy-noise", metavar="S",
+    privacy_noise: float | None = option(
+        None,
+        "Standard deviation of the noise as a multiple of the norm, 1 by default; `odtpack "
+        "privacy` computes epsilon.",
+        example=2.0, least=0, key="privacy.noise_multiplier", flag="--privacy-noise", metavar="S",
         manifest="privacy", code="private-training",
     )  # fmt: skip
     groups: tuple[Group, ...] = option(

@@ -428,6 +428,8 @@ class HeldOutFall(Part):
 class TrainingInfo(Part):
     """What the training did to the loss and to the metric on the held-out samples.
 
+    ``learning_rate`` is that of every step, or the one that a schedule starts from; null in results
+    of earlier versions.
     ``metric_interval`` is the 95 % Wilson score interval of ``metric_after``:
     on few held-out samples it is wide, and a floor inside it proves little. ``skipped_batches`` are
     those whose loss or gradients were not finite, and ``not_finite`` says what was, of the last.
@@ -437,6 +439,7 @@ class TrainingInfo(Part):
     """
 
     losses: list[Loss]
+    learning_rate: NonNegative | None = None
     eval_loss_before: Loss
     eval_loss_after: Loss
     metric_name: Text | None = None

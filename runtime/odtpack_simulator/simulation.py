@@ -470,6 +470,7 @@ def _training_info(run: ReplayResult, job: Job) -> TrainingInfo:
     counts = run.metric_counts
     return TrainingInfo(
         losses=run.losses,
+        learning_rate=job.learning_rate,
         eval_loss_before=run.eval_loss_before,
         eval_loss_after=run.eval_loss_after,
         metric_name="accuracy" if job.logits is not None else None,

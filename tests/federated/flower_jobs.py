@@ -65,10 +65,10 @@ def hostile(app: ClientApp, attacks: dict[str, str]) -> ClientApp:
             begun = to_arrays(message.content["arrays"])
             arrays = {k: (10 * begun[k] - 9 * v).astype(v.dtype) for k, v in arrays.items()}
             content["metrics"]["num-examples"] = 10**9
-        if kind == "weight":
-            content["metrics"]["num-examples"] = -5
-        if kind == "metrics":
-            content["metrics"]["more"] = 1.0
+        metrics = {
+            "weight": {"num-examples": -5}, "loss": {"train_loss": np.nan}, "metrics": {"more": 1.0}
+        }  # fmt: skip
+        content["metrics"].update(metrics.get(kind, {}))
         content["arrays"] = to_record(arrays)
         if kind == "archive":  # which NumPy opens as well
             stream = io.BytesIO()
@@ -217,18 +217,22 @@ def by_hand(job: dict[str, Any]) -> dict[str, Any]:
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, 1, 1
     arrays: ArrayRecord = initial_arrays(job["package"])
     steps = []
-    for number, extra in enumerate(job["configs"], 1):
+    kinds = [*(("train", extra) for extra in job["configs"]), ("evaluate", {})]
+    for number, (kind, extra) in enumerate(kinds, 1):
         content = RecordDict(
             {"arrays": arrays, "config": ConfigRecord({"server-round": number, **extra})}
         )
-        reply = app(Message(content, dst_node_id=7, message_type="train"), context)
+        reply = app(Message(content, dst_node_id=7, message_type=kind), context)
         if reply.has_error():
             steps.append({"code": reply.error.code, "reason": reply.error.reason})
             continue
         kept = context.state.array_records.get("odtpack.optimizer")
+        answer = to_arrays(reply.content["arrays"]) if kind == "train" else {}
+        moves = [(answer[n] - a).ravel() for n, a in to_arrays(arrays).items() if n in answer]
         steps.append(
             {
                 "metrics": dict(reply.content["metrics"]),
+                "moves": np.concatenate(moves or [[]]).tolist(),
                 "step": None if kept is None else int(kept["step"].numpy()),
             }
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 from odtpack_runtime import CheckpointState
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import parse_fleet
-from tests.fleet.fleets import IDEAL, write_digits
+from tests.fleet.fleets import IDEAL, write_digits, write_normalized
 
 pytestmark = pytest.mark.federated
 Play = Callable[..., dict[str, Any]]
@@ -89,10 +91,30 @@ def test_a_fleet_of_ideal_devices_is_flowers_to_the_last_bit(
         assert flower["server"]["3"]["accuracy"] > flower["server"]["0"]["accuracy"]
 
 
+def test_running_statistics_are_those_of_a_fleet_under_a_strategy_that_steps(
+    tmp_path: Path, play: Play
+) -> None:
+    """Stepped with momentum, a variance became negative and the loss NaN."""
+    write_normalized(tmp_path)
+    (tmp_path / "fleet.toml").write_text(IDEAL)
+    options = {"server_momentum": 0.9, "server_learning_rate": 1.0}
+    play(
+        task="simulate", rounds=8, clients=6, client=SETTINGS, strategy="FedAvgM", options=options,
+        guarded={"package": tmp_path / "package"}, **files(tmp_path),
+    )  # fmt: skip
+    text = IDEAL.replace("rounds = 3", 'rounds = 8\nstrategy = "fedavgm"')
+    package, data = tmp_path / "package", tmp_path / "digits.npz"
+    _, state = Federation(package, data, parse_fleet(text.encode())).simulate()
+    trained = parameters(tmp_path / "federated.ckpt")
+    for name, array in state.arrays.items():
+        assert array.tobytes() == trained[name].tobytes(), name
+    assert trained["norm_running_var"].min() >= 0
+
+
 def test_answers_that_would_spoil_the_model_are_refused_and_the_rounds_go_on(
     folder: Path, play: Play
 ) -> None:
-    attacks = {"0": "nan", "2": "shape", "3": "huge", "5": "name", "6": "weight"}
+    attacks = {"0": "nan", "2": "shape", "3": "huge", "5": "name", "6": "weight", "7": "loss"}
     found = play(
         task="simulate",
         rounds=2,
@@ -104,7 +126,10 @@ def test_answers_that_would_spoil_the_model_are_refused_and_the_rounds_go_on(
     assert len(found["refused"]) == 2 * len(attacks)
     for number in (1, 2):
         reasons = [reason for when, _, reason in found["refused"] if when == number]
-        for words in ("NaN", "should be", "times the round's median", "missing", "above nothing"):
+        for words in (
+            "NaN", "should be", "times the round's median", "missing", "above nothing",
+            "train_loss is not finite",
+        ):  # fmt: skip
             assert sum(words in reason for reason in reasons) == 1, (words, reasons)
     for array in parameters(folder / "federated.ckpt").values():
         assert np.isfinite(array).all()
@@ -261,7 +286,8 @@ def test_a_client_keeps_its_optimizer_and_says_what_it_cannot_do(
         ],
         **files(tmp_path),
     )
-    first, second, third, fourth, *unknown = found["steps"]
+    first, second, third, fourth, *unknown, evaluation = found["steps"]
+    assert evaluation["metrics"]["loss"] > 0
     assert first["metrics"]["train_loss"] == first["metrics"]["loss"]
     per_epoch = -(-first["metrics"]["num-examples"] // 16)
     assert first["step"] == 2 * per_epoch
@@ -273,3 +299,30 @@ def test_a_client_keeps_its_optimizer_and_says_what_it_cannot_do(
     for each, key in zip(unknown, ("learning-rate", "epochs"), strict=True):
         assert each["code"] == 100
         assert f"unknown key '{key}'" in each["reason"]
+
+
+def test_nobody_can_subtract_the_noise_of_a_private_client(tmp_path: Path, play: Play) -> None:
+    """Answers to the same message, whatever the server asks for, differ by twice the noise."""
+    rate, clip, noise, size = 0.1, 1.0, 10.0, 8
+    write_digits(tmp_path, privacy_clip=clip, privacy_noise=noise)
+    (tmp_path / "fleet.toml").write_text(IDEAL)
+    same = {"server-round": 1}
+    found = play(
+        task="by_hand",
+        client={"batch_size": size, "learning_rate": rate, "seed": 3},
+        configs=[same, same, same | {"seed": 3}, {"local-epochs": 9}, {"batch-size": 999}],
+        **files(tmp_path),
+    )
+    *answers, epochs, batch, evaluation = found["steps"]
+    samples = {each["metrics"]["num-examples"] for each in answers}
+    deviation = rate * clip * noise / size * math.sqrt(2 * math.ceil(samples.pop() / size))
+    for one, other in itertools.combinations([np.array(each["moves"]) for each in answers], 2):
+        assert (one - other).std() == pytest.approx(deviation, rel=0.15)
+    assert all(set(each["metrics"]) <= {"num-examples", "seconds", "bytes", "peak-mb"}
+               for each in answers)  # fmt: skip
+    for each, words in (
+        (epochs, "has local-epochs, and the package is private"),
+        (batch, "has batch-size, and the package is private"),
+        (evaluation, "an evaluation have no noise"),
+    ):
+        assert (each["code"], words in each["reason"]) == (100, True), each

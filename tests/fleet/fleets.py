@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.parser
 
 from odtpack.build import build_package
 from odtpack.optimizers import OPTIMIZERS
@@ -35,7 +36,13 @@ rounds = 3
 """
 
 
-def write_digits(folder: Path, *, optimizer: str = "sgd", width: tuple[int, int] = (4, 8)) -> Path:
+UNJUDGED = IDEAL + "[budgets]\nlearns = false\n"
+"""The same for tests of something else: in three rounds so few clients learn next to nothing."""
+
+
+def write_digits(
+    folder: Path, *, optimizer: str = "sgd", width: tuple[int, int] = (4, 8), **options: Any
+) -> Path:
     """The digits, ``digits.npz``, and a small package for them, ``package``."""
     from sklearn.datasets import load_digits  # takes a second: not while tests are collected
 
@@ -48,7 +55,41 @@ def write_digits(folder: Path, *, optimizer: str = "sgd", width: tuple[int, int]
         folder / "package",
         loss="cross_entropy",
         optimizer=OPTIMIZERS[optimizer](),
+        **options,
     )
+    return folder
+
+
+def write_normalized(folder: Path) -> Path:
+    """The flat digits, ``digits.npz``, and ``package`` of a network with running statistics."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = digits.data.astype(np.float32) / 16
+    np.savez(folder / "digits.npz", input=images, labels=digits.target.astype(np.int64))
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        normalized (float[N, 64] input) => (float[N, 10] output) {
+            x, mean, variance = BatchNormalization <training_mode = 1> (
+                input, norm_weight, norm_bias, norm_running_mean, norm_running_var)
+            output = Gemm (x, fc_weight, fc_bias)
+        }
+    """)
+    random = np.random.default_rng(1)
+    values = {
+        "norm_weight": np.ones(64),
+        "norm_bias": np.zeros(64),
+        "norm_running_mean": np.zeros(64),
+        "norm_running_var": np.ones(64),
+        "fc_weight": random.standard_normal((64, 10)) / 8,
+        "fc_bias": np.zeros(10),
+    }
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(value.astype(np.float32), name)
+        for name, value in values.items()
+    )
+    sgd = OPTIMIZERS["sgd"]()
+    build_package(model, folder / "package", loss="cross_entropy", optimizer=sgd)
     return folder
 
 

@@ -13,15 +13,14 @@ import pytest
 
 from odtpack.cli import main
 from odtpack_simulator.figures.compare import Change, Comparison
+from odtpack_simulator.fleet.compare import compare_fleets
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetBudgets
+from odtpack_simulator.fleet.judge import join_seeds, judge_fleet
 from odtpack_simulator.fleet.result import (
     FleetResult,
     SeedPoint,
     band,
-    compare_fleets,
-    join_seeds,
-    judge_fleet,
     load_fleet_result,
     seed_run,
 )
@@ -78,7 +77,7 @@ def test_more_training_is_better_and_costs_more_energy(
     first = seed_run(longer[0]).reached(0.3)
     assert seed_run(short[0]).reached(0.3) is None
     assert (reached.base, reached.head, reached.direction) == (None, first.round, "better")
-    assert "epochs: 1 before, 4 now" in found.notes
+    assert "training.epochs: 1 before, 4 now" in found.notes
     assert "both results are of the same package" in found.notes
     turned = compare_fleets(longer[0], short[0], 0.3)
     for (_, one), (_, other) in zip(found.figures(), turned.figures(), strict=True):
@@ -137,8 +136,8 @@ def test_checks_are_those_of_the_worst_seed(longer: list[FleetResult]) -> None:
     assert joined.verdict == "fail"
     check = next(check for check in joined.checks if check.metric == "accuracy")
     assert check.actual == pytest.approx(min(ends))
-    assert f"seed {ends.index(min(ends))}, and so 1 of 3 seeds" in check.message
-    assert [check.status for check in joined.checks if check.metric != "accuracy"] == ["pass"] * 2
+    assert f"(worst of 3 seeds: seed {ends.index(min(ends))}; 1 fails)" in check.message
+    assert [check.status for check in joined.checks if check.metric != "accuracy"] == ["pass"] * 4
     assert [run.seed for run in joined.seeds] == [0, 1, 2]
     assert joined.rounds == longer[0].rounds
 

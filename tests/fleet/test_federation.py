@@ -29,11 +29,19 @@ from odtpack_simulator.fleet import federation as federation_module
 from odtpack_simulator.fleet import state as state_module
 from odtpack_simulator.fleet.federation import Federation, FleetProgress
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile, parse_fleet
-from odtpack_simulator.fleet.result import FleetResult, judge_fleet, load_fleet_result
+from odtpack_simulator.fleet.judge import judge_fleet
+from odtpack_simulator.fleet.result import FleetResult, load_fleet_result
 from odtpack_simulator.fleet.round_clock import ENDS
-from odtpack_simulator.fleet.updates import refusals, weighted_mean
+from odtpack_simulator.fleet.updates import ServerOptimizer, refusals, weighted_mean
 from odtpack_simulator.replay.executor import RayExecutor
-from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
+from tests.fleet.fleets import (
+    IDEAL,
+    UNJUDGED,
+    device,
+    fleet_of,
+    write_digits,
+    write_normalized,
+)
 from tests.packages.samples import build, small_model, with_values
 from tests.refused import refused
 
@@ -171,7 +179,7 @@ def test_a_killed_command_goes_on_to_the_same_bits(
 ) -> None:
     """Killed at random times, each after the state was written at least once more."""
     rounds = 12 * count
-    text = IDEAL.replace("rounds = 3", f"rounds = {rounds}").replace("minimum = 6", federation)
+    text = UNJUDGED.replace("rounds = 3", f"rounds = {rounds}").replace("minimum = 6", federation)
     (tmp_path / "fleet.toml").write_text(text.replace("samples = [20, 40]", "samples = 60"))
 
     def command(out: Path, *more: str) -> list[str]:
@@ -294,7 +302,7 @@ def test_a_client_that_diverges_is_refused_with_a_reason(folder: Path) -> None:
     for array in state.arrays.values():
         assert np.isfinite(array).all()
     checks = judge_fleet(result, FleetBudgets()).checks
-    assert any(check.metric == "refused" and check.level == "warn" for check in checks)
+    assert any(check.metric == "refused" and check.status == "fail" for check in checks)
 
 
 def test_updates_are_refused_for_what_they_hold() -> None:
@@ -319,25 +327,92 @@ def test_updates_are_refused_for_what_they_hold() -> None:
     assert mean.dtype == np.float32
 
 
+def test_answers_that_change_nothing_are_part_of_no_median() -> None:
+    begun = {"w": np.ones((2, 3), np.float32)}
+
+    def moved(by: float) -> dict[str, np.ndarray]:
+        return {"w": begun["w"] + np.float32(by)}
+
+    still = [begun] * 5
+    assert refusals(begun, [*still, moved(0.3), moved(0.4)]) == [None] * 7
+    assert refusals(begun, [*still, moved(0.3), moved(0.4), moved(0.2)]) == [None] * 8
+    *others, huge = refusals(begun, [*still, moved(0.3), moved(0.4), moved(1e3), moved(0.2)])
+    assert others[5:7] == [None] * 2
+    # Norms by NumPy: sqrt(6) times 0.3, 0.4 and 0.2, and of a thousand.
+    assert huge is None
+    assert "more than 10 times the round's median of 0.857" in str(others[7])
+    # With a known reason it is refused for that, and compared with nothing.
+    reasons = refusals(begun, [moved(1e-6)] * 4 + [moved(0.3)], known=["no loss"] * 4)
+    assert reasons == [*["no loss"] * 4, None]
+
+
+def test_a_limit_by_the_models_norm_is_the_one_that_is_given() -> None:
+    begun = {"w": np.ones((2, 3), np.float32)}
+    answer = {"w": np.full((2, 3), 4, np.float32)}  # three times as long as the model
+    assert "more than 2 times that of the model" in str(refusals(begun, [answer])[0])
+    assert refusals(begun, [answer], most_times_model=3.5) == [None]
+
+
+@pytest.mark.parametrize("kind", ["fedavgm", "fedadam"])
+def test_a_server_steps_what_is_trained_and_averages_what_is_counted(kind: str) -> None:
+    """The steps written down in NumPy; a running variance is the mean of the answers."""
+    random = np.random.default_rng(2)
+    rate, beta = 0.7, 0.9
+    server = ServerOptimizer(kind, rate, beta, {"w"})
+    arrays = {"w": random.standard_normal(5), "variance": np.full(5, 1.0)}
+    state = server.begin(arrays)
+    assert not any("variance" in name for name in state)
+    first, second, wanted = np.zeros(5), np.zeros(5), arrays["w"]
+    for number in range(1, 9):
+        mean = {"w": random.standard_normal(5), "variance": np.full(5, 0.3**number)}
+        change = mean["w"] - wanted
+        if kind == "fedavgm":
+            first = beta * first + change
+            wanted = wanted + rate * first
+        else:
+            first = 0.9 * first + 0.1 * change
+            second = 0.99 * second + 0.01 * change**2
+            bias = np.sqrt(1 - 0.99 ** (number + 1)) / (1 - 0.9 ** (number + 1))
+            wanted = wanted + rate * bias * first / (np.sqrt(second) + 1e-3)
+        arrays, state = server.step(arrays, mean, state, number)
+        np.testing.assert_allclose(arrays["w"], wanted, rtol=1e-9)
+        np.testing.assert_array_equal(arrays["variance"], mean["variance"])
+
+
+@pytest.mark.parametrize("strategy", ["fedavgm", "fedadam"])
+def test_running_variances_stay_above_zero(strategy: str, tmp_path: Path) -> None:
+    write_normalized(tmp_path)
+    text = IDEAL.replace("rounds = 3", f'rounds = 8\nstrategy = "{strategy}"')
+    fleet = parse_fleet(text.encode())
+    result, state = Federation(tmp_path / "package", tmp_path / "digits.npz", fleet).simulate()
+    assert state.arrays["norm_running_var"].min() >= 0
+    losses = [each.loss for each in result.rounds]
+    assert np.isfinite(np.array(losses, np.float64)).all()
+    assert all(np.isfinite(array).all() for array in state.arrays.values())
+
+
 def test_budgets_are_judged_by_what_was_found(folder: Path) -> None:
     result, _ = make(folder, fleet_of(**SKEWED)).simulate()
     last = result.rounds[-1].accuracy or 0.0
-    kept = FleetBudgets(accuracy=last, participation="1 %", traffic_per_device="1 MB", days=30)
+    kept = FleetBudgets(
+        accuracy=last, participation="1 %", traffic_per_device="1 MB", days=30, learns=False
+    )  # fmt: skip
     judged = judge_fleet(result, kept)
     assert {check.metric: check.status for check in judged.checks} == dict.fromkeys(
-        ("answers", "accuracy", "participation", "traffic_per_device", "days"), "pass"
+        ("answers", "finite_loss", "accuracy", "participation", "traffic_per_device", "days"),
+        "pass",
     )
     broken = FleetBudgets(
         accuracy=1.0, rounds=3, participation="90 %", energy_per_device="1 mWh",
-        traffic_per_device="1 B", worst_tenth=0.999,
+        traffic_per_device="1 B", worst_tenth=0.999, learns=False,
     )  # fmt: skip
     statuses = {c.metric: c.status for c in judge_fleet(result, broken).checks}
-    assert statuses.pop("answers") == "pass"
+    assert statuses.pop("answers") == statuses.pop("finite_loss") == "pass"
     assert statuses.pop("energy_per_device") == "pass"
     assert set(statuses.values()) == {"fail"}
     assert judge_fleet(result, broken).over_budget
     without = result.model_copy(update={"energy_j": None})
-    open_ = judge_fleet(without, FleetBudgets(energy_per_device="1 J"))
+    open_ = judge_fleet(without, FleetBudgets(energy_per_device="1 J", learns=False))
     assert open_.verdict == "not judged"
     assert json.loads(open_.to_json())["verdict"] == "not judged"
 
@@ -362,6 +437,23 @@ def test_a_client_without_a_finite_loss_is_refused(folder: Path, tmp_path: Path)
     assert (result.ends()["averaged"], result.ends()["refused"]) == (5, 1)
     assert np.isfinite(result.rounds[0].training_loss)
     assert all(np.isfinite(array).all() for array in state.arrays.values())
+
+
+def test_private_clients_repeat_and_answer_without_a_drawn_sample(tmp_path: Path) -> None:
+    """Of two samples, drawn with a probability of a half for two batches, often none is."""
+    write_digits(tmp_path, privacy_clip=1.0, privacy_noise=1.0)
+    text = IDEAL.replace("[20, 40]", "2").replace("= 16\nepochs = 2", "= 1\nepochs = 1")
+    many = text.replace("clients = 6", "clients = 60").replace("rounds = 3", "rounds = 1")
+    fleet = parse_fleet(many.encode())
+    one, two = (
+        Federation(tmp_path / "package", tmp_path / "digits.npz", fleet).simulate(jobs=jobs)
+        for jobs in (1, 2)
+    )
+    assert text_of(one[0]) == text_of(two[0])
+    for name, array in one[1].arrays.items():
+        assert array.tobytes() == two[1].arrays[name].tobytes()
+    assert one[0].ends() == {"averaged": 60}  # some four of which drew nothing
+    assert np.isfinite(one[0].rounds[0].training_loss)
 
 
 def test_a_state_that_unpacks_to_too_much_is_refused_before(
@@ -413,13 +505,20 @@ def test_only_sound_answers_are_averaged(package: Path, tmp_path: Path) -> None:
         (other / "checkpoint", 30),
         (moved(package, tmp_path / "huge", 1e3), 30),
         (moved(package, tmp_path / "none", 0.2), 0),
+        (moved(package, tmp_path / "text", 0.2), "a"),
         (moved(package, tmp_path / "c", 0.1), 40),
     ]
     reasons = fedavg(package, answers, tmp_path / "mean")
     assert [reason is None for reason in reasons] == [
-        True, False, False, True, False, False, False, True,
+        True, False, False, True, False, False, False, False, True,
     ]  # fmt: skip
-    for index, words in ((1, "NaN"), (4, "should be"), (5, "times the round"), (6, "samples")):
+    for index, words in (
+        (1, "NaN"),
+        (4, "should be"),
+        (5, "times the round"),
+        (6, "samples"),
+        (7, "'a'"),
+    ):
         assert words in str(reasons[index]), reasons
     wanted = values(package / "checkpoint") + 0.125
     np.testing.assert_allclose(values(tmp_path / "mean"), wanted, rtol=1e-5, atol=1e-6)

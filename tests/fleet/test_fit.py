@@ -24,7 +24,7 @@ from odtpack.fit.federated import (
 )
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetFile
-from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
+from tests.fleet.fleets import UNJUDGED, device, fleet_of, write_digits
 from tests.refused import refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -141,8 +141,8 @@ def test_a_budget_that_cannot_be_judged_is_not_kept(
     command_file = importlib.import_module("odtpack.cli.fleet")
     monkeypatch.setattr(command_file, "devices_of", lambda *_: devices)
     path = tmp_path / "fleet.toml"
-    tables = IDEAL.replace("clients = 6", 'clients = 6\ndevice = [{ profile = "web/phone" }]', 1)
-    path.write_text(tables + '[budgets]\nenergy_per_device = "1 J"\n')
+    tables = UNJUDGED.replace("clients = 6", 'clients = 6\ndevice = [{ profile = "web/phone" }]', 1)
+    path.write_text(tables + 'energy_per_device = "1 J"\n')
     command = [
         *("fleet", "fit", str(folder / "package"), "--data", str(folder / "digits.npz")),
         *("--fleet", str(path), "--jobs", "1", "--trials", "1"),
@@ -181,7 +181,7 @@ def test_the_command_prints_what_to_write(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "fleet.toml"
-    path.write_text(IDEAL + "[budgets]\naccuracy = 0.05\n")
+    path.write_text(UNJUDGED + "accuracy = 0.05\n")
     command = [
         *("fleet", "fit", str(folder / "package"), "--data", str(folder / "digits.npz")),
         *("--fleet", str(path), "--jobs", "1", "--trials", "2", "--finalists", "2"),
@@ -195,7 +195,7 @@ def test_the_command_prints_what_to_write(
     first = result.best[0]
     assert f"learning_rate = {first.learning_rate:g}" in shown.err
     assert re.search(r"\[federation\]\s+clients = 6", shown.err)
-    path.write_text(IDEAL + "[budgets]\naccuracy = 1.0\n")
+    path.write_text(UNJUDGED + "accuracy = 1.0\n")
     assert main(command) == 1
     assert "No candidate meets every budget" in capsys.readouterr().out
     assert main([*command, "--clients", "7"]) == 2
@@ -220,7 +220,7 @@ def test_what_is_printed_is_what_was_played(
 ) -> None:
     """Pasted over the fleet file's, it is valid."""
     path = tmp_path / "fleet.toml"
-    tables = IDEAL.replace("clients = 6\nminimum = 6", federation)
+    tables = UNJUDGED.replace("clients = 6\nminimum = 6", federation)
     path.write_text(tables)
     command = [
         *("fleet", "fit", str(folder / "package"), "--data", str(folder / "digits.npz")),

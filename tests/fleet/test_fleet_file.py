@@ -46,7 +46,18 @@ HOUR = 3600
         ("clients = 10\n", "clients = 10\nmost_staleness = 2\n", 4, "set buffer as well"),
         ("clients = 10\n", 'clients = 10\nbuffer = 2\nevery = "1 h"', 4, "leave out every"),
         ("clients = 10\n", "clients = 200\nbuffer = 101", None, "the population has 100"),
+        ("clients = 10\n", "clients = 200\nminimum = 101", None, "the population has 100"),
         ("clients = 10\n", "clients = 10\n[budgets]\ndays = 3\n", 6, "set accuracy as well"),
+        ("clients = 10\n", "clients = true\n", 5, "must not be true or false, found True"),
+        ("clients = 10\n", "clients = 10\ndays = true\n", 6, "must not be true or false"),
+        ("clients = 10\n", "clients = 10\n[budgets]\naccuracy = true\n", 7, "true or false"),
+        ("clients = 100", "clients = 100\n[population.data]\nsamples = true", 5, "true or false"),
+        (
+            "clients = 100",
+            "clients = 100\n[population.data]\nsamples = [true, 3]",
+            5,
+            "must not be true or false",
+        ),
         ("[federation]\nclients = 10\n", "", None, "is missing"),
     ],
 )

@@ -16,19 +16,16 @@ import pytest
 
 from odtpack.cli import main
 from odtpack_runtime.package.package import Package
+from odtpack_simulator.fleet.compare import compare_fleets
 from odtpack_simulator.fleet.devices import devices_of_result
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, read_fleet
-from odtpack_simulator.fleet.result import (
-    FleetResult,
-    compare_fleets,
-    judge_fleet,
-    load_fleet_result,
-)
+from odtpack_simulator.fleet.judge import judge_fleet
+from odtpack_simulator.fleet.result import FleetResult, load_fleet_result
 from odtpack_simulator.reports import render_report as render_fleet_report
 from odtpack_simulator.reports.fleet import key_figures, stages
 from odtpack_simulator.result import load_result
-from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
+from tests.fleet.fleets import UNJUDGED, device, fleet_of, write_digits
 from tests.reports.page import Page
 
 DEVICE = '[[population.device]]\nprofile = "google/pixel-8a"\n'
@@ -52,7 +49,7 @@ def result(folder: Path) -> FleetResult:
     )
     devices = [device("acme/<one>", title="One <b>&"), device("acme/two", limit_bytes=1)]
     found, _ = Federation(folder / "package", folder / "digits.npz", fleet, devices).simulate()
-    return judge_fleet(found, FleetBudgets(accuracy=0.99, traffic_per_device="1 GB"))
+    return judge_fleet(found, FleetBudgets(accuracy=0.99, traffic_per_device="1 GB", learns=False))
 
 
 def test_every_stage_keeps_what_the_one_before_does_not_lose(result: FleetResult) -> None:
@@ -97,7 +94,7 @@ def test_other_formats_say_the_same(result: FleetResult) -> None:
 def work(folder: Path, tmp_path: Path) -> Path:
     shutil.copytree(folder / "package", tmp_path / "package")
     shutil.copy(folder / "digits.npz", tmp_path / "digits.npz")
-    (tmp_path / "fleet.toml").write_text(IDEAL)
+    (tmp_path / "fleet.toml").write_text(UNJUDGED)
     return tmp_path
 
 
@@ -115,7 +112,7 @@ def test_the_command_ends_as_the_budgets_do(work: Path, capsys: pytest.CaptureFi
     printed = json.loads(capsys.readouterr().out)
     assert printed["verdict"] == "pass"
     assert (work / "fleet.md").read_text().startswith("## ")
-    (work / "fleet.toml").write_text(IDEAL + "[budgets]\naccuracy = 1.0\n")
+    (work / "fleet.toml").write_text(UNJUDGED + "accuracy = 1.0\n")
     report = f"json:{work / 'fleet.json'}"
     assert run(work, "--out", str(work / "other"), "--resume", "--report", report) == 2
     assert "fleet-state" in capsys.readouterr().err
@@ -150,6 +147,16 @@ def test_what_cannot_be_done_is_said_before_anything_runs(
     assert (work / "digits.npz").read_bytes() == before
 
 
+def test_rounds_of_more_clients_than_there_are_warn(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = UNJUDGED.replace("clients = 6\nminimum = 6\nrounds = 3", "clients = 20\nrounds = 1")
+    (work / "fleet.toml").write_text(text)
+    assert run(work) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "waits for 20 answers, and the population has 6 clients" in said
+
+
 def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Measured once by simulate, and carried to the fleet's devices."""
     times = work / "times.json"
@@ -166,9 +173,10 @@ def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixtu
         '[[population.device]]\nprofile = "samsung/galaxy-a12"\n'
     )
     (work / "fleet.toml").write_text(
-        IDEAL.replace("[population.data]", models + "[population.data]")
+        UNJUDGED.replace("[population.data]", models + "[population.data]")
     )
 
+    assert measured.training.learning_rate == 0.5
     fleet = read_fleet(work / "fleet.toml")
     found = devices_of_result(Package.open(work / "package"), measured, fleet, 16)
     for each, of in zip(found, measured.devices, strict=True):
@@ -184,13 +192,18 @@ def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixtu
     )
     assert run(work, "--times", str(times)) == 2
     assert "fleet-times" in capsys.readouterr().err
+    (work / "fleet.toml").write_text(UNJUDGED)  # of ideal devices
+    assert run(work, "--times", str(times)) == 2
+    assert "and the fleet file names none" in capsys.readouterr().err
 
 
 def test_what_follows_from_disturbed_times_is_not_judged(folder: Path) -> None:
     """Where a client comes too late, that is all; where all are in time, only days and energy."""
     budgets = FleetBudgets(
-        accuracy=0.01, days=1e-9, energy_per_device="0.1 J", traffic_per_device="1 GB"
-    )
+        accuracy=0.01, days=1e-9, energy_per_device="0.1 J", traffic_per_device="1 GB",
+        learns=False,
+    )  # fmt: skip
+    always = "answers", "finite_loss"
     for deadline, judged in (("10 h", {"accuracy", "traffic_per_device"}), ("1 s", set())):
         fleet = fleet_of(
             population={"clients": 20, "device": [{"profile": "google/pixel-8a"}]},
@@ -201,7 +214,7 @@ def test_what_follows_from_disturbed_times_is_not_judged(folder: Path) -> None:
             federation = Federation(folder / "package", folder / "digits.npz", fleet, devices)
             found, _ = federation.simulate()
             result = judge_fleet(found, budgets)
-            checks = {check.metric: check for check in result.checks if check.metric != "answers"}
+            checks = {each.metric: each for each in result.checks if each.metric not in always}
             known = {name for name, check in checks.items() if check.status != "not judged"}
             assert known == (set(checks) if why is None else judged)
             said = render_fleet_report(result, "markdown").count(b"this machine was busy")
@@ -212,8 +225,8 @@ def test_what_follows_from_disturbed_times_is_not_judged(folder: Path) -> None:
 @pytest.mark.sweep
 def test_a_fleet_beside_a_load_has_the_same_figures_or_is_not_judged(work: Path) -> None:
     """Run alone, and beside as many busy processes as there are cores."""
-    fleet = IDEAL.replace("[population.data]", DEVICE + "[population.data]")
-    (work / "fleet.toml").write_text(fleet + "[budgets]\nenergy_per_device = '1 kJ'\n")
+    fleet = UNJUDGED.replace("[population.data]", DEVICE + "[population.data]")
+    (work / "fleet.toml").write_text(fleet + "energy_per_device = '1 kJ'\n")
     found = []
     for load in (0, os.cpu_count() or 1):
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(load)]

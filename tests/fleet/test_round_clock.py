@@ -89,7 +89,7 @@ def fleets(draw: st.DrawFn) -> FleetFile:
         population=population,
         federation={
             "clients": clients,
-            "minimum": draw(st.integers(1, clients)),
+            "minimum": draw(st.integers(1, min(clients, population["clients"]))),
             "over_selection": draw(st.sampled_from([1.0, 1.3, 2.0])),
             "deadline": f"{draw(st.integers(1, HOUR))} s",
         },
@@ -131,6 +131,17 @@ def test_every_chosen_client_comes_to_one_end_and_takes_what_its_power_says(
                 assert (visit.down_bytes, visit.up_bytes) == (100_000, 100_000)
             elif visit.end == "late":
                 assert visit.at > fleet.federation.deadline * NS
+
+
+@pytest.mark.parametrize(
+    ("clients", "over", "chosen"), [(100, 1.1, 110), (100, 1.0, 100), (10, 1.01, 11), (7, 1.3, 10)]
+)
+def test_over_selection_chooses_as_many_as_it_says(clients: int, over: float, chosen: int) -> None:
+    """The product in decimal numbers, rounded up."""
+    fleet = fleet_of(federation={"clients": clients, "over_selection": over})
+    played = clock_of(fleet, [device(), device("acme/two")]).play(1, 0)
+    assert played is not None
+    assert len(played.visits) == chosen
 
 
 @settings(deadline=None, max_examples=60)

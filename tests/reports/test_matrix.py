@@ -9,6 +9,7 @@ from rich.console import Console
 
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.figures.metric import worst
 from odtpack_simulator.reports import render_report, report_of
 from odtpack_simulator.reports.console import print_result
 from odtpack_simulator.reports.html_report import render_html
@@ -17,7 +18,6 @@ from odtpack_simulator.reports.report import (
     check_rows,
     first_fixes,
     location,
-    worst,
 )
 from odtpack_simulator.reports.simulation import (
     CHECKS,
@@ -30,7 +30,7 @@ from odtpack_simulator.reports.simulation import (
     unknown_rows,
 )
 from odtpack_simulator.result import InterruptionInfo, NotJudged, SimulationResult
-from odtpack_simulator.values.figure import Check, shortened
+from odtpack_simulator.values.figure import WORST_FIRST, Check, shortened
 from odtpack_simulator.values.text import clean
 from odtpack_simulator.values.units import (
     Interval,
@@ -180,7 +180,7 @@ def test_what_to_change_first_is_of_the_device_that_is_furthest_off() -> None:
         assert fix.advice == devices[expected].name
     floor = changed(base, metric="accuracy_floor", limit=0.9)
     pair = [(None, changed(floor, actual=actual)) for actual in (0.8, 0.5)]
-    assert worst(pair, CHECKS)[1].actual == 0.5
+    assert worst(pair, CHECKS, WORST_FIRST)[1].actual == 0.5
 
 
 def test_a_metric_without_a_title_is_called_by_its_name() -> None:

@@ -23,6 +23,7 @@ from odtpack_runtime.training.private import (
     poisson_batches,
     private_gradient,
     secure_normal,
+    secure_uniform,
 )
 from odtpack_simulator.fleet.local_training import LocalSettings, LocalTrainer
 from tests import zoo
@@ -133,9 +134,18 @@ def test_secure_numbers_are_normal() -> None:
     assert not np.array_equal(secure_normal(5), secure_normal(5))
 
 
+def test_secure_numbers_are_even() -> None:
+    from scipy import stats
+
+    drawn = secure_uniform(40_001)
+    assert (drawn.shape, drawn.min() >= 0, drawn.max() < 1) == ((40_001,), True, True)
+    assert stats.kstest(drawn, "uniform").pvalue > 1e-6
+    assert not np.array_equal(secure_uniform(5), secure_uniform(5))
+
+
 def test_samples_are_drawn_independently() -> None:
     indices = np.arange(1000) + 5
-    batches = list(poisson_batches(indices, 0.02, 2000, np.random.default_rng(1)))
+    batches = list(poisson_batches(indices, 0.02, 2000))
     sizes = np.array([len(each) for each in batches])
     assert sizes.mean() == pytest.approx(20, rel=0.03)
     assert sizes.var() == pytest.approx(1000 * 0.02 * 0.98, rel=0.2)
@@ -247,18 +257,68 @@ def test_adamw_steps_along_the_private_gradient(tmp_path: Path) -> None:
         np.testing.assert_allclose(value, values(state)[name], atol=2e-4)
 
 
-def test_clients_of_a_fleet_train_privately(tmp_path: Path) -> None:
-    """With noise that a simulation can repeat."""
-    trainer = LocalTrainer(Package.open(package(tmp_path, noise=1.0)))
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_clients_draw_what_only_a_simulation_can_repeat(noise: float, tmp_path: Path) -> None:
+    """Batches and noise: who knows all that a server knows cannot take them out of an answer."""
+    trainer = LocalTrainer(Package.open(package(tmp_path, noise=noise)))
     start = trainer.initial()
     data = dict(zip(("input", "labels"), batch(12), strict=True))
-    ends = []
-    for seed in (1, 1, 2):
-        settings = LocalSettings(4, 1, 0.1, seed=seed)
-        update = trainer.train(start, data, np.arange(12), settings, round_number=1, client=2)
-        ends.append(b"".join(array.tobytes() for array in update.arrays.values()))
-        assert update.steps == 3
-    assert ends[0] == ends[1] != ends[2]
+
+    def answer(seed: int, *, simulated: bool) -> bytes:
+        settings = LocalSettings(4, 2, 0.1, seed=seed)
+        update = trainer.train(
+            start, data, np.arange(12), settings, round_number=1, client=2, simulated=simulated
+        )
+        assert update.steps == 6
+        return b"".join(array.tobytes() for array in update.arrays.values())
+
+    assert answer(1, simulated=True) == answer(1, simulated=True) != answer(2, simulated=True)
+    assert len({answer(1, simulated=False) for _ in range(3)}) == 3
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_clients_draw_each_sample_for_each_batch_on_its_own(
+    simulated: bool, tmp_path: Path
+) -> None:
+    """Of two batches with half of the samples each, a quarter of the samples is in neither one."""
+    count, rounds = 40, 60
+    options = {"loss": "cross_entropy", "optimizer": SGD(), "privacy_clip": 1.0}
+    build_package(zoo.mlp((count, 3)), tmp_path / "package", privacy_noise=0.0, **options)
+    trainer = LocalTrainer(Package.open(tmp_path / "package"))
+    start = trainer.initial()
+    # Sample i alone moves column i of the weights.
+    data = {"input": np.eye(count, dtype=np.float32), "labels": np.arange(count) % 3}
+    settings = LocalSettings(count // 2, 1, 0.1)
+    unmoved = [
+        int((update.arrays["fc1.weight"] == start["fc1.weight"]).all(axis=0).sum())
+        for update in (
+            trainer.train(
+                start, data, np.arange(count), settings,
+                round_number=number, client=2, simulated=simulated,
+            )
+            for number in range(rounds)
+        )
+    ]  # fmt: skip
+    assert np.mean(unmoved) == pytest.approx(count / 4, abs=5 * np.sqrt(count * 3 / 16 / rounds))
+    assert np.var(unmoved) == pytest.approx(count * 3 / 16, rel=0.9)
+
+
+def test_a_private_client_without_a_drawn_sample_sends_noise(tmp_path: Path) -> None:
+    trainer = LocalTrainer(Package.open(package(tmp_path, clip=0.5, noise=3.0)))
+    start = trainer.initial()
+    data = dict(zip(("input", "labels"), batch(2), strict=True))
+    updates = [
+        trainer.train(
+            start, data, np.arange(2), LocalSettings(1, 1, 1.0), round_number=1, client=2
+        )
+        for _ in range(200)
+    ]  # fmt: skip
+    none = [update for update in updates if not np.isfinite(update.loss)]
+    assert len(none) == pytest.approx(200 / 16, abs=17)  # neither of two, and that twice
+    moves = np.concatenate(
+        [(each.arrays[name] - array).ravel() for each in none for name, array in start.items()]
+    )
+    assert moves.std() == pytest.approx(np.sqrt(2) * 1.5, rel=0.3)
 
 
 @pytest.mark.parametrize(
@@ -272,6 +332,13 @@ def test_epsilon_is_what_tensorflow_privacy_publishes(
     pytest.importorskip("dp_accounting")
     found = epsilon(noise, size / samples, epochs * samples // size, delta)
     assert found == pytest.approx(published, rel=1e-6)
+
+
+def test_an_extreme_epsilon_is_said_without_warnings(run: Run) -> None:
+    pytest.importorskip("dp_accounting")
+    outcome = run("privacy", "--noise", "1e9", "--samples", "1000", code=0)
+    assert outcome.out.startswith("epsilon 0 at delta 0.0001")
+    assert outcome.err == ""
 
 
 def test_epsilon_at_its_limits() -> None:
@@ -320,8 +387,15 @@ def test_command_line(tmp_path: Path, run: Run) -> None:
     assert result["privacy"]["sampling_rate"] == pytest.approx(32 / 240)
     outcome = run("simulate", path, "--data", tmp_path / "data.npz", "--device", "pi-5")
     assert (outcome.code, "private-training" in outcome.err) == (2, True)
-    outcome = run("build", tmp_path / "model.onnx", "--out", tmp_path / "x", *asked[:2], *asked[4:])
+    for noise in ("0.8", "1", "0"):
+        alone = *asked[:2], "--privacy-noise", noise
+        outcome = run("build", tmp_path / "model.onnx", "--out", tmp_path / "x", *alone)
+        assert (outcome.code, "option-not-used" in outcome.err) == (2, True)
+    recipe.write_text(recipe.read_text().replace("clip_norm = 1.0\n", "").replace("0.8", "1.0"))
+    outcome = run("build", "--recipe", recipe, "--out", tmp_path / "x")
     assert (outcome.code, "option-not-used" in outcome.err) == (2, True)
+    run("build", tmp_path / "model.onnx", "--out", tmp_path / "x", *asked[:4], code=0)
+    assert "noise of 1 times that" in run("inspect", tmp_path / "x").out
     dp_accounting = pytest.importorskip("dp_accounting")
     assert result["privacy"]["epsilon"] == pytest.approx(
         epsilon(0.8, 32 / 240, result["steps"], 0.1 / 240)

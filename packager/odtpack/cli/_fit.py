@@ -191,7 +191,7 @@ def fit(
     # and nothing is carried from one epoch into the next. The order of the samples depends only on
     # the seed and the epoch's number, so that a resumed training is bit-identical, and the
     # simulator replays in that order. A private training draws each sample for each batch
-    # independently, from the system's entropy, and cannot be repeated.
+    # independently, from the system's generator, and cannot be repeated.
     names = module.input_names()
     count = batch_count(len(indices), batch_size, whole=whole)
     if count == 0:
@@ -201,7 +201,6 @@ def fit(
         )
     expected = min(batch_size, len(indices))  # of a private batch
     done, losses = 0, list[float]()
-    drawn = np.random.default_rng()  # the privacy guarantee assumes that the draw is secret
 
     def seen(loss: float) -> None:
         nonlocal done
@@ -214,7 +213,7 @@ def fit(
             order = np.random.default_rng([seed, number]).permutation(indices)
             cut = in_batches(order, batch_size, whole=whole)
         else:
-            cut = poisson_batches(indices, expected / len(indices), count, drawn)
+            cut = poisson_batches(indices, expected / len(indices), count)
         losses, steps, skipped = [], 0, module.skipped_steps
         tried = list[Indices]()
         while of_step := list(itertools.islice(cut, module.accumulation_steps)):

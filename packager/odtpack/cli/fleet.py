@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from odtpack.fit.federated import FleetFitResult, Tried
     from odtpack_simulator.fleet.devices import FleetDevice
     from odtpack_simulator.fleet.federation import Federation, FleetProgress
+    from odtpack_simulator.fleet.fleet_file import FleetFile
     from odtpack_simulator.fleet.result import FleetResult
 
 FLEET = option("Clients, rounds and budgets.", "fleet.toml", "--fleet")
@@ -79,9 +80,9 @@ def run(
     from odtpack.cli.device.demo import make_folder
     from odtpack_runtime import OdtpackError, Package
     from odtpack_simulator.fleet.federation import Federation
-    from odtpack_simulator.fleet.fleet_file import read_fleet
+    from odtpack_simulator.fleet.fleet_file import budget_places, read_fleet
+    from odtpack_simulator.fleet.judge import join_seeds, judge_fleet
     from odtpack_simulator.fleet.population import make_availability
-    from odtpack_simulator.fleet.result import join_seeds, judge_fleet
     from odtpack_simulator.replay.executor import RayExecutor, default_jobs
     from odtpack_simulator.reports.console import print_result
 
@@ -92,15 +93,20 @@ def run(
             "--resume uses the times that the run began with",
             hint="leave out --times",
         )
-    settings = read_fleet(fleet_file)
+    settings, places = read_fleet(fleet_file), budget_places(fleet_file)
     make_availability(settings)
     opened = Package.open(package)
     opened.require_stock()
     opened.require_one_model("A fleet")
     check_reports(report or [], outside=opened, inputs=[data, fleet_file, times], as_json=as_json)
     folder = out or opened.path.with_name(f"{opened.path.name}-fleet")
-    before = None if times is None else sim.load_result(times)
+    before = _times_before(times, settings)
     federation = Federation(package, data, settings)
+    if settings.federation.clients > settings.population.clients:
+        _console.warn(
+            f"A round waits for {settings.federation.clients} answers, and the population has "
+            f"{settings.population.clients} clients: each is in every round for which it is there."
+        )
     for name in (STATE, CHECKPOINT):
         check_not_input(folder / name, "--out", [data, fleet_file, times])
     cluster = None if ray is None else RayExecutor(ray, jobs or default_jobs())
@@ -139,7 +145,7 @@ def run(
             )
             if first:
                 federation.save_checkpoint(state, folder / CHECKPOINT)
-            results.append(judge_fleet(measured, settings.budgets))
+            results.append(judge_fleet(measured, settings.budgets, places))
     result = join_seeds(results)
     _console.results(as_json=as_json, reports=report)
     print_result(result, _console.console())
@@ -152,6 +158,21 @@ def run(
     _console.json_result(as_json, result.model_dump(mode="json"))
     if result.over_budget or (strict and result.verdict == "not judged"):
         raise typer.Exit(_options.NOT_MET)
+
+
+def _times_before(times: Path | None, fleet: FleetFile) -> sim.SimulationResult | None:
+    """The result that --times names."""
+    from odtpack_runtime import OdtpackError
+
+    before = None if times is None else sim.load_result(times)
+    if before is not None and not fleet.population.devices:
+        raise OdtpackError(
+            "fleet-times",
+            "--times gives times of device models, and the fleet file names none",
+            where=str(times),
+            hint="leave out --times, or name the models under [[population.device]]",
+        )
+    return before
 
 
 def devices_of(
@@ -194,10 +215,11 @@ def compare(
 ) -> None:
     """Compare two results of fleet run: two packages, or two ways to run the rounds.
 
-    With three or more seeds on either side, a difference within the spread of the seeds is
+    With three or more seeds on both sides, a difference within the spread of the seeds is
     neither better nor worse.
     """
-    from odtpack_simulator.fleet.result import compare_fleets, load_fleet_result
+    from odtpack_simulator.fleet.compare import compare_fleets
+    from odtpack_simulator.fleet.result import load_fleet_result
 
     before, now = load_fleet_result(base), load_fleet_result(head)
     chosen = comparison_form(form, as_json=as_json)
@@ -302,7 +324,7 @@ def fit(
     optuna()  # before anything is read
     fleet = read_fleet(fleet_file)
     space = fleet_space(fleet, clients or (), epochs or (), lr or ())
-    before = None if times is None else sim.load_result(times)
+    before = _times_before(times, fleet)
     federation = Federation(package, data, fleet)
     with _console.Progress("fit") as progress:
         if fleet.population.devices:

@@ -22,13 +22,8 @@ from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile
-from odtpack_simulator.fleet.result import (
-    FleetResult,
-    fleet_figures,
-    join_seeds,
-    judge_fleet,
-    seed_runs,
-)
+from odtpack_simulator.fleet.judge import fleet_figures, join_seeds, judge_fleet
+from odtpack_simulator.fleet.result import FleetResult, seed_runs
 from odtpack_simulator.replay.executor import LocalExecutor
 from odtpack_simulator.result import Count, Loss, NonNegative, tool_version
 from odtpack_simulator.values.figure import Text
@@ -134,7 +129,8 @@ class Figures(Part):
 
     def costs(self) -> Point:
         """Error or loss, days, traffic and energy, each on its grid; what is unknown is worst."""
-        quality = self.loss if self.accuracy is None else 1.0 - self.accuracy
+        # A model whose loss is not finite has an accuracy as well, by chance.
+        quality = self.loss if self.loss is None or self.accuracy is None else 1.0 - self.accuracy
         others = (self.days, self.traffic_bytes, self.energy_j)
         return (
             math.inf if quality is None else quality,
@@ -219,14 +215,12 @@ def figures_of(result: FleetResult, budgets: FleetBudgets) -> Figures:
     """The figures of a federation, as far as it was simulated."""
     found = {each.metric: each.value for each in fleet_figures(result, budgets.accuracy)}
     runs = seed_runs(result)
-    losses = [run.points[-1].loss if run.points else run.loss_before for run in runs]
-    known = [loss for loss in losses if loss is not None]
     days = found["days"]
     if budgets.accuracy is None:
         days = statistics.fmean(run.points[-1].day if run.points else 0.0 for run in runs)
     return Figures(
         accuracy=found["accuracy"],
-        loss=statistics.fmean(known) if len(known) == len(losses) else None,
+        loss=found["final_loss"],
         days=days,
         took_part=found["participation"] or 0.0,
         traffic_bytes=found["traffic"] or 0.0,

@@ -37,6 +37,9 @@ SETTINGS: Final = (
 )
 """Keys of a server's configuration, the settings that they are, and the least values."""
 
+OF_THE_CLIENT: Final = ("batch-size", "local-epochs")
+"""Keys that a private client takes from nobody: its epsilon follows from them."""
+
 FROM_FLOWER: Final = ("server-round", "clipping_norm")
 """Keys that Flower's own strategies add."""
 
@@ -63,6 +66,11 @@ def client_app(
     ``loss`` (``train_loss`` is the same), ``seconds``, ``bytes`` and, where the system says it,
     ``peak-mb`` of the process. A client that cannot
     take part answers with an error of code 100 and a reason.
+
+    If the package is private (DP-SGD), batches are drawn independently, and they and the noise come
+    from the system's secure generator, which no ``seed`` reaches. The client then refuses
+    ``batch-size`` and ``local-epochs``, on which epsilon depends, and messages to evaluate, and its
+    answer has no loss, because a loss has no noise.
 
     Args:
         package: Folder of the package.
@@ -103,6 +111,8 @@ def client_app(
         trainer, (arrays, indices) = _trainer(path), _samples(data(context))
         config = _config(message)
         settings = _settings(defaults, config)
+        if trainer.private:
+            _check_private(config)
         if not trainer.steps(len(indices), settings):
             raise OdtpackError(
                 "too-few-samples", f"{len(indices)} samples are less than one batch."
@@ -117,17 +127,19 @@ def client_app(
             client=client_number(context),
             optimizer_state=None if kept is None else to_arrays(kept),
         )
-        if not math.isfinite(update.loss):
+        # Of a private client neither the loss nor whether there is one may go out.
+        if not trainer.private and not math.isfinite(update.loss):
             raise OdtpackError("diverged", "No batch of this client has a finite loss.")
         if keep_optimizer_state:
             context.state[OPTIMIZER_STATE] = to_record(trainer.optimizer_state())
         metrics: dict[str, int | float] = {
             "num-examples": update.examples,
-            "loss": update.loss,
-            "train_loss": update.loss,  # as Flower's QFedAvg calls it
             "seconds": update.seconds,
             "bytes": sum(array.nbytes for array in update.arrays.values()),
         }
+        if not trainer.private:
+            metrics["loss"] = update.loss
+            metrics["train_loss"] = update.loss  # as Flower's QFedAvg calls it
         peak = _peak_megabytes()
         if peak is not None:
             metrics[PEAK] = peak
@@ -142,7 +154,13 @@ def client_app(
     def _evaluate(message: Message, context: Context) -> Any:
         from flwr.app import MetricRecord, RecordDict
 
-        trainer, (arrays, indices) = _trainer(path), _samples(data(context))
+        trainer = _trainer(path)
+        if trainer.private:
+            raise OdtpackError(
+                "private-training",
+                "Figures of an evaluation have no noise, and the package is private.",
+            )
+        arrays, indices = _samples(data(context))
         settings = _settings(defaults, _config(message))
         given = as_typed(only_arrays(message.content), trainer.sent)
         found = trainer.evaluate(given, arrays, indices, settings.batch_size)
@@ -227,6 +245,16 @@ def _settings(defaults: LocalSettings, config: Mapping[str, Any]) -> LocalSettin
             )
         values[name] = type(default)(value)
     return LocalSettings(**values)
+
+
+def _check_private(config: Mapping[str, Any]) -> None:
+    for key in OF_THE_CLIENT:
+        if key in config:
+            raise OdtpackError(
+                "fleet-config",
+                f"The server's configuration has {key}, and the package is private: its client "
+                "alone sets what epsilon depends on.",
+            )
 
 
 def check_config(config: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -57,6 +58,7 @@ def initial_arrays(
 def guarded(
     strategy: S,
     *,
+    package: str | os.PathLike[str] | None = None,
     most_times_median: float = MOST_TIMES_MEDIAN,
     most_times_model: float = MOST_TIMES_MODEL,
     most_times_weight: float = MOST_TIMES_WEIGHT,
@@ -76,6 +78,9 @@ def guarded(
     Args:
         strategy: Any strategy of Flower with ``configure_train`` and ``aggregate_train``; it is
             changed.
+        package: Folder of the package. Its running statistics then become the mean of the answers
+            also if the strategy has an optimizer of its own (FedAvgM, FedAdam, FedYogi,
+            FedAdagrad), whose step can make a variance negative.
         most_times_median: See :func:`~odtpack_simulator.fleet.updates.refusals`.
         most_times_model: See there; it is for rounds of one or two answers.
         most_times_weight: See :func:`~odtpack_simulator.fleet.updates.capped`.
@@ -103,6 +108,7 @@ def guarded(
     begun: dict[str, Array] = {}
     say = on_refused or _log
     weight = getattr(target, "weighted_by_key", "num-examples")
+    statistics = _stepped_statistics(target, package)
 
     def configure_train(
         server_round: int, arrays: ArrayRecord, *rest: Any, **named: Any
@@ -128,10 +134,15 @@ def guarded(
                 say(server_round, message.metadata.src_node_id, error.what)
         answers.sort(key=lambda answer: _order(answer[0]))
         kept: list[tuple[Message, dict[str, Array]]] = []
-        reasons = refusals(begun, [arrays for _, arrays in answers], most_times_median)
         odd = _odd([message for message, _ in answers], weight)
-        for (message, arrays), unsound, other in zip(answers, reasons, odd, strict=True):
-            reason = unsound or other
+        reasons = refusals(
+            begun,
+            [arrays for _, arrays in answers],
+            most_times_median,
+            most_times_model=most_times_model,
+            known=[other or _bad_loss(each[0]) for each, other in zip(answers, odd, strict=True)],
+        )
+        for (message, arrays), reason in zip(answers, reasons, strict=True):
             if reason is None:
                 kept.append((message, arrays))
             else:
@@ -139,15 +150,30 @@ def guarded(
         _cap([message for message, _ in kept], weight, most_times_weight)
         _drop_unless_of_all([message for message, _ in kept], PEAK)
         if kept and aggregate in ROBUST:
-            whole = to_record(ROBUST[aggregate]([arrays for _, arrays in kept]))
+            found = ROBUST[aggregate]([arrays for _, arrays in kept])
+            kept = [(message, found) for message, _ in kept]
+            whole = to_record(found)
             for message, _ in kept:
                 (name,) = message.content.array_records
                 message.content[name] = whole
-        return average(server_round, [*(message for message, _ in kept), *failed])
+        result = average(server_round, [*(message for message, _ in kept), *failed])
+        if kept and statistics and result[0] is not None:
+            result[0].update(to_record(_mean(kept, statistics, weight)))
+        return result
 
     target.configure_train, target.aggregate_train = configure_train, aggregate_train
     _guard_evaluations(target, weight, say)
     return strategy
+
+
+def _stepped_statistics(target: Any, package: str | os.PathLike[str] | None) -> list[str]:
+    """Names of the package's running statistics that a strategy would step like weights."""
+    if not hasattr(target, "momentum_vector") and not hasattr(target, "m_t"):
+        return []  # it has no moments
+    if package is None:
+        _warn("%s steps running statistics too: pass package= to guarded", type(target).__name__)
+        return []
+    return [info.name for info in Package.open(package).manifest.parameters if info.role == "state"]
 
 
 def _guard_evaluations(target: Any, weight: str, say: OnRefused) -> None:
@@ -288,6 +314,20 @@ def _bad_weight(message: Message, key: str) -> str | None:
     return f"it gives no number above nothing as {key}"
 
 
+def _bad_loss(message: Message) -> str | None:
+    """Why the loss of an answer spoils what is computed with it; None if it does not."""
+    for record in message.content.metric_records.values():
+        for key in ("loss", "train_loss"):
+            if not np.isfinite(record.get(key, 0.0)).all():
+                return f"its {key} is not finite"
+    return None
+
+
+def _mean(answers: list[tuple[Message, Arrays]], names: Sequence[str], key: str) -> Arrays:
+    weights: list[Any] = [next(iter(m.content.metric_records.values()))[key] for m, _ in answers]
+    return weighted_mean([{name: arrays[name] for name in names} for _, arrays in answers], weights)
+
+
 def _cap(messages: list[Message], key: str, most_times_median: float) -> None:
     """Let no answer count for more than a multiple of the others' median."""
     records = [next(iter(message.content.metric_records.values())) for message in messages]
@@ -303,11 +343,15 @@ def _order(message: Message) -> tuple[int, int]:
 
 
 def _log(server_round: int, node: int, reason: str) -> None:
+    _warn("round %s: the answer of node %s is refused: %s", server_round, node, reason)
+
+
+def _warn(text: str, *what: object) -> None:
     from logging import WARNING
 
     from flwr.common.logger import log
 
-    log(WARNING, "round %s: the answer of node %s is refused: %s", server_round, node, reason)
+    log(WARNING, text, *what)
 
 
 # A round of checkpoints: what devices send that do not run Flower, from a kit of any language.
@@ -364,8 +408,9 @@ def fedavg(
     reasons: dict[int, str] = {}
     found: dict[int, Arrays] = {}
     for index, (path, examples) in enumerate(answers):
-        if not 0 < examples < math.inf:
-            reasons[index] = f"its number of samples is {examples}"
+        count: Any = examples  # from a table, or a message of a device
+        if not isinstance(count, Real) or not 0 < float(count) < math.inf:
+            reasons[index] = f"its number of samples is {examples!r:.60}"
             continue
         try:
             found[index] = read(path)

@@ -83,7 +83,8 @@ def resolve_update(task: Task, graphs: Graphs) -> OptimizerStep | None:
     clip = Clip(spec.clip_norm, spec.clip_value)
     privacy = None
     if spec.privacy_clip is not None:
-        privacy = Privacy(spec.privacy_clip, spec.privacy_noise)
+        noise = 1.0 if spec.privacy_noise is None else spec.privacy_noise
+        privacy = Privacy(spec.privacy_clip, noise)
         _check_private(clip, graphs)
     ranks = {
         parameter.name: len(parameter.tensor.shape)

@@ -28,8 +28,17 @@ from odtpack_runtime.training.parameter_vector import gradient_norm
 Normal = Callable[[int], npt.NDArray[np.float64]]
 """Draws so many numbers from the standard normal distribution."""
 
+Uniform = Callable[[int], npt.NDArray[np.float64]]
+"""Draws so many numbers, evenly from 0 up to but not including 1."""
+
 _CHUNK = 2**16
 _BITS = 53
+
+
+def secure_uniform(count: int) -> npt.NDArray[np.float64]:
+    """Draw numbers evenly from 0 up to 1 from the system's secure generator."""
+    drawn = np.frombuffer(os.urandom(8 * count), np.uint64) >> np.uint64(64 - _BITS)
+    return np.asarray(drawn * 2.0**-_BITS)
 
 
 def secure_normal(count: int) -> npt.NDArray[np.float64]:
@@ -37,20 +46,19 @@ def secure_normal(count: int) -> npt.NDArray[np.float64]:
     # By the formula of Box and Muller. Each is half the sum of four, so that what floating-point
     # numbers can be tells less of the sum that it is added to (Holohan and Braghin, Secure Random
     # Sampling in Differential Privacy, 2021).
-    uniform = np.frombuffer(os.urandom(32 * count), np.uint64) >> np.uint64(64 - _BITS)
-    first, second = (uniform.reshape(2, -1) + 1.0) * 2.0**-_BITS  # above 0, at most 1
+    first, second = 1 - secure_uniform(4 * count).reshape(2, -1)  # above 0, at most 1
     radius, angle = np.sqrt(-2 * np.log(first)), 2 * np.pi * second
     pairs = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)))
     return np.asarray(pairs.reshape(4, count).sum(axis=0) / 2)
 
 
 def poisson_batches(
-    indices: npt.NDArray[np.int64], rate: float, steps: int, random: np.random.Generator
+    indices: npt.NDArray[np.int64], rate: float, steps: int, uniform: Uniform = secure_uniform
 ) -> Iterator[npt.NDArray[np.int64]]:
     """Yield a batch for each step: every sample with the same probability, independently."""
-    # Batches differ in size, and may be empty.
+    # Batches differ in size, and may be empty. What is promised holds if nobody can tell the draw.
     for _ in range(steps):
-        yield indices[random.random(len(indices)) < rate]
+        yield indices[uniform(len(indices)) < rate]
 
 
 def private_gradient(

@@ -270,6 +270,9 @@ def _notes(base: SimulationResult, head: SimulationResult) -> list[str]:
         ("native kernels", lambda r: "the kit's" if r.policy.native is None else r.policy.native),
     )
     notes += differences((name, read(base), read(head)) for name, read in rows)
+    rates = base.training.learning_rate, head.training.learning_rate
+    if None not in rates:  # results of earlier versions do not say it
+        notes += differences([("learning rate", *rates)])
     arenas = {device.name: device.memory.sharing for device in base.devices}
     changed = [
         (arenas[device.name] or "not said", device.memory.sharing or "not said")

@@ -74,7 +74,11 @@ def package_checks(result: SimulationResult, *, learns: bool) -> list[Check]:
             )
         )
     if learns and not result.training.diverged:
-        checks.append(learns_check(result))
+        training = result.training
+        losses = training.eval_loss_before, training.eval_loss_after
+        check = learns_check(training.held_out_fall, losses, result.data.held_out_samples)
+        hint = advice.for_learning(result) if check.status == "fail" else None
+        checks.append(check.model_copy(update={"advice": hint}))
     if result.interruption is not None:
         checks.append(_interruption(result.interruption))
     return checks
@@ -328,34 +332,35 @@ def _finishes(result: SimulationResult, device: DeviceResult, campaign: DeviceCa
 LEAST_SHARE: Final = 0.001  # Share of its loss by which a model that learns improves at the least
 
 
-def learns_check(result: SimulationResult) -> Check:
-    """Whether the loss on held-out samples fell by more than its noise."""
+Losses = tuple[float | None, float | None]  # On held-out samples, before and after
+
+
+def learns_check(fall: HeldOutFall | None, losses: Losses, held_out: int) -> Check:
+    """Whether the loss on held-out samples fell by more than its noise; without advice."""
     # It passes where the whole interval of the fall is above zero, and fails where none of it is,
     # or where the fall is less than a thousandth of the loss: any difference shows if only the
     # samples agree on it. In between the samples do not show it: with ENOUGH_GROUPS of them to
     # compare, a training that is worth shipping would show, and the check fails; with fewer it is
     # not judged.
-    fall = result.training.held_out_fall
-    status, message = _outcome(result, fall)
+    status, message = _outcome(fall, losses, held_out)
     return Check(
         metric="learns",
         limit=None if fall is None else fall.fall - fall.low,
         actual=None if fall is None else fall.fall,
         status=status,
         message=message,
-        advice=advice.for_learning(result) if status == "fail" else None,
     )
 
 
-def _outcome(result: SimulationResult, fall: HeldOutFall | None) -> tuple[CheckStatus, str]:
-    held, training = result.data.held_out_samples, result.training
-    if held and training.eval_loss_before == training.eval_loss_after == 0:
+def _outcome(fall: HeldOutFall | None, losses: Losses, held: int) -> tuple[CheckStatus, str]:
+    before, after = losses
+    if held and before == after == 0:
         return "fail", (
             "the loss on held-out samples is exactly 0 before and after: it does not depend on "
             "the labels, or their axes are confused"
         )
     if fall is None or fall.groups < FEWEST_GROUPS:
-        if held and (training.eval_loss_before is None or training.eval_loss_after is None):
+        if held and (before is None or after is None):
             return "not judged", "the loss on held-out samples is not known before and after"
         groups = 0 if fall is None else fall.groups
         what = (
@@ -369,11 +374,10 @@ def _outcome(result: SimulationResult, fall: HeldOutFall | None) -> tuple[CheckS
     change = f"{'fell' if fall.fall > 0 else 'rose'} by {format_number(abs(fall.fall))}"
     if fall.fall == 0:
         change = "did not change"
-    if training.eval_loss_before is not None and training.eval_loss_after is not None:
-        start, end = map(format_number, (training.eval_loss_before, training.eval_loss_after))
-        change += f" ({start} to {end})"
+    if before is not None and after is not None:
+        change += f" ({format_number(before)} to {format_number(after)})"
     what = f"the loss on {fall.samples} held-out samples {change}"
-    least = LEAST_SHARE * abs(training.eval_loss_before or 0.0)
+    least = LEAST_SHARE * abs(before or 0.0)
     if fall.low > 0 and fall.fall <= least:
         return "fail", f"{what}, less than a thousandth: the model learned nothing to speak of"
     if fall.low > 0:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 from odtpack_simulator.device.app import MemoryFit
-from odtpack_simulator.values.figure import Figure, Unit
+from odtpack_simulator.values.figure import Check, Figure, Unit, Verdict
 
 Source = TypeVar("Source")
 """What figures of one kind are read from: a result, and one of its devices."""
@@ -53,7 +53,8 @@ class Metric(CheckKind, Generic[Source]):
     # How the figure compares with an absolute limit, where a part of it is too close to call.
     fit: Callable[[int, int], MemoryFit] | None = None
     suggested: bool = True  # A suggested budget has it
-    never: bool = False  # An unknown figure stands for what never happens, which no limit allows
+    # An unknown figure stands for what never happens or is not finite, which no limit allows.
+    never: bool = False
     below: float | None = None  # Limits must be below this
     most: float | None = None  # A plain number may be this at most, as a share is
 
@@ -145,3 +146,25 @@ def chance(metric: Metric[Source], base: Figure, head: Figure) -> float | None:
     if same and base.value is not None and head.value is not None:
         noise = max(noise or 0.0, abs(head.value - base.value))
     return noise if noise is not None and math.isfinite(noise) else None
+
+
+Whose = TypeVar("Whose")
+
+
+def worst(
+    members: Sequence[tuple[Whose, Check]],
+    kinds: Mapping[str, CheckKind],
+    order: Sequence[Verdict],
+) -> tuple[Whose, Check]:
+    """The check of one metric whose state comes first in an order, and that is furthest off."""
+
+    def excess(check: Check) -> tuple[float, float]:
+        """How far it is off; a killed replay (no figure) is worst, most of all in least room."""
+        if check.actual is None or not check.limit:
+            return float("inf"), -(check.limit or 0.0)
+        ratio = max(0.0, check.actual / check.limit)
+        kind = kinds.get(check.metric)
+        floor = kind is not None and kind.better == "higher"
+        return (1.0 / max(ratio, 1e-12) if floor else ratio), 0.0
+
+    return max(members, key=lambda member: (-order.index(member[1].state), excess(member[1])))

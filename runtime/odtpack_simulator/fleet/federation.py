@@ -62,7 +62,8 @@ from odtpack_simulator.fleet.updates import (
     weighted_mean,
 )
 from odtpack_simulator.replay.executor import RayExecutor
-from odtpack_simulator.result import find_origin, tool_version
+from odtpack_simulator.replay.paired_loss import finer_groups, held_out_fall, pooled
+from odtpack_simulator.result import HeldOutFall, find_origin, tool_version
 from odtpack_simulator.values.text import shown_path
 
 _EVALUATION_BATCH: Final = 256
@@ -114,7 +115,7 @@ class Federation:
             training.proximal,
         )
         self.initial = self.trainer.initial()
-        self.server = ServerOptimizer.of(fleet.federation)
+        self.server = ServerOptimizer.of(fleet.federation, self.trainer.trainable)
         self.devices = list(devices) or [IDEAL] * max(1, len(fleet.population.devices))
         self.payload = sum(array.nbytes for array in self.initial.values())
 
@@ -208,7 +209,7 @@ class Federation:
         rounds = state.record.rounds
         if rounds and not federation.evaluated(rounds[-1].number):
             found = self._evaluate(state.arrays)
-            figures = {"loss": found.loss, "accuracy": found.accuracy}
+            figures = {"loss": found.loss, "accuracy": found.accuracy, "evaluated": True}
             last = RoundRecord.model_validate({**rounds[-1].model_dump(), **figures})
             changes = {"rounds": [*rounds[:-1], last], **found.by_class()}
             state.record = state.record.model_copy(update=changes)
@@ -258,12 +259,17 @@ class Federation:
             )
             for visit, update in zip(answers, trained, strict=True)
         ]
+        # A private client steps by its noise alone where no sample was drawn or none is finite.
+        lost = [
+            bool(update.steps) and not self.trainer.private and not math.isfinite(update.loss)
+            for update in updates
+        ]
         reasons = refusals(
-            state.arrays, [update.arrays for update in updates], federation.most_times_median
+            state.arrays,
+            [update.arrays for update in updates],
+            federation.most_times_median,
+            known=["no batch of it has a finite loss" if each else None for each in lost],
         )
-        for index, update in enumerate(updates):
-            if reasons[index] is None and update.steps and not math.isfinite(update.loss):
-                reasons[index] = "no batch of it has a finite loss"
         kept = [update for update, reason in zip(updates, reasons, strict=True) if reason is None]
         refused = {
             visit.client: f"client {visit.client}: {reason}"
@@ -287,6 +293,7 @@ class Federation:
         ends: dict[End, int] = count_ends(played.visits)
         ends["averaged"] -= len(refused)
         ends["refused"] += len(refused)
+        told = [update for update in kept if update.examples and math.isfinite(update.loss)]
         record = RoundRecord(
             number=number,
             start_s=played.start / NS,
@@ -294,9 +301,10 @@ class Federation:
             looked_at=played.looked_at,
             absent=played.absent,
             ends={end: count for end, count in ends.items() if count},
-            training_loss=sum(u.loss * u.examples for u in kept) / sum(u.examples for u in kept)
-            if any(update.examples for update in kept)
+            training_loss=sum(u.loss * u.examples for u in told) / sum(u.examples for u in told)
+            if told
             else None,
+            evaluated=evaluated is not None,
             loss=None if evaluated is None else evaluated.loss,
             accuracy=None if evaluated is None else evaluated.accuracy,
             refused=list(refused.values())[:_MOST_REFUSALS],
@@ -316,10 +324,25 @@ class Federation:
             changes |= evaluated.by_class()
         state.record = state.record.model_copy(update=changes)
 
-    def _evaluate(self, arrays: dict[str, np.ndarray]) -> ModelEvaluation:
-        return self.trainer.evaluate(
-            arrays, self.data.arrays, self.data.held_out, _EVALUATION_BATCH
-        )  # fmt: skip
+    def _evaluate(self, arrays: Arrays, batch: int = _EVALUATION_BATCH) -> ModelEvaluation:
+        return self.trainer.evaluate(arrays, self.data.arrays, self.data.held_out, batch)
+
+    def fall(self, arrays: Arrays) -> HeldOutFall | None:
+        """By how much the held-out loss of parameters is below that of the package's."""
+        found = []
+        for each in (self.initial, arrays):
+            whole = self._evaluate(each, self.settings.batch_size)
+            if not whole.sizes:  # fewer than a fixed batch
+                return None
+
+            def small(size: int, each: Arrays = each) -> tuple[Sequence[float], Sequence[int]]:
+                groups = self._evaluate(each, size)
+                return groups.losses, groups.sizes
+
+            batch = 0 if self.trainer.fixed_batch else self.settings.batch_size
+            groups = finer_groups(len(self.data.held_out), batch, whole.loss, small)
+            found.append([pooled(whole.losses, whole.sizes), *groups])
+        return held_out_fall(*found)
 
 
 def _groups(
@@ -343,7 +366,8 @@ def _summarize(federation: Federation, state: FleetState) -> FleetResult:
     """The result of the rounds that a state holds, not judged."""
     record, visits = state.record, state.all_visits()
     manifest = federation.package.manifest
-    outcomes = [_outcome(federation, index, visits) for index in range(len(federation.devices))]
+    counts = _count_models(federation.population)
+    outcomes = [_outcome(federation, index, visits, count) for index, count in enumerate(counts)]
     chosen = np.unique(visits["client"])
     averaged = visits["end"] == ENDS.index("averaged")
     unknown = unmeasured(federation.devices)
@@ -351,6 +375,11 @@ def _summarize(federation: Federation, state: FleetState) -> FleetResult:
         d.ideal for d in federation.devices
     ):
         unknown.append("energy is that of the training: traffic.radio_power is not given")
+    if len(counts) > 1 and len(federation.population) > _MOST_COUNTED:
+        unknown.append(
+            f"the clients of each device are not counted one by one: there are more than "
+            f"{_MOST_COUNTED:,}, and their number follows from the shares"
+        )
     return FleetResult(
         tool_version=tool_version(),
         origin=find_origin(federation.package.path),
@@ -363,6 +392,7 @@ def _summarize(federation: Federation, state: FleetState) -> FleetResult:
             payload_bytes=federation.payload,
         ),
         plan=_plan(federation),
+        settings=federation.fleet.settings,
         loss_before=record.loss_before,
         accuracy_before=record.accuracy_before,
         rounds=record.rounds,
@@ -372,6 +402,7 @@ def _summarize(federation: Federation, state: FleetState) -> FleetResult:
         traffic_bytes=_per_device(visits, "bytes") or PerDevice(mean=0, most=0),
         energy_j=_per_device(visits, "energy"),
         fairness=_fairness(federation, record),
+        held_out_fall=federation.fall(state.arrays) if record.rounds else None,
         unknown=unknown,
     )
 
@@ -405,9 +436,24 @@ def _plan(federation: Federation) -> FleetPlan:
     )
 
 
-def _outcome(federation: Federation, index: int, visits: Visits) -> DeviceOutcome:
+_MOST_COUNTED: Final = 10**7
+_BLOCK: Final = 2**20
+
+
+def _count_models(population: Population) -> list[int]:
+    """How many clients have each model of device; of a very large population by the shares."""
+    shares = [device.share for device in population.fleet.population.devices] or [1.0]
+    if len(population) > _MOST_COUNTED:
+        return [round(len(population) * share / sum(shares)) for share in shares]
+    counts = np.zeros(len(shares), np.int64)
+    for start in range(0, len(population), _BLOCK):
+        numbers = np.arange(start, min(start + _BLOCK, len(population)))
+        counts += np.bincount(population.models(numbers), minlength=len(shares))
+    return [int(count) for count in counts]
+
+
+def _outcome(federation: Federation, index: int, visits: Visits, clients: int) -> DeviceOutcome:
     own = visits[visits["model"] == index]
-    total = sum(device.share for device in federation.devices)
     device = federation.devices[index]
     counts = np.bincount(own["end"], minlength=len(ENDS))
     answered = np.isin(own["end"], [ENDS.index(end) for end in ENDS if end in ANSWERED])
@@ -418,7 +464,7 @@ def _outcome(federation: Federation, index: int, visits: Visits) -> DeviceOutcom
     energy = float(own["energy"].sum())
     return DeviceOutcome(
         device=device,
-        clients=round(len(federation.population) * device.share / total),
+        clients=clients,
         took_part=len(np.unique(own["client"][own["end"] == ENDS.index("averaged")])),
         ends={end: int(counts[i]) for i, end in enumerate(ENDS) if counts[i]},
         energy_j=None if np.isnan(energy) else energy,

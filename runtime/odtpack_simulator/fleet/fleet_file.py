@@ -8,13 +8,24 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from odtpack_simulator.device.profile import AppState
 from odtpack_simulator.values.part import Part, wrong_file
+from odtpack_simulator.values.text import shown_path
 from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
 from odtpack_simulator.values.units import parse_quantity
 
@@ -70,6 +81,17 @@ class _Table(Part):
     """A table of the file: no unknown keys, no guesses."""
 
     model_config = ConfigDict(use_attribute_docstrings=True, populate_by_name=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_boolean(cls, value: object, info: ValidationInfo) -> object:
+        """Pydantic takes them for numbers."""
+        if info.field_name != "learns" and any(
+            isinstance(each, bool) for each in (value if isinstance(value, list) else [value])
+        ):
+            msg = f"must not be true or false, found {value!r}"
+            raise ValueError(msg[:200])
+        return value
 
 
 class DeviceShare(_Table):
@@ -254,6 +276,8 @@ class FleetBudgets(_Table):
     """Least accuracy on the held-out samples at the end."""
     worst_tenth: Share | None = None
     """Least mean accuracy of the tenth of the clients for whom the model does worst."""
+    final_loss: float | None = None
+    """Most loss on the held-out samples at the end."""
     rounds: int | None = Field(default=None, ge=1)
     """Most rounds until `accuracy` is reached."""
     days: float | None = Field(default=None, gt=0)
@@ -264,6 +288,8 @@ class FleetBudgets(_Table):
     """Most bytes, up and down, of any device that took part."""
     energy_per_device: Joules | None = None
     """Most energy of any device that took part."""
+    learns: StrictBool = True
+    """Whether it must learn: the loss on the held-out samples must fall by more than its noise."""
 
     @model_validator(mode="after")
     def _until_what(self) -> FleetBudgets:
@@ -291,17 +317,36 @@ class FleetFile(_Table):
 
     @model_validator(mode="after")
     def _fills(self) -> FleetFile:
-        buffer, clients = self.federation.buffer, self.population.clients
-        if buffer is not None and buffer > clients:
-            msg = f"federation.buffer is {buffer}, and the population has {clients} clients"
-            raise ValueError(msg)
+        clients = self.population.clients
+        for name in ("buffer", "minimum"):
+            count = getattr(self.federation, name)
+            if count is not None and count > clients:
+                msg = f"federation.{name} is {count}, and the population has {clients} clients"
+                raise ValueError(msg)
         return self
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it says but its budgets, each key by its path, such as ``federation.clients``."""
+        content = self.model_dump(mode="json", by_alias=True, exclude={"budgets"})
+        return dict(_settings(content, ""))
 
     @property
     def digest(self) -> str:
         """SHA-256 of what the file says but its budgets, whatever its layout and comments."""
         content = self.model_dump(mode="json", exclude={"budgets"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _settings(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Keys by their paths; tables of a list are counted."""
+    tables = isinstance(value, list) and all(isinstance(each, dict) for each in value)
+    if isinstance(value, dict) or (tables and value):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _settings(inner, f"{path}.{key}" if path else str(key))
+    else:
+        is_path = path.endswith((".profile", ".trace")) and value is not None
+        yield path, shown_path(Path(value)) if is_path else value
 
 
 def parse_fleet(data: bytes, source: str = "fleet.toml") -> FleetFile:
@@ -328,3 +373,10 @@ def read_fleet(path: str | os.PathLike[str]) -> FleetFile:
     file = Path(path)
     data = read_bounded(file, limit=MAX_FLEET_BYTES, code="fleet", what="fleet file")
     return parse_fleet(data, str(file))
+
+
+def budget_places(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Where each budget of a fleet file stands, such as ``fleet.toml:12``."""
+    data = read_bounded(Path(path), limit=MAX_FLEET_BYTES, code="fleet", what="fleet file")
+    lines = key_lines(data.decode("utf-8")).items()
+    return {key[1]: f"{path}:{n}" for key, n in lines if len(key) == 2 and key[0] == "budgets"}

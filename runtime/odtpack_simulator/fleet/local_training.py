@@ -32,6 +32,7 @@ from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
+from odtpack_runtime.training.private import poisson_batches, secure_normal, secure_uniform
 from odtpack_simulator.replay.executor import (
     RayExecutor,
     completed,
@@ -47,8 +48,8 @@ from odtpack_simulator.replay.replay import write_data
 Arrays = dict[str, Array]  # Parameters by name
 
 _ORDER, _DROPOUT, _NOISE = 2, 4, 5
-"""Which streams of random numbers of a seed give the order of samples, what Dropout draws, and the
-noise of private gradients, which a simulation must be able to repeat."""
+"""Which streams of random numbers of a seed give the order of samples, what Dropout draws, and, in
+simulations alone, the noise of private gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ class LocalSettings:
     batch_size: int  # Samples per batch
     epochs: int  # Passes over the client's samples
     learning_rate: float  # Of every step
-    seed: int = 0  # Seed of the order of the samples
+    seed: int = 0  # Seed of the order of the samples, and of Dropout
     # Weight of FedProx's term, half the squared distance from the parameters that the round began
     # with; 0 for none.
     proximal: float = 0.0
@@ -83,6 +84,8 @@ class ModelEvaluation:
     # Per class, samples whose class the highest score names; empty without classes.
     right: tuple[int, ...] = ()
     total: tuple[int, ...] = ()  # Samples per class
+    losses: tuple[float, ...] = ()  # Of each batch
+    sizes: tuple[int, ...] = ()  # Samples of each
 
     def by_class(self) -> dict[str, Any]:
         """The counts as the state of a federation holds them."""
@@ -109,6 +112,7 @@ class LocalTrainer:
             package.training_model, state, package.eval_model, session_options=options
         )
         self.optimizer = Optimizer(package.optimizer_model, self.module)
+        self.private = self.optimizer.privacy is not None
         self.class_count = manifest.class_count
         self._names = self.module.input_names()
         self._scores, self._labels = accuracy_inputs(manifest)
@@ -120,8 +124,8 @@ class LocalTrainer:
             for info in manifest.parameters
             if info.role != "frozen"
         }
-        trainable = set(state.arrays(trainable=True))
-        self._proximal = [(name, state.parameters[name]) for name in self.sent if name in trainable]
+        self.trainable = self.sent.keys() & state.arrays(trainable=True)
+        self._proximal = [(name, state.parameters[name]) for name in sorted(self.trainable)]
 
     def initial(self) -> Arrays:
         """Copies of the parameters that cross between server and clients, by name."""
@@ -153,22 +157,31 @@ class LocalTrainer:
         round_number: int,
         client: int,
         optimizer_state: Mapping[str, Array] | None = None,
+        simulated: bool = False,
     ) -> LocalUpdate:
         """Train for one client."""
         # `optimizer_state`: What optimizer_state gave after the client's last round; by default the
         # optimizer starts afresh.
+        # `simulated`: Private batches and noise are drawn from the seed and can be repeated. Who
+        # knows the seed can subtract that noise, so a device draws them from the system.
         start = time.perf_counter()
         self.set_parameters(arrays)
         self._reset_optimizer(settings.learning_rate, optimizer_state)
         self.module.train()
         self.module.lazy_reset_grad()
         random = np.random.default_rng([settings.seed, _ORDER, round_number, client])
+        size, whole = self.fixed_batch or settings.batch_size, self.fixed_batch is not None
+        expected = min(size, len(indices))  # of a private batch, as for `odtpack train`
         pull = functools.partial(self._pull, arrays, settings.proximal)
         losses: list[float] = []
         steps = 0
-        size, whole = self.fixed_batch or settings.batch_size, self.fixed_batch is not None
         for _ in range(settings.epochs):
-            batches = in_batches(random.permutation(indices), size, whole=whole)
+            if self.private and expected:
+                uniform = random.random if simulated else secure_uniform
+                count = math.ceil(len(indices) / size)
+                batches = poisson_batches(indices, expected / len(indices), count, uniform)
+            else:
+                batches = in_batches(random.permutation(indices), size, whole=whole)
             while of_step := list(itertools.islice(batches, self.module.accumulation_steps)):
                 # Dropout draws from the generator of the process.
                 position = (settings.seed, _DROPOUT, round_number, client, steps)
@@ -181,7 +194,8 @@ class LocalTrainer:
                     fed,
                     on_loss=losses.append,
                     before_update=pull,
-                    noise=noise.standard_normal,
+                    noise=noise.standard_normal if simulated else secure_normal,
+                    expected=expected,
                 )
                 steps += 1
         losses = [loss for loss in losses if math.isfinite(loss)]  # the others made no step
@@ -230,7 +244,8 @@ class LocalTrainer:
         )
         self.module.train()
         loss = math.nan if found.loss is None else found.loss
-        return ModelEvaluation(loss, tuple(right.tolist()), tuple(total.tolist()))
+        counts = tuple(right.tolist()), tuple(total.tolist())
+        return ModelEvaluation(loss, *counts, found.losses, found.sizes)
 
     def _pull(self, origin: Mapping[str, Array], weight: float) -> None:
         """FedProx: add the gradient of ``weight / 2 * |w - origin|²``."""
@@ -423,5 +438,11 @@ def _updates(
 ) -> Iterator[LocalUpdate]:
     for number, indices in group.clients:
         yield trainer.train(
-            group.arrays, data, indices, settings, round_number=group.round_number, client=number
+            group.arrays,
+            data,
+            indices,
+            settings,
+            round_number=group.round_number,
+            client=number,
+            simulated=True,
         )

@@ -128,9 +128,8 @@ class RoundClock:
         # federation lasts.
         federation = self.population.fleet.federation
         last = int(federation.days * 86_400 * NS)
-        wanted = min(
-            math.ceil(federation.clients * federation.over_selection), len(self.population)
-        )
+        chosen = round(federation.clients * federation.over_selection, 6)  # 1.1 is a bit above it
+        wanted = min(math.ceil(chosen), len(self.population))
         attempt = 0
         while now <= last:
             look = self._look(number, attempt, now, wanted)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -35,15 +36,20 @@ def refusals(
     reference: Mapping[str, Array],
     answers: Sequence[Mapping[str, Array]],
     most_times_median: float = MOST_TIMES_MEDIAN,
+    *,
+    most_times_model: float = MOST_TIMES_MODEL,
+    known: Sequence[str | None] = (),
 ) -> list[str | None]:
     """Why each answer of a round must not be averaged; None for those that may."""
     # `most_times_median`: Longest update, its L2 norm over all parameters, in medians of the
-    # round's. In rounds of less than three sound answers, norms of the parameters that the round
-    # began with count; there is no limit for a model of zeros.
+    # round's, of those that changed something. If less than three sound answers did, norms of the
+    # parameters that the round began with count (`most_times_model`); there is no limit for a model
+    # of zeros.
+    # `known`: Why each is refused whatever its arrays hold; such answers are not in the median.
     reasons: list[str | None] = []
     lengths: dict[int, float] = {}
-    for index, arrays in enumerate(answers):
-        reason = mismatch(reference, arrays)
+    for arrays, other in itertools.zip_longest(answers, known):
+        reason = other or mismatch(reference, arrays)
         if reason is None:
             with np.errstate(over="ignore", invalid="ignore"):
                 length = _norm(
@@ -51,12 +57,13 @@ def refusals(
                     for name, array in reference.items()
                 )
             if math.isfinite(length):
-                lengths[index] = length
+                lengths[len(reasons)] = length
             else:
                 reason = "it holds NaN or infinity, or numbers too large to square"
         reasons.append(reason)
-    if len(lengths) >= _ENOUGH_TO_COMPARE:
-        median = statistics.median(lengths.values())
+    changed = [length for length in lengths.values() if length]
+    if len(changed) >= _ENOUGH_TO_COMPARE:
+        median = statistics.median(changed)
         for index, length in lengths.items():
             if length > most_times_median * median:
                 reasons[index] = (
@@ -66,9 +73,9 @@ def refusals(
     else:
         own = _norm(reference.values())
         for index, length in lengths.items():
-            if 0 < own * MOST_TIMES_MODEL < length:
+            if 0 < own * most_times_model < length:
                 reasons[index] = (
-                    f"the update has a norm of {length:.3g}, more than {MOST_TIMES_MODEL:g} times "
+                    f"the update has a norm of {length:.3g}, more than {most_times_model:g} times "
                     f"that of the model, {own:.3g}, and too few answers came to compare it with"
                 )
     return reasons
@@ -167,15 +174,19 @@ class ServerOptimizer:
     kind: str  # `fedavg`, `fedavgm` or `fedadam`
     rate: float  # Learning rate of the server
     momentum: float  # Of `fedavgm`
+    # Names of the parameters that it steps. The others become the mean: a step beyond it could make
+    # the running variance of a batch normalization negative.
+    trainable: Collection[str]
 
     @classmethod
-    def of(cls, table: FederationTable) -> ServerOptimizer:
+    def of(cls, table: FederationTable, trainable: Collection[str]) -> ServerOptimizer:
         """What a fleet file asks for."""
         rate, momentum = table.server_learning_rate, table.server_momentum
         return cls(
             table.strategy,
             _RATES[table.strategy] if rate is None else rate,
             0.9 if momentum is None else momentum,
+            trainable,
         )
 
     def begin(self, arrays: Mapping[str, Array]) -> Arrays:
@@ -184,6 +195,7 @@ class ServerOptimizer:
             f"{what}.{name}": np.zeros_like(array)
             for what in _KEPT[self.kind]
             for name, array in arrays.items()
+            if name in self.trainable
         }
 
     def step(
@@ -196,6 +208,9 @@ class ServerOptimizer:
         new: Arrays = {}
         kept: Arrays = {}
         for name, old in begun.items():
+            if name not in self.trainable:
+                new[name] = mean[name]
+                continue
             if self.kind == "fedavgm":
                 momentum = self.momentum * state[f"momentum.{name}"] + (old - mean[name])
                 kept[f"momentum.{name}"] = np.asarray(momentum)

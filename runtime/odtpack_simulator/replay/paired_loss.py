@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -123,6 +123,25 @@ def held_out_fall(before: Sequence[Groups], after: Sequence[Groups]) -> HeldOutF
     return HeldOutFall(
         groups=count, samples=sum(sizes), fall=fall, low=fall - half, high=fall + half
     )
+
+
+def finer_groups(
+    held_out: int,
+    batch: int,
+    whole: float | None,
+    evaluate: Callable[[int], tuple[Sequence[float], Sequence[int]]],
+) -> list[Groups]:
+    """Groups of about ``held_out / GROUPS`` samples; none where batches are as small, or unlike."""
+    # None too where the groups' losses do not make up that of all samples, as with labels that are
+    # ignored or weighted, or negatives from the batch.
+    # `whole`: Mean loss of the held-out samples in batches of `batch`.
+    # `evaluate`: Losses and sizes of the held-out samples in batches of so many.
+    size = max(1, held_out // GROUPS)
+    if size >= batch or whole is None or not math.isfinite(whole):
+        return []
+    losses, sizes = evaluate(size)
+    same = math.isclose(np.average(losses, weights=sizes), whole, rel_tol=1e-3, abs_tol=1e-6)
+    return [pooled(losses, sizes)] if same else []
 
 
 def pooled(losses: Sequence[float], sizes: Sequence[int]) -> Groups:

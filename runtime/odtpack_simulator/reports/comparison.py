@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from odtpack_simulator.figures.compare import Change, Comparison, DeviceComparison, Direction
+from odtpack_simulator.figures.metric import worst
 from odtpack_simulator.figures.simulated import CHECKS
 from odtpack_simulator.reports import charts
 from odtpack_simulator.reports.charts import Bar
 from odtpack_simulator.reports.html_report import render_page
-from odtpack_simulator.reports.report import Block, fitted, markdown_text, worst
+from odtpack_simulator.reports.report import SEVERITY, Block, fitted, markdown_text
 from odtpack_simulator.reports.svg import Axis
 from odtpack_simulator.values.figure import WORST_FIRST, Check, Verdict, shortened
 from odtpack_simulator.values.text import clean, markdown_row
@@ -148,7 +149,7 @@ def check_lines(comparison: Comparison) -> list[CheckLine]:
     words = ("fails", "warning", "not judged")
     lines = []
     for (rank, metric, location, _), members in sorted(groups.items(), key=lambda g: g[0][0]):
-        first, check = worst(members, CHECKS)
+        first, check = worst(members, CHECKS, [*SEVERITY])
         devices = [marked.get(device, device) for device, _ in members if device is not None]
         alike = {other.message for _, other in members} == {check.message}
         if first is None:
@@ -257,7 +258,8 @@ def _row(names: Names, verdicts: str, figures: Sequence[Change]) -> Row:
 def _range(values: Iterable[float | None], of: Change) -> str:
     known = [value for value in values if value is not None]
     if not known:  # what is unknown is neither better nor worse, unless it never happens
-        return "never" if of.direction in _CHANGED else "unknown"
+        word = "not finite" if of.metric == "final_loss" else "never"
+        return word if of.direction in _CHANGED else "unknown"
     low, high = min(known), max(known)
     if format_value(low, of.unit) == format_value(high, of.unit):
         return format_value(low, of.unit)
@@ -385,7 +387,7 @@ def verdicts(comparison: Comparison) -> list[tuple[str, str]]:
     found = [(how, clean(_listed(names))) for how, names in transitions(comparison)]
     before, now = comparison.verdict_before, comparison.verdict
     whole = before is not None and now is not None and before != now
-    return [*([(f"{before} → {now}", "the whole")] * whole), *found]
+    return [*([(f"{before} → {now}", f"the {_whole(comparison).lower()}")] * whole), *found]
 
 
 def presence(comparison: Comparison) -> list[str]:

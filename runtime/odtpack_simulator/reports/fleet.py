@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from odtpack_simulator.fleet.result import CHECKS, DeviceOutcome, FleetResult, band, first_change
+from odtpack_simulator.fleet.judge import CHECKS, first_change
+from odtpack_simulator.fleet.result import DeviceOutcome, FleetResult, band
 from odtpack_simulator.fleet.round_clock import ANSWERED, NEVER_STARTED, NO_LOSS
 from odtpack_simulator.reports.charts import Bar, curve_chart, share_bar
 from odtpack_simulator.reports.report import (
@@ -65,7 +66,7 @@ def fleet_report(result: FleetResult) -> Report:
         result=result,
         of="odtpack fleet",
         headline=headline(result),
-        tally=tally(result.checks, [], "the federation"),
+        tally=tally([], [check.state for check in result.checks], noun="check"),
         caution=caution(validated),
         key_figures=key_figures(result),
         kinds=CHECKS,
@@ -89,13 +90,15 @@ def fleet_report(result: FleetResult) -> Report:
 def headline(result: FleetResult) -> str:
     """What came of the federation, in a sentence."""
     last = result.last_evaluation
-    if last is None:
+    if last is None or not result.rounds:
         return "No round took place"
     rounds = f"{len(result.rounds):,} round{'s' * (len(result.rounds) != 1)}"
     span = f"{rounds} in {result.days:.1f} simulated days" if result.days >= 0.05 else rounds
+    if last.loss is None:
+        return f"The loss is not finite after {span}"
     if last.accuracy is not None:
         return f"{format_percent(last.accuracy)} accuracy after {span}"
-    return f"Loss {format_number(last.loss or 0.0)} after {span}"
+    return f"Loss {format_number(last.loss)} after {span}"
 
 
 def key_figures(result: FleetResult) -> list[tuple[str, str, str]]:
@@ -195,7 +198,7 @@ def _device_figures(each: DeviceOutcome) -> list[tuple[str, str, str]]:
     energy = "unknown" if each.energy_j is None else format_energy(each.energy_j / max(1, chosen))
     return [
         ("Clients", f"{each.clients:,}", ""),
-        ("Took part", format_percent(_took_part(each)), f"{each.took_part:,}"),
+        ("Took part", format_percent(each.participation or 0.0), f"{each.took_part:,}"),
         ("Chosen", f"{chosen:,}", "times"),
         ("Absent most by", *absent),
         ("Answer after", times, spread),
@@ -203,10 +206,6 @@ def _device_figures(each: DeviceOutcome) -> list[tuple[str, str, str]]:
         ("Energy a round", energy, ""),
         ("Traffic a round", format_bytes(each.traffic_bytes / max(1, chosen)), ""),
     ]
-
-
-def _took_part(each: DeviceOutcome) -> float:
-    return min(1.0, each.took_part / each.clients) if each.clients else 0.0
 
 
 def fleet_sections(result: FleetResult) -> dict[str, Any]:
@@ -220,8 +219,8 @@ def fleet_sections(result: FleetResult) -> dict[str, Any]:
                 each.device.title,
                 f"{each.ends.get('averaged', 0):,} of {sum(each.ends.values()):,} invitations "
                 "averaged",
-                share_bar(_took_part(each)),
-                format_percent(_took_part(each)),
+                share_bar(each.participation or 0.0),
+                format_percent(each.participation or 0.0),
                 f"{each.took_part:,} of {each.clients:,}",
             )
             for each in result.devices
@@ -239,10 +238,12 @@ def fleet_sections(result: FleetResult) -> dict[str, Any]:
 
 def _curves(result: FleetResult) -> list[tuple[str, str, Markup]]:
     """Accuracy, or the loss, by round and by simulated day: title, name of the axis, drawing."""
-    evaluated = [each for each in result.rounds if each.loss is not None]
+    by_accuracy = result.accuracy_before is not None
+    evaluated = [
+        each for each in result.rounds if (each.accuracy if by_accuracy else each.loss) is not None
+    ]
     if not evaluated:
         return []
-    by_accuracy = result.accuracy_before is not None
     name, scale = ("Accuracy, %", 100.0) if by_accuracy else ("Loss", 1.0)
 
     def curve(title: str, axis: str, *, by_day: bool) -> tuple[str, str, Markup]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from odtpack_simulator.figures.metric import worst
 from odtpack_simulator.reports import report_of
 from odtpack_simulator.reports.report import (
     NOT_VALIDATED,
@@ -27,7 +28,6 @@ from odtpack_simulator.reports.report import (
     Suite,
     location,
     name_list,
-    worst,
 )
 from odtpack_simulator.values.figure import Check, Verdict, shortened
 from odtpack_simulator.values.text import clean
@@ -86,7 +86,7 @@ def _of_group(report: Report, members: list[tuple[Suite, Check]]) -> _Annotation
         lines.append(f"{suite.title}{mark}: {check.message}" if suite.is_device else check.message)
     if len(members) > _MOST_DEVICES:
         lines.append(f"and {len(members) - _MOST_DEVICES} more devices")
-    advice = worst(members, report.kinds)[1].advice
+    advice = worst(members, report.kinds, [*SEVERITY])[1].advice
     if advice:
         lines.append(f"Change first: {advice}")
     place = location(first.budget_location)

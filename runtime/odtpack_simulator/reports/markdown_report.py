@@ -65,7 +65,7 @@ def _blocks(report: Report) -> Iterator[Block]:
         for wanted in (False, True)
     )
     if opened:
-        yield _details(f"{len(opened)} checks that did not pass", _CHECK_HEAD, opened)
+        yield _details(f"{_checks(opened)} that did not pass", _CHECK_HEAD, opened)
     if report.bars:
         yield _details(
             "Memory of the whole process on each device",
@@ -80,7 +80,11 @@ def _blocks(report: Report) -> Iterator[Block]:
     for heading, words in report.notes:
         yield _details(heading, "", [f"{_text(words)}\n"])
     if passed:
-        yield _details(f"{len(passed)} checks that passed", _CHECK_HEAD, passed)
+        yield _details(f"{_checks(passed)} that passed", _CHECK_HEAD, passed)
+
+
+def _checks(rows: Sequence[str]) -> str:
+    return f"{len(rows)} check{'s' * (len(rows) != 1)}"
 
 
 _CHECK_HEAD: Final = (

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final
 
-from odtpack_simulator.figures.metric import CheckKind
+from odtpack_simulator.figures.metric import CheckKind, worst
 from odtpack_simulator.fleet.result import FleetResult
 from odtpack_simulator.result import SimulationResult
 from odtpack_simulator.values.figure import Check, Verdict, shortened
@@ -34,7 +34,7 @@ VERDICT_SYMBOLS: Final[dict[Verdict, str]] = {
 NOT_VALIDATED: Final = "not validated on hardware"
 UNKNOWN: Final = "–"
 MOST_TEXT: Final = 400  # Characters of one text in Markdown
-SEVERITY: Final = {"fail": 0, "warn": 1, "not judged": 2, "pass": 3}
+SEVERITY: Final[dict[Verdict, int]] = {"fail": 0, "warn": 1, "not judged": 2, "pass": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +225,7 @@ def first_fixes(report: Report) -> list[FirstFix]:
             groups.setdefault(check.metric, []).append((suite, check))
     fixes = []
     for metric, members in groups.items():
-        suite, check = worst(members, report.kinds)
+        suite, check = worst(members, report.kinds, [*SEVERITY])
         names = dict.fromkeys([suite.title, *(each.title for each, _ in members if each.is_device)])
         fixes.append(
             FirstFix(
@@ -248,26 +248,6 @@ def first_fixes(report: Report) -> list[FirstFix]:
         else:
             folded[fix.advice, fix.devices] = fix
     return [*folded.values()]
-
-
-Whose = TypeVar("Whose")
-
-
-def worst(
-    members: Sequence[tuple[Whose, Check]], kinds: Mapping[str, CheckKind]
-) -> tuple[Whose, Check]:
-    """The check of one metric that is furthest off, failures before warnings."""
-
-    def excess(check: Check) -> tuple[float, float]:
-        """How far it is off; a killed replay (no figure) is worst, most of all in least room."""
-        if check.actual is None or not check.limit:
-            return float("inf"), -(check.limit or 0.0)
-        ratio = max(0.0, check.actual / check.limit)
-        kind = kinds.get(check.metric)
-        floor = kind is not None and kind.better == "higher"
-        return (1.0 / max(ratio, 1e-12) if floor else ratio), 0.0
-
-    return max(members, key=lambda member: (-SEVERITY[member[1].state], excess(member[1])))
 
 
 @dataclass(frozen=True)
@@ -302,9 +282,10 @@ def not_judged(report: Report) -> list[Open]:
 
 
 def tally(
-    whole: Sequence[Check], devices: Sequence[Verdict], name: str
+    whole: Sequence[Check], devices: Sequence[Verdict], name: str = "", noun: str = ""
 ) -> list[tuple[Verdict, str]]:
     """How many devices have each verdict but ``pass``, worst first, and what the whole does."""
+    # `noun`: What is counted where it is not devices: a check.
     words: dict[Verdict, tuple[str, str]] = {
         "fail": ("fails", "fail"),
         "warn": ("has a warning", "have a warning"),
@@ -318,7 +299,8 @@ def tally(
         found.append((state, f"{name} itself {words[state][0]}{full}"))
     for verdict, (one, many) in words.items():
         if count := list(devices).count(verdict):
-            found.append((verdict, f"{count} {one if count == 1 else many}"))
+            what = f"{count} {noun}{'s' * (count > 1)}" if noun else f"{count}"
+            found.append((verdict, f"{what} {one if count == 1 else many}"))
     return found
 
 

@@ -138,6 +138,14 @@ def test_what_differs_is_noted() -> None:
     ]
 
 
+def test_another_learning_rate_is_noted_where_both_results_say_it() -> None:
+    unsaid = make_result([DEVICE])
+    base, head = (changed(unsaid, training={"learning_rate": rate}) for rate in (0.1, 0.001))
+    same = "both results are of the same package"
+    assert compare(base, head).notes == ["learning rate: 0.1 before, 0.001 now", same]
+    assert compare(unsaid, head).notes == [same]
+
+
 def test_new_and_removed_devices() -> None:
     base, head = make_result([DEVICE, "raspberrypi/pi-4"]), make_result(["apple/iphone-15-pro"])
     comparison = compare(base, head)

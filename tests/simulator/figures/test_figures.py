@@ -12,7 +12,7 @@ from odtpack_simulator.figures.judge import NO_BASELINE, limit_checks
 from odtpack_simulator.figures.limits import PlacedLimit, suggest_budget
 from odtpack_simulator.figures.metric import Metric, of_errors
 from odtpack_simulator.figures.simulated import METRICS, all_figures
-from odtpack_simulator.fleet.result import METRICS as FLEET_METRICS
+from odtpack_simulator.fleet.judge import METRICS as FLEET_METRICS
 from odtpack_simulator.result import Subject
 from odtpack_simulator.values.figure import Basis, Check, Figure, Verdict, verdict_of
 from tests.simulator.changed import changed

@@ -41,7 +41,7 @@ from odtpack_simulator.memory.process_memory import (
 )
 from odtpack_simulator.replay.job import Indices, Job, Position, load_position, run_digest
 from odtpack_simulator.replay.limits import hold_memory, methods_for
-from odtpack_simulator.replay.paired_loss import GROUPS, Groups, pooled
+from odtpack_simulator.replay.paired_loss import Groups, finer_groups, pooled
 
 Send = Callable[..., None]
 
@@ -125,11 +125,11 @@ class _Training:
     def compare(self) -> dict[str, list[Groups]]:
         """Evaluate finer groups of held-out samples; the parameters are then the package's."""
         module, batches = self._trainer.module, self._trainer.batches
-        after = finer_groups(module, batches, self._job, self._whole.get("after"))
+        after = small_groups(module, batches, self._job, self._whole.get("after"))
         if after:
             module.state.load_parameters(self._job.checkpoint)
         whole = self._whole.get("before") if after else None
-        return {"before": finer_groups(module, batches, self._job, whole), "after": after}
+        return {"before": small_groups(module, batches, self._job, whole), "after": after}
 
     def _steps(self) -> None:
         """Make steps until the last one, or until the training starts anew in this process."""
@@ -324,20 +324,16 @@ def evaluate_held_out(module: Module, batches: Batches, job: Job) -> dict[str, A
     }
 
 
-def finer_groups(module: Module, batches: Batches, job: Job, whole: float | None) -> list[Groups]:
-    """Loss and size of many small groups of held-out samples, see ``paired_loss``."""
-    # None where batches are small as they are or of a fixed size, and where the groups' losses do
-    # not make up that of all samples, as with labels that are ignored or weighted, or negatives
-    # from the batch.
-    # `whole`: Mean loss of the held-out samples in the training's batches.
+def small_groups(module: Module, batches: Batches, job: Job, whole: float | None) -> list[Groups]:
+    """Loss and size of many small groups of held-out samples; none where batches are fixed."""
     schedule = job.schedule
-    size = max(1, schedule.held_out_samples // GROUPS)
-    if size >= schedule.largest_batch or schedule.full_batches or whole is None:
-        return []
-    found = evaluate(module, map(batches.gather, schedule.held_out_batches(size)))
-    mean = float(np.average(found.losses, weights=found.sizes))
-    same = math.isclose(mean, whole, rel_tol=1e-3, abs_tol=1e-6)
-    return [pooled(found.losses, found.sizes)] if same else []
+
+    def evaluated(size: int) -> tuple[Sequence[float], Sequence[int]]:
+        found = evaluate(module, map(batches.gather, schedule.held_out_batches(size)))
+        return found.losses, found.sizes
+
+    largest = 0 if schedule.full_batches else schedule.largest_batch
+    return finer_groups(schedule.held_out_samples, largest, whole, evaluated)
 
 
 def number(value: float) -> float | None:

@@ -1,0 +1,438 @@
+"""The figures of a simulated federation, its checks, and what to change first.
+
+How figures are judged is the business of :mod:`odtpack_simulator.figures`.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from odtpack_simulator.figures.judge import NO_BASELINE, learns_check, limit_checks
+from odtpack_simulator.figures.limits import PlacedLimit
+from odtpack_simulator.figures.metric import CheckKind, Metric, of_errors, read_figures, worst
+from odtpack_simulator.figures.simulated import ALWAYS
+from odtpack_simulator.fleet.fleet_file import FleetBudgets
+from odtpack_simulator.fleet.result import (
+    DeviceOutcome,
+    FleetResult,
+    SeedPoint,
+    SeedRun,
+    seed_run,
+    seed_runs,
+)
+from odtpack_simulator.fleet.round_clock import NO_LOSS
+from odtpack_simulator.values.figure import (
+    WORST_FIRST,
+    Basis,
+    Check,
+    CheckLevel,
+    Figure,
+    FigureKind,
+    Verdict,
+    shortened,
+    verdict_of,
+)
+from odtpack_simulator.values.units import format_percent
+
+_MOST_REFUSED: Final = 0.01  # Share of the answers whose refusal is no reason to warn
+_TOO_MANY_REFUSED: Final = 0.5  # Share from which on the fleet does not learn from its clients
+ENOUGH_SEEDS: Final = 3  # Seeds on both sides from which on their spread says what is chance
+_ERRORS: Final = 2.0  # Standard errors of a difference within which it is taken for chance
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a figure is read from: a result with all its seeds, and one of its models of device."""
+
+    result: FleetResult
+    accuracy: float | None = None  # What rounds and days are counted until
+    device: DeviceOutcome | None = None
+
+
+def _mean(
+    played: Played, read: Callable[[SeedRun], float | None], unknown: str,
+    kind: FigureKind = "measured", how: str = "",
+) -> Figure:  # fmt: skip
+    """The mean over the seeds, and twice its standard error; unknown where it is for a seed."""
+    values = [read(run) for run in seed_runs(played.result)]
+    known = [value for value in values if value is not None]
+    basis = Basis(how=how)
+    if not known or len(known) < len(values):
+        return Figure(value=None, kind=kind, basis=basis, reason=unknown)
+    mean, noise = statistics.fmean(known), None
+    if len(known) >= ENOUGH_SEEDS:
+        error = _ERRORS * math.sqrt(statistics.variance(known) / len(known))
+        noise = (mean - error, mean, mean + error)
+    return Figure(value=mean, kind=kind, basis=basis, noise=noise)
+
+
+def _until(played: Played, read: Callable[[SeedPoint], float]) -> Figure:
+    """Rounds or days until the accuracy; a seed that never reaches it has no number of them."""
+    target = played.accuracy
+    if target is None:
+        return Figure(value=None, reason="no accuracy is asked for")
+
+    def of(run: SeedRun) -> float | None:
+        point = run.reached(target)
+        return None if point is None else read(point)
+
+    shown = format_percent(target)
+    return _mean(played, of, f"{shown} is never reached", "predicted", shown)
+
+
+def _most_energy(played: Played) -> Figure:
+    """Where the power of some devices is unknown, that of the others is a lower bound."""
+    energy = played.result.energy_j
+    if len(played.result.seeds) > 1:
+        return Figure(value=None, reason=_SEVERAL)
+    names = [each.device.title for each in played.result.devices if each.energy_j is None]
+    unknown = ", ".join(names[:3])
+    if energy is None:
+        why = f"the power of {unknown} is unknown" if names else "no device was chosen"
+        return Figure(value=None, reason=why)
+    if not names:
+        return Figure(value=energy.most, kind="predicted")
+    why = f"without {unknown}, whose power is unknown"
+    return Figure(value=energy.most, low=energy.most, kind="predicted", reason=why)
+
+
+def _took_part(played: Played) -> Figure:
+    share = None if played.device is None else played.device.participation
+    reason = "there are no clients with this device" if share is None else ""
+    return Figure(value=share, reason=reason)
+
+
+def _advise(otherwise: str) -> Callable[[Played, float], str]:
+    """What to change first: the largest loss of clients, and where they are few, this."""
+    return lambda played, _limit: first_change(played.result, otherwise)
+
+
+def _learn(played: Played, _limit: float) -> str:
+    return _to_learn(played.result)
+
+
+def _always(advice: str) -> Callable[[Played, float], str]:
+    return lambda _played, _limit: advice
+
+
+_LONGER: Final = "train longer: more rounds, more clients a round, or more epochs in each"
+_MORE_AT_ONCE: Final = "learn more in each round: more clients in it, or more epochs"
+_SOONER: Final = f"{_MORE_AT_ONCE}; or start rounds sooner: a shorter federation.every"
+_MORE_CLIENTS: Final = "choose more clients: more rounds, or more clients in each"
+_LESS_TRAFFIC: Final = (
+    "send less: fewer rounds, fewer clients in each, a lower over_selection, or fewer trained "
+    "parameters: odtpack build --adapter lora"
+)
+_LESS_ENERGY: Final = (
+    "compute less: fewer epochs, fewer rounds, fewer clients in each, or fewer trained layers"
+)
+_NOT: Final = "the package does not classify"
+_SEVERAL: Final = "several seeds were played"
+_whole = partial(Metric, scope="package")
+_ALL: Final[tuple[Metric[Played], ...]] = (
+    _whole(
+        key="accuracy", title="Accuracy", unit="share", topic="Metric", better="higher",
+        words="the accuracy is {}", example="0.9", chance=of_errors, advise=_learn,
+        meaning="Accuracy on the held-out samples at the end.",
+        read=lambda played: _mean(played, lambda run: run.accuracy, _NOT),
+    ),
+    _whole(
+        key="worst_tenth", title="Accuracy of the worst tenth", unit="share", topic="Metric",
+        better="higher", words="the accuracy of the worst tenth is {}", example="0.8",
+        meaning="Mean accuracy of the tenth of the clients for whom the model does worst.",
+        chance=of_errors, advise=_learn,
+        read=lambda played: _mean(played, lambda run: run.worst_tenth, _NOT),
+    ),
+    _whole(
+        key="final_loss", title="Final loss", unit="1", topic="Metric",
+        words="the loss on held-out samples is {}", example="0.5", never=True, chance=of_errors,
+        meaning="Loss on the held-out samples at the end.",
+        read=lambda played: _mean(played, lambda run: run.loss, "the loss is not finite"),
+        advise=_learn,
+    ),
+    _whole(
+        key="participation", title="Participation", unit="share", topic="Sessions",
+        better="higher", words="{} of the population took part", example="80 %", chance=of_errors,
+        advise=_advise(_MORE_CLIENTS),
+        meaning="Share of the population with an answer averaged at least once.",
+        read=lambda played: _mean(played, lambda run: run.took_part, "", "counted"),
+    ),
+    _whole(
+        key="traffic_per_device", title="Traffic of a device", unit="B", topic="Sessions",
+        words="a device sends and receives up to {}", example="20 MB",
+        advise=_always(_LESS_TRAFFIC),
+        meaning="Bytes, up and down, of any device that took part.",
+        read=lambda played: Figure(value=played.result.traffic_bytes.most)
+        if len(played.result.seeds) <= 1
+        else Figure(value=None, reason=_SEVERAL),
+    ),
+    _whole(
+        key="energy_per_device", title="Energy of a device", unit="J", topic="Energy",
+        words="a device takes up to {}", example="50 J", read=_most_energy,
+        advise=_always(_LESS_ENERGY),
+        meaning="Energy of any device that took part.",
+    ),
+    _whole(
+        key="rounds", title="Rounds until the accuracy", unit="1", topic="Finish",
+        words="{how} takes {}", noun=" rounds", never=True, example="20", chance=of_errors,
+        meaning="Rounds until `accuracy` is reached.", advise=_advise(_MORE_AT_ONCE),
+        read=partial(_until, read=lambda point: float(point.round)),
+    ),
+    _whole(
+        key="days", title="Time until the accuracy", unit="days", topic="Finish",
+        words="{how} takes {}", never=True, example="5", chance=of_errors,
+        meaning="Simulated days until `accuracy` is reached.", advise=_advise(_SOONER),
+        read=partial(_until, read=lambda point: point.day),
+    ),
+    _whole(
+        key="traffic", title="Traffic of a device, mean", unit="B", topic="Sessions",
+        words="a device sends and receives {}", example="20 MB", chance=of_errors,
+        meaning="Bytes, up and down, of a device that was chosen.", advise=_always(_LESS_TRAFFIC),
+        read=lambda played: _mean(played, lambda run: run.traffic_bytes, "", "counted"),
+    ),
+    _whole(
+        key="energy", title="Energy of a device, mean", unit="J", topic="Energy",
+        words="a device takes {}", example="50 J", chance=of_errors,
+        meaning="Energy of a device that was chosen.", advise=_always(_LESS_ENERGY),
+        read=lambda played: _mean(
+            played, lambda run: run.energy_j, "the power is unknown", "predicted"
+        ),
+    ),
+    Metric(
+        key="took_part", title="Participation", unit="share", scope="device",
+        topic="Sessions", better="higher", words="{} of its clients took part", example="80 %",
+        meaning="Share of a device's clients with an answer averaged at least once.",
+        read=_took_part, advise=_advise(_MORE_CLIENTS),
+    ),
+)  # fmt: skip
+
+METRICS: Final = MappingProxyType({metric.key: metric for metric in _ALL})
+"""Key -> metric of a federation; the first are those of ``[budgets]`` in a fleet file."""
+CHECKS: Final = MappingProxyType(
+    {
+        "answers": CheckKind(title="Rounds with enough answers", topic="Sessions", better="higher"),
+        "refused": CheckKind(title="Answers refused", topic="Sessions"),
+        "finite_loss": ALWAYS["finite_loss"],
+        "learns": ALWAYS["learns"],
+        **METRICS,
+    }
+)
+"""All that is judged of a federation."""
+
+
+def fleet_figures(result: FleetResult, accuracy: float | None = None) -> list[Figure]:
+    """The figures of a federation, means over its seeds, in the order of reports."""
+    return read_figures(METRICS, Played(result, accuracy))
+
+
+def device_figures(result: FleetResult, device: DeviceOutcome) -> list[Figure]:
+    """The figures of one model of device."""
+    return read_figures(METRICS, Played(result, device=device), device.device.name)
+
+
+def judge_fleet(
+    result: FleetResult,
+    budgets: FleetBudgets,
+    places: Mapping[str, str] = MappingProxyType({}),
+) -> FleetResult:
+    """The same result with all checks and its verdict filled in."""
+    # `places`: Where the budgets stand, such as `fleet.toml:12`.
+    limits = {
+        key: [PlacedLimit(float(limit), "error", places.get(key, ""))]
+        for key, limit in budgets
+        if key in METRICS and limit is not None
+    }
+    figures = fleet_figures(result, budgets.accuracy)
+    checks = limit_checks(METRICS, figures, limits, NO_BASELINE, Played(result, budgets.accuracy))
+    always = [_answers(result), *_refused(result), *_learning(result, learns=budgets.learns)]
+    checks = _as_times_allow(result, [*always, *checks])
+    return result.model_copy(update={"checks": checks, "verdict": verdict_of(checks)})
+
+
+_TIMED: Final = frozenset({"days", "energy_per_device"})
+_BY_TIME: Final = frozenset(
+    {"window ended", "battery low", "left", "unfinished", "late", "stale", "given up", "surplus"}
+)
+"""Ends that a client might not have come to, had it been faster."""
+_WHATEVER_TIMES: Final = frozenset({"refused", "finite_loss"})
+
+
+def _as_times_allow(result: FleetResult, checks: list[Check]) -> list[Check]:
+    """Judge nothing by times that were measured on a disturbed machine."""
+    # It was too slow, if anything: where no client came too late, all else is as it would be.
+    why = result.disturbed
+    if why is None:
+        return checks
+    ends = result.ends()
+    missed = any(ends.get(end) for end in _BY_TIME)
+    return [
+        check.model_copy(
+            update={
+                "status": "not judged",
+                "message": shortened(f"{check.message}; {why}"),
+                "advice": None,
+            }
+        )
+        if check.metric in _TIMED
+        or (missed and check.metric in METRICS)
+        or (missed and check.status == "fail" and check.metric not in _WHATEVER_TIMES)
+        else check
+        for check in checks
+    ]
+
+
+def _answers(result: FleetResult) -> Check:
+    """Without any budget: at least one round must have changed the model."""
+    good = sum(1 for each in result.rounds if each.ends.get("averaged"))
+    refused = sum(
+        1 for each in result.rounds if each.ends.get("refused") and not each.ends.get("averaged")
+    )
+    text = f"{good} of {len(result.rounds)} rounds had enough answers before the deadline"
+    if refused:
+        text = f"{good} of {len(result.rounds)} rounds changed the model; in {refused} all answers "
+        last = result.last_evaluation
+        finite = last is None or last.loss is not None
+        text += "were refused" if finite else "were refused, and the model is not finite"
+    if not result.rounds:
+        text = "no round started: too few clients were ever available at once"
+    return Check(
+        metric="answers",
+        limit=1,
+        actual=good,
+        status="pass" if good else "fail",
+        message=text,
+        advice=None if good else first_change(result),
+    )
+
+
+def _refused(result: FleetResult) -> list[Check]:
+    ends = result.ends()
+    count = ends.get("refused", 0)
+    if not count:
+        return []
+    share = count / (count + ends.get("averaged", 0))
+    example = next(reason for each in result.rounds for reason in each.refused)
+    hint = "lower training.learning_rate, or look at the data of these clients"
+    level: CheckLevel = "error" if share > _TOO_MANY_REFUSED else "warn"
+    answers = f"{count} of {count + ends.get('averaged', 0)} answers were refused"
+    return [
+        Check(
+            metric="refused",
+            limit=_MOST_REFUSED,
+            actual=share,
+            unit="share",
+            level=level,
+            status="pass" if share <= _MOST_REFUSED else "fail",
+            message=f"{answers}; the first: {example}",
+            advice=None if share <= _MOST_REFUSED else hint,
+        )
+    ]
+
+
+def _learning(result: FleetResult, *, learns: bool) -> list[Check]:
+    """Finite losses on the held-out samples, and a loss that falls, where a round was evaluated."""
+    evaluated = [each for each in result.rounds if each.evaluated]
+    if not evaluated:
+        return []
+    bad = sum(each.loss is None for each in evaluated)
+    text = f"after {len(evaluated) - bad} of {len(evaluated)} evaluated rounds "
+    text += "the loss on held-out samples is finite"
+    finite = Check(
+        metric="finite_loss",
+        limit=0,
+        actual=bad,
+        status="fail" if bad else "pass",
+        message=text,
+        advice=_to_learn(result) if bad else None,
+    )
+    losses = result.loss_before, evaluated[-1].loss
+    if not learns or losses[1] is None:
+        return [finite]
+    check = learns_check(result.held_out_fall, losses, result.plan.held_out_samples)
+    hint = _to_learn(result) if check.status == "fail" else None
+    return [finite, check.model_copy(update={"advice": hint})]
+
+
+def _to_learn(result: FleetResult) -> str:
+    """What to change first where the loss does not fall as it should."""
+    last = result.last_evaluation
+    before, after = result.loss_before, None if last is None else last.loss
+    if before is None:
+        return "look at the held-out samples: the loss before the first round is not finite"
+    if last is not None and (after is None or after > before):
+        plain = result.settings.get("federation.strategy", "fedavg") == "fedavg"
+        return "lower training.learning_rate" + ("" if plain else " or server_learning_rate")
+    if not result.plan.learning_rate:
+        return "raise training.learning_rate"
+    return first_change(result, f"{_LONGER}; or raise training.learning_rate")
+
+
+def first_change(result: FleetResult, otherwise: str = _LONGER) -> str:
+    """What to change first: what most of the chosen clients that were not averaged came to."""
+    # `otherwise`: What to change where few of them were lost: then the rounds work.
+    if not result.rounds:
+        return "let more clients be available: a smaller population.requires, or a lower minimum"
+    losses = {end: count for end, count in result.ends().items() if end not in NO_LOSS}
+    worst = max(losses, key=lambda end: losses[end], default=None)
+    chosen = sum(result.ends().values())
+    if worst is None or losses[worst] < chosen / 20:
+        return otherwise
+    enough, more = "minimum", "over_selection"
+    if result.plan.buffer is not None:
+        enough, more = "buffer", "clients"
+    share = f"{losses[worst]} of {chosen} chosen clients"
+    advice = {
+        "over memory": "are over memory: build the package with a smaller batch or fewer trained "
+        "layers",
+        "no data": "have too few samples for a batch: lower training.batch_size",
+        "window ended": "do not finish in the window that the system grants: train fewer epochs, "
+        "or less of the model",
+        "battery low": "have too little battery: require charging",
+        "left": "leave before they are done: train fewer epochs, or run rounds at night",
+        "lost": f"fall silent: choose more of them by a higher {more}",
+        "late": "answer after the deadline: extend federation.deadline, or train fewer epochs",
+        "stale": "answer when the model has changed too often: raise federation.most_staleness or "
+        "buffer",
+        "given up": f"answered in rounds with too few answers: lower federation.{enough}, or raise "
+        f"{more}",
+        "refused": "were refused: lower training.learning_rate",
+    }
+    return f"{share} {advice[worst]}"
+
+
+_STATES: Final[Mapping[Verdict, tuple[str, str]]] = {
+    "fail": ("fails", "fail"),
+    "warn": ("warns", "warn"),
+    "not judged": ("is not judged", "are not judged"),
+    "pass": ("passes", "pass"),
+}
+
+
+def join_seeds(results: Sequence[FleetResult]) -> FleetResult:
+    """The first of several judged results, with the figures of all and the checks of the worst."""
+    first, count = results[0], len(results)
+    if count == 1:
+        return first
+    checks = []
+    for metric in dict.fromkeys(check.metric for each in results for check in each.checks):
+        found = [
+            (each.plan.seed, check)
+            for each in results
+            for check in each.checks
+            if check.metric == metric
+        ]
+        seed, check = worst(found, CHECKS, WORST_FIRST)
+        alike = sum(other.state == check.state for _, other in found)
+        who = f"all {count}" if alike == count else f"{alike}"
+        said = f"seed {seed}; {who} {_STATES[check.state][alike > 1]}"
+        message = f"{shortened(check.message)} (worst of {count} seeds: {said})"
+        checks.append(check.model_copy(update={"message": message}))
+    runs = [seed_run(each) for each in results]
+    update = {"seeds": runs, "checks": checks, "verdict": verdict_of(checks)}
+    return first.model_copy(update=update)
