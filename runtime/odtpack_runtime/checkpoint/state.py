@@ -300,6 +300,8 @@ class CheckpointState:
             of ONNX Runtime's own training carry none, and load unchecked. None without a file.
         recovered: What is wrong with the file that was to be loaded, and what was lost, if the
             save before it was loaded instead; else None.
+        spoilt: Whether the gradients are of no use: a training step that was to replace them was
+            skipped or failed, and none was made since. Optimizer steps do nothing then.
         lock: Held by each call of a Module, step of an Optimizer, load and save: another thread's
             call is ``busy`` then, so that nobody sees a state in the middle of a step.
     """
@@ -320,6 +322,7 @@ class CheckpointState:
         self._properties = Properties(dict(data.properties))
         self.optimizer = data.optimizer
         self.checked = data.checked
+        self.spoilt = False
         self.lock = OneCall()
         self.recovered: str | None = None
         self._whole: Identity | None = None  # the file that was loaded or saved last

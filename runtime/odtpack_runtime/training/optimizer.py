@@ -248,8 +248,8 @@ class Optimizer:
     def step(self, *, privatized: bool = False) -> None:
         """Make one step with the accumulated gradients; they remain as they are.
 
-        If the loss or a gradient of every batch since the last reset was not finite, it does
-        nothing, and is not counted.
+        If the loss or a gradient of every batch since the last reset was not finite, or its
+        training step failed, it does nothing, and is not counted.
 
         Args:
             privatized: The gradients are those of
@@ -265,7 +265,7 @@ class Optimizer:
             self._require_private(privatized)
             self._require_own_state()
             self._module.require_values()
-            if not self._module.nothing_to_step:
+            if not self._checkpoint_state.spoilt:
                 self._make_step()
 
     def _require_own_state(self) -> None:
@@ -340,8 +340,10 @@ class Optimizer:
         module.undo.keep(gradients=False)
         try:
             results = graph(user_inputs)
-        except BaseException:
+        except BaseException as error:
             module.undo.put_back(gradients=False)
+            if isinstance(error, OdtpackError) and error.code == "run-failed":
+                error.hint = "load the last checkpoint: parameters may hold part of the step"
             raise
         if not np.isfinite(loss_value(results)).all():
             module.undo.put_back(gradients=False)
