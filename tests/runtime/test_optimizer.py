@@ -598,6 +598,21 @@ def test_models_that_do_not_keep_their_word(
         Optimizer(path, open_module(regression))
 
 
+def test_an_optimizer_that_cannot_be_made_leaves_the_one_before(regression: models.Files) -> None:
+    run, other = Run(regression), Run(regression)
+    for each in (run, other):
+        each.steps(0, 3)
+        each.optimizer.set_learning_rate(1e30)
+    metadata = {"odtpack.groups": json.dumps([group("b", "W", scale=1e10)])}
+    scaled = models.write(regression.folder, "scaled.onnx", models.ADAMW, metadata)
+    with refused("bad-learning-rate"):
+        Optimizer(scaled, run.module)
+    for each in (run, other):
+        each.optimizer.set_learning_rate(0.01)
+        each.steps(3, 5)
+    assert run.bits() == other.bits()
+
+
 def test_a_group_scales_the_learning_rate(regression: models.Files) -> None:
     metadata = {"odtpack.groups": json.dumps([group("b", scale=0.5), group("W", scale=0)])}
     path = models.write(regression.folder, "grouped.onnx", models.SGD, metadata)

@@ -211,6 +211,7 @@ class Module:
             state.device = self._device
             for parameter in state.parameters.items.values():
                 parameter.watch(self._device.asked)
+        state.opened(self)
 
     def __repr__(self) -> str:
         mode = "training" if self.training else "evaluation"
@@ -299,6 +300,7 @@ class Module:
             for close in self._when_closed:
                 close()
             self._when_closed.clear()
+            self.state.closed(self)
 
     def __enter__(self) -> Self:
         return self
