@@ -169,6 +169,15 @@ def test_what_is_wrong_is_refused_and_changes_nothing(
     calls(cpp_program, command, write_job(CASES[name], tmp_path), 1, variant="sanitized")
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("void", "adam"), ("void", "step_adamw"), ("broken_off", "gru"), ("broken_off", "recommender")],
+)
+def test_no_step_is_made_on_gradients_of_no_use(command: str, name: str, tmp_path: Path) -> None:
+    """After a training step that was skipped or that failed, by any session of the state."""
+    calls(cpp_program, command, write_job(CASES[name], tmp_path), 1, variant="sanitized")
+
+
 def test_a_predictor_that_does_not_load_says_so(tmp_path: Path) -> None:
     job = write_job(CASES["adam"], tmp_path)
     package = Package.open(tmp_path / "package")

@@ -143,7 +143,10 @@ class TrainingSession {
   std::vector<Ort::Value> EvalStep(const std::vector<Ort::Value>& inputs) {
     const auto call = Enter();
     Ready();
-    if (own_->evaluation) return own_->evaluation->Run(inputs);
+    if (own_->evaluation) {
+      detail::CheckBatch(own_->package.Inputs(), inputs);
+      return own_->evaluation->Run(inputs);
+    }
     throw Error("no-eval-model", "Evaluation needs an evaluation model, and none was given.");
   }
   /// Let the next training step replace the gradients, not add to them.
@@ -152,7 +155,7 @@ class TrainingSession {
     Reset();
   }
   /// Change the parameters by the accumulated gradients, which remain as they are. Does nothing if
-  /// every batch since the last reset was skipped.
+  /// every batch since the last reset was skipped, or its training step failed.
   void OptimizerStep() {
     const auto call = Enter();
     Optimizer().RequireOwn();
@@ -407,6 +410,7 @@ class TrainingSession {
       Reset();
       return results;
     }
+    detail::CheckBatch(own_->package.Inputs(), inputs);
     own_->statistics.Copy();
     std::fill_n(own_->not_updated.data.get(), own_->not_updated.Bytes(), 0);
     std::vector<Ort::Value> results;
@@ -435,25 +439,26 @@ class TrainingSession {
 
   std::vector<Ort::Value> Train(const std::vector<Ort::Value>& inputs) {
     Ready();
-    if (!own_->training) {
-      detail::CheckBatch(own_->package.Inputs(), inputs);
-      Switch();
-    }
+    detail::CheckBatch(own_->package.Inputs(), inputs);
+    if (!own_->training) Switch();
+    if (own_->state.spoiled) *own_->reset.data = 1;  // by another session: there is nothing to add to
     const bool adds = *own_->reset.data == 0;
     own_->statistics.Copy();
     if (adds) own_->accumulated.Copy();
     const auto put_back = [&] {
       own_->statistics.PutBack();
-      if (adds) own_->accumulated.PutBack();
+      if (!adds) return DropGradients();
+      own_->accumulated.PutBack();
+      if (own_->bound.twins) own_->bound.twins->PullGradients();
     };
     std::vector<Ort::Value> results;
     try {
       results = own_->training->Run(inputs);
+      if (own_->bound.twins) own_->bound.twins->PullGradients();
     } catch (...) {
       put_back();
       throw;
     }
-    if (own_->bound.twins) own_->bound.twins->PullGradients();
     NotFinite odd{"", own_->state.optimizer ? own_->state.optimizer->step + 1 : 0, {}};
     if (!detail::AllFinite(results[0])) {
       odd.code = "loss-not-finite";
@@ -468,11 +473,10 @@ class TrainingSession {
       }
     } else {
       *own_->reset.data = 0;
-      own_->nothing = false;
+      own_->state.spoiled = false;
       return results;
     }
     put_back();
-    if (!adds) own_->nothing = true;  // the reset remains to be done
     Report(std::move(odd));
     return results;
   }
@@ -480,7 +484,16 @@ class TrainingSession {
   void Update() {
     Ready();
     auto& optimizer = Optimizer();
-    if (!own_->nothing) optimizer.Step();
+    if (!own_->state.spoiled) optimizer.Step();
+  }
+
+  /// After a training step that was to replace the gradients, of which there is no copy, and is
+  /// void: the reset remains to be done.
+  void DropGradients() {
+    own_->state.spoiled = true;
+    const auto& gradients = own_->state.gradients;
+    std::fill_n(gradients.data.get(), gradients.Bytes(), uint8_t{0});
+    if (own_->bound.twins) own_->bound.twins->PushGradients();
   }
 
   /// Count a step that was not finite, and stop if that was asked for.
@@ -631,7 +644,6 @@ class TrainingSession {
     detail::Bound bound{};
     detail::Tensor reset = detail::Zeros(detail::kBool, {1}), not_updated{};
     detail::Kept statistics{}, accumulated{};  // what a bad step must not change
-    bool nothing = false;                      // gradients hold what a bad step left
     detail::Ending ending{};
     bool closed = false, has_step_model = false;
     OnNotFinite on_not_finite = OnNotFinite::kSkip;
