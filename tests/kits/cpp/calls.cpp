@@ -18,6 +18,8 @@
 //     odtpack-calls pending JOB.json TIMES    a reset in the middle of an accumulation
 //     odtpack-calls buffer JOB.json TIMES     a buffer with a value beyond float16
 //     odtpack-calls carry JOB.json TIMES      what is carried over, also to other/package
+//     odtpack-calls free JOB.json TIMES       a state with which no session could be made: other/package
+//                                             has another optimizer, third/package another layout
 //     odtpack-calls broken JOB.json TIMES     an inference template that does not load
 #include <algorithm>
 #include <chrono>
@@ -639,6 +641,40 @@ void Carry(const Job& job, int) {
               DigestOf(*training) == before, "a state that a session trains");
 }
 
+void Free(const Job& job, int) {
+  using odtpack::CheckpointState;
+  const auto training = job.Start();
+  training->session.TrainBatch(job.batch.values);
+  const std::string path = (job.folder / "trained").string();
+  CheckpointState::SaveCheckpoint(training->state, path, true);
+  const auto open = [&job](const char* name) {
+    return odtpack::Package::Open((job.folder / name / "package").string());
+  };
+  const auto other = open("other"), third = open("third");
+  const auto state = CheckpointState::LoadCheckpoint(path);
+  const auto& own = *state.Internal();
+  const auto kept = own.optimizer;
+  const auto first = [&own] { return own.parameters.begin()->second.value.data.get(); };
+  const auto* place = first();
+  const auto before = readers::Digest(own);
+  Require(CodeOf([&] { odtpack::TrainingSession(job.env, other, state); }) == "optimizer-mismatch",
+          "another optimizer");
+  Require(!own.flat.data && !own.gradients.data && own.optimizer == kept && first() == place &&
+              readers::Digest(own) == before, "the state is not as it was");
+  odtpack::TrainingSession session(job.env, third, state, 1);
+  Require(session.StepCount() == 1, "what was trained");
+  odtpack::TrainingSession same(job.env, third, CheckpointState::LoadCheckpoint(path), 1);
+  Require(session.TrainBatch(job.batch.values) == same.TrainBatch(job.batch.values) &&
+              session.TrainBatch(job.batch.values) == same.TrainBatch(job.batch.values), "a loss");
+  // What lives in a session's place stays there.
+  Require(CodeOf([&] { odtpack::TrainingSession(job.env, training->package, state); }) ==
+              "model-mismatch", "another layout");
+  Require(CodeOf([&] { odtpack::TrainingSession(job.env, other, training->state); }) ==
+              "optimizer-mismatch", "another optimizer beside a session");
+  training->session.TrainBatch(job.batch.values);
+  Require(training->session.StepCount() == 2, "the session goes on");
+}
+
 void Broken(const Job& job, int) {
   Require(CodeOf([&] { job.Start()->session.InferenceSession(job.env, {"output"}); }) ==
               "model-not-loadable", "the template");
@@ -654,7 +690,7 @@ int main(int count, char** words) try {
       {"nan", Nan},     {"gradient", Gradient}, {"fails", Fails},     {"rates", Rates},
       {"taken", Taken}, {"reads", Reads},       {"misuse", Misuse},   {"moved", Moved},
       {"buffer", Buffer}, {"carry", Carry},     {"pending", Pending}, {"broken", Broken},
-      {"shared", Shared}, {"void", Void},       {"broken_off", BrokenOff}};
+      {"shared", Shared}, {"void", Void},       {"broken_off", BrokenOff}, {"free", Free}};
   commands.at(words[1])(Job(words[2]), std::atoi(words[3]));
   std::cout << "done" << std::endl;
   return 0;
