@@ -171,7 +171,12 @@ def test_what_is_wrong_is_refused_and_changes_nothing(
 
 @pytest.mark.parametrize(
     ("command", "name"),
-    [("void", "adam"), ("void", "step_adamw"), ("broken_off", "gru"), ("broken_off", "recommender")],
+    [
+        ("void", "adam"),
+        ("void", "step_adamw"),
+        ("broken_off", "gru"),
+        ("broken_off", "recommender"),
+    ],
 )
 def test_no_step_is_made_on_gradients_of_no_use(command: str, name: str, tmp_path: Path) -> None:
     """After a training step that was skipped or that failed, by any session of the state."""
