@@ -105,10 +105,10 @@ class PlainKit:
             *(name + ".update.out" for name in state),
         ]
         fed = batch | self._parameters() | buffers | {"lazy_reset_grad": np.array([self.reset])}
+        self.nothing_to_step |= self.reset  # until the step is seen to be good
         results = self.sessions["training_model"].run(names, fed)
         if not all(np.isfinite(r).all() for r in (results[0], *results[len(shown) :])):
             self.skipped_steps += 1
-            self.nothing_to_step = self.reset
             return results[: len(shown)]
         for p, gradient in zip(self.trained, results[len(shown) :], strict=False):
             self._view("gradients", p)[...] = gradient
@@ -124,7 +124,6 @@ class PlainKit:
     def optimizer_step(self) -> None:
         """Change the parameters by their gradients; not if all batches were not finite."""
         if self.nothing_to_step:
-            self.reset, self.nothing_to_step = True, False
             return
         groups = self.manifest.get("groups") or [
             {"learning_rate_scale": 1.0, "weight_decay": 0.0,

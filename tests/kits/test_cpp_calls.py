@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack.optimizers import AdamW, GroupRule
+from odtpack.optimizers import Adam, AdamW, GroupRule
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import PackageFile
@@ -167,6 +167,32 @@ def test_what_is_wrong_is_refused_and_changes_nothing(
     (tmp_path / "other").mkdir()
     write_job(CASES["lion"], tmp_path / "other")
     calls(cpp_program, command, write_job(CASES[name], tmp_path), 1, variant="sanitized")
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("void", "adam"),
+        ("void", "step_adamw"),
+        ("broken_off", "gru"),
+        ("broken_off", "recommender"),
+    ],
+)
+def test_no_step_is_made_on_gradients_of_no_use(command: str, name: str, tmp_path: Path) -> None:
+    """After a training step that was skipped or that failed, by any session of the state."""
+    calls(cpp_program, command, write_job(CASES[name], tmp_path), 1, variant="sanitized")
+
+
+def test_a_session_that_cannot_be_made_leaves_the_state_alone(tmp_path: Path) -> None:
+    groups = {"optimizer": Adam(weight_decay=0.01), "groups": (GroupRule("*bias", 10.0, 0.0),)}
+    for folder, case in {
+        "other": CASES["lion"],
+        "third": Case(models.mlp, CASES["adam"].data, groups),
+        "": CASES["adam"],
+    }.items():
+        (tmp_path / folder).mkdir(exist_ok=True)
+        job = write_job(case, tmp_path / folder)
+    calls(cpp_program, "free", job, 1, variant="sanitized")
 
 
 def test_a_predictor_that_does_not_load_says_so(tmp_path: Path) -> None:

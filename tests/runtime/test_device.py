@@ -127,6 +127,25 @@ def test_what_is_not_finite_changes_nothing(package: Package, device: str, step:
         np.testing.assert_array_equal(training.state.parameters["fc2.bias"].grad, kept)
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_nothing_is_left_of_a_skipped_step(package: Package, device: str) -> None:
+    """Its gradients are zero there as well, for all sessions of the state."""
+    training = Training(package, device)
+    second = Module(package.training_model, training.state, device=device)
+    training.steps(1)
+    before = training.vector()
+    second(np.full_like(X, np.nan), BATCH[1])
+    second.lazy_reset_grad()
+    training.optimizer.step()
+    assert np.array_equal(training.vector(), before)
+    assert training.optimizer.step_count == 1
+    assert not training.module.flat.gradients.any()
+    other = Training(package, device)
+    for each in (training, other):
+        each.steps(2 - each.optimizer.step_count)
+    assert np.array_equal(training.vector(), other.vector())
+
+
 def test_a_wrong_device_is_refused_and_the_operator_named(
     package: Package, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,8 +84,8 @@ def test_gradients_accumulate_until_reset(regression: models.Files) -> None:
 def test_a_reset_forgets_even_nan(regression: models.Files) -> None:
     module, state = open_module(regression)
     ((x, t),) = batches(1)
-    module(np.full_like(x, np.nan), t)
-    assert np.isnan(state.parameters["W"].grad).all()
+    module(x, t)
+    state.parameters["W"].grad[:] = np.nan  # as an app may write
     module.lazy_reset_grad()
     module(x, t)
     np.testing.assert_allclose(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from odtpack_runtime import CheckpointState, Module, OdtpackError
+from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.session.graph_signature import TensorSpec
 from odtpack_runtime.session.session import UserInputs
@@ -216,7 +217,7 @@ def test_all_trainable_parameters_have_one_type(regression: models.Files) -> Non
 
 def test_a_state_keeps_the_order_of_its_first_module(regression: models.Files) -> None:
     state = CheckpointState.load_checkpoint(regression.checkpoint)
-    Module(regression.training, state)
+    first = Module(regression.training, state)
     swapped = models.REGRESSION_TRAINING.replace(
         "float[3, 2] W, float[3] scale, float[2] b,", "float[2] b, float[3] scale, float[3, 2] W,"
     )
@@ -224,6 +225,52 @@ def test_a_state_keeps_the_order_of_its_first_module(regression: models.Files) -
     with pytest.raises(OdtpackError, match="another order"):
         Module(other, state)
     Module(other, CheckpointState.load_checkpoint(regression.checkpoint))
+    assert first.flat is not None
+
+
+def test_what_cannot_be_trained_leaves_a_state_for_another_package(
+    regression: models.Files, tmp_path: Path
+) -> None:
+    """An Optimizer that cannot be made, also on a Module that is gone, has placed nothing."""
+    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    optimizer = Optimizer(regression.sgd, Module(regression.training, state))
+    optimizer.step()
+    CheckpointState.save_checkpoint(state, tmp_path / "sgd", include_optimizer_state=True)
+    swapped = models.REGRESSION_TRAINING.replace(
+        "float[3, 2] W, float[3] scale, float[2] b,", "float[2] b, float[3] scale, float[3, 2] W,"
+    )
+    other = models.write(regression.folder, "swapped.onnx", swapped)
+    for closes in (False, True):
+        state = CheckpointState.load_checkpoint(tmp_path / "sgd")
+        before = {name: parameter.data.copy() for name, parameter in state.parameters}
+        module = Module(regression.training, state)
+        with refused("optimizer-mismatch"):
+            Optimizer(regression.adamw, module)
+        assert state.placed
+        with refused("model-mismatch", "another order"):
+            Module(other, state)
+        if closes:
+            module.close()
+        else:
+            del module
+            gc.collect()  # what was raised holds it
+        assert not state.placed
+        assert state.parameters["W"].grad is None
+        module = Module(other, state)
+        optimizer = Optimizer(regression.sgd, module)
+        assert optimizer.step_count == 1
+        for name, parameter in state.parameters:
+            np.testing.assert_array_equal(parameter.data, before[name])
+        assert np.shares_memory(module.flat.parameters, state.parameters["W"].data)
+        optimizer.step_on(X, T)
+        straight = CheckpointState.load_checkpoint(tmp_path / "sgd")
+        Optimizer(regression.sgd, Module(regression.training, straight)).step_on(X, T)
+        for name, parameter in straight.parameters:
+            np.testing.assert_allclose(state.parameters[name].data, parameter.data, rtol=1e-6)
+        # What has been trained keeps its place.
+        module.close()
+        with refused("model-mismatch", "another order"):
+            Module(regression.training, state)
 
 
 def test_a_run_that_fails_says_so(regression: models.Files, capfd: pytest.CaptureFixture) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -235,6 +236,64 @@ def test_the_state_of_another_optimizer_is_refused(
         with refused("optimizer-mismatch", says):
             Run(regression, tmp_path / kind, kind=other)
         Run(regression, tmp_path / kind, kind=kind)
+
+
+def failing(regression: models.Files) -> Path:
+    """A training model that claims a free batch, and fails with other than four rows."""
+    text = models.REGRESSION_TRAINING.replace(
+        "scaled = Mul(input, scale)",
+        "rows = Constant<value_ints = [4, 3]>()\n    fixed = Reshape(input, rows)\n"
+        "    scaled = Mul(fixed, scale)",
+    )
+    return models.write(regression.folder, "failing.onnx", text)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_no_step_is_made_after_a_training_step_that_failed(
+    regression: models.Files, shared: bool, capfd: pytest.CaptureFixture
+) -> None:
+    run = Run(dataclasses.replace(regression, training=failing(regression)))
+    x, t = np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32)
+    module = Module(failing(regression), run.state) if shared else run.module
+    run.steps(0, 2)
+    before = run.bits(), run.optimizer.step_count
+    for resets in (False, True):
+        with refused("run-failed"):
+            module(x[:3], t[:3])
+        if resets:
+            module.lazy_reset_grad()
+        run.optimizer.step()
+        assert (run.bits(), run.optimizer.step_count) == before
+        assert not run.module.flat.gradients.any()
+    # Of an accumulation the others count.
+    run.module(x, t)
+    gradients = run.module.flat.gradients.copy()
+    with refused("run-failed"):
+        run.module(x[:3], t[:3])
+    assert (run.module.flat.gradients == gradients).all()
+    run.optimizer.step()
+    assert run.optimizer.step_count == 3
+    straight = Run(regression)
+    straight.steps(0, 2)
+    straight.module(x, t)
+    straight.optimizer.step()
+    for name, value in straight.state.parameters:
+        if name != "mean":
+            np.testing.assert_array_equal(run.state.parameters[name].data, value.data)
+    capfd.readouterr()  # ONNX Runtime's own log
+
+
+def test_a_batch_that_is_refused_leaves_the_gradients_alone(regression: models.Files) -> None:
+    run, other = Run(regression), Run(regression)
+    second = Module(regression.training, run.state)
+    x, t = np.ones((4, 3), np.float32), np.zeros((4, 2), np.float32)
+    for module in (run.module, other.module):
+        module(x, t)
+    with refused("input-type"):
+        second(x.astype(np.float64), t)
+    for each in (run, other):
+        each.optimizer.step()
+    assert run.bits() == other.bits()
 
 
 def test_moments_of_the_same_shape_of_another_kind_are_refused(
@@ -537,6 +596,21 @@ def test_models_that_do_not_keep_their_word(
     path = models.write(regression.folder, "odd.onnx", models.SGD, metadata)
     with refused(code):
         Optimizer(path, open_module(regression))
+
+
+def test_an_optimizer_that_cannot_be_made_leaves_the_one_before(regression: models.Files) -> None:
+    run, other = Run(regression), Run(regression)
+    for each in (run, other):
+        each.steps(0, 3)
+        each.optimizer.set_learning_rate(1e30)
+    metadata = {"odtpack.groups": json.dumps([group("b", "W", scale=1e10)])}
+    scaled = models.write(regression.folder, "scaled.onnx", models.ADAMW, metadata)
+    with refused("bad-learning-rate"):
+        Optimizer(scaled, run.module)
+    for each in (run, other):
+        each.optimizer.set_learning_rate(0.01)
+        each.steps(3, 5)
+    assert run.bits() == other.bits()
 
 
 def test_a_group_scales_the_learning_rate(regression: models.Files) -> None:

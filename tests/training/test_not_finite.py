@@ -205,6 +205,102 @@ def test_large_parameters_and_small_ones_of_a_step_model(
     assert contents(module) != before
 
 
+def both_ways(way: str, folder: Path) -> tuple[Package, list[np.ndarray]]:
+    """A package of one model, or of segments, and a batch."""
+    if way == "segments":
+        return package_of(layers(), folder, segments=True, loss="mse"), rows(4)
+    model = zoo.mlp((20, 16, 10))
+    return package_of(model, folder), list(batch(model, 8))
+
+
+@pytest.mark.parametrize("way", ["whole", "segments"])
+def test_a_reset_does_not_make_spoilt_gradients_good(tmp_path: Path, way: str) -> None:
+    package, feeds = both_ways(way, tmp_path)
+    module, optimizer = opened(package)
+    train_step(module, optimizer, [feeds])
+    before = contents(module)
+    for resets in (0, 1, 2):
+        module(*spoilt(feeds))
+        for _ in range(resets):
+            module.lazy_reset_grad()
+        optimizer.step()
+        assert contents(module) == before
+        assert module.accumulated_batches == 0
+        assert all_finite(module.flat.gradients.view(np.float32))
+    module(*feeds)
+    optimizer.step()
+    other, its = opened(package)
+    for _ in range(2):
+        train_step(other, its, [feeds])
+    assert contents(module) == contents(other)
+
+
+@pytest.mark.parametrize("way", ["whole", "segments"])
+def test_sessions_that_share_a_state_know_of_a_skipped_step(tmp_path: Path, way: str) -> None:
+    """Gradients are the state's, and so is whether they are of any use."""
+    package, feeds = both_ways(way, tmp_path)
+    module, optimizer = opened(package)
+    first = Module(package.training_model, module.state)
+    before = contents(module)
+    first(*spoilt(feeds))
+    optimizer.step()
+    assert contents(module) == before
+    # What one accumulated is gone with the first step of another, whether that is made or not;
+    # the next step begins anew.
+    module(*feeds)
+    assert module.accumulated_batches == 1
+    first(*spoilt(feeds))
+    assert module.accumulated_batches == 0
+    optimizer.step()
+    assert contents(module) == before
+    module(*feeds)
+    first.lazy_reset_grad()
+    optimizer.step()
+    other, its = opened(package)
+    train_step(other, its, [feeds])
+    assert contents(module) == contents(other)
+
+
+def test_a_bad_batch_between_good_ones_and_after_them(tmp_path: Path) -> None:
+    """The others of its accumulation count, also with a session beside it."""
+    package, feeds = both_ways("whole", tmp_path)
+    found = []
+    for bad in (False, True):
+        module, optimizer = opened(package)
+        second = Module(package.training_model, module.state)
+        second.lazy_reset_grad()
+        for place in range(3):
+            if bad and place:
+                module(*spoilt(feeds))
+            if place < 2:
+                module(*feeds)
+        assert module.accumulated_batches == 2
+        optimizer.step()
+        found.append(contents(module))
+    assert found[0] == found[1]
+
+
+def test_a_private_step_that_is_broken_off(tmp_path: Path) -> None:
+    """What it leaves is the gradient of a sample, or part of a sum: no step is made with it."""
+    package = package_of(layers(), tmp_path, SGD(), privacy_clip=0.5, privacy_noise=1.0, loss="mse")
+    module, optimizer = opened(package)
+    before = contents(module)
+
+    def broken(_: int) -> np.ndarray:
+        raise RuntimeError("no noise")
+
+    with pytest.raises(RuntimeError, match="no noise"):
+        train_step(module, optimizer, [rows(3)], noise=broken)
+    optimizer.step(privatized=True)
+    assert contents(module) == before
+    found = []
+    for each in (module, None):
+        one, its = (module, optimizer) if each is module else opened(package)
+        train_step(one, its, [rows(3)], noise=np.random.default_rng(5).standard_normal)
+        found.append(contents(one))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize("whole", [False, True], ids=["two models", "step model"])
 def test_to_stop_is_a_policy(tmp_path: Path, whole: bool) -> None:
     model = zoo.mlp((20, 16, 10))

@@ -172,7 +172,7 @@ class Parameter:
             self._asked()
         return self._grad
 
-    def watch(self, asked: Callable[[], None]) -> None:
+    def watch(self, asked: Callable[[], None] | None) -> None:
         """Call a function before anyone gets value or gradient. For Module's use."""
         self._asked = asked
 

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -310,6 +311,8 @@ class CheckpointState:
             of ONNX Runtime's own training carry none, and load unchecked. None without a file.
         recovered: What is wrong with the file that was to be loaded, and what was lost, if the
             save before it was loaded instead; else None.
+        spoilt: Whether the gradients are of no use: a training step that was to replace them was
+            skipped or failed, and none was made since. Optimizer steps do nothing then.
         lock: Held by each call of a Module, step of an Optimizer, load and save: another thread's
             call is ``busy`` then, so that nobody sees a state in the middle of a step.
     """
@@ -330,10 +333,13 @@ class CheckpointState:
         self._properties = Properties(dict(data.properties))
         self.optimizer = data.optimizer
         self.checked = data.checked
+        self.spoilt = False
         self.lock = OneCall()
         self.recovered: str | None = None
         self._whole: Identity | None = None  # the file that was loaded or saved last
         self._flat: FlatState | None = None
+        self._modules: weakref.WeakSet[Any] = weakref.WeakSet()  # that are open
+        self.settled = False  # whether an Optimizer was made on it; Optimizer's
         self.device: Any = None  # where the values live, if not in these arrays; Module's
 
     def __repr__(self) -> str:
@@ -344,7 +350,7 @@ class CheckpointState:
 
     def elements_text(self) -> str:
         """How many elements of all parameters train, as text."""
-        if self.is_nominal and self._flat is None:
+        if self.is_nominal and not self.placed:
             return "names without values"
         arrays = [self.arrays(trainable=trainable).values() for trainable in (True, False)]
         trained, frozen = (sum(array.size for array in group) for group in arrays)
@@ -415,8 +421,29 @@ class CheckpointState:
 
     @property
     def placed(self) -> bool:
-        """Whether a Module has placed the parameters."""
-        return self._flat is not None
+        """Whether a Module has placed the parameters, which is open or has had an Optimizer."""
+        return self._place() is not None
+
+    def _place(self) -> FlatState | None:
+        # Where they lie for a Module whose Optimizer could not be made, and which is gone, is where
+        # they happen to lie: the next Module may want another place.
+        if self._flat is not None and not self.settled and not self._modules:
+            if self.device is not None:
+                self.device.asked()
+                self.device = None
+            for parameter in self._parameters.items.values():
+                parameter.watch(None)
+                parameter.place(parameter.data, None, keep=False)
+            self._flat = None
+        return self._flat
+
+    def opened(self, module: Any) -> None:
+        """Note a Module that has placed the parameters. For Module's use."""
+        self._modules.add(module)
+
+    def closed(self, module: Any) -> None:
+        """Note that it is closed. For Module's use."""
+        self._modules.discard(module)
 
     @property
     def parameters(self) -> Parameters:
@@ -458,7 +485,7 @@ class CheckpointState:
                 raise nominal_error("there are no values in it to load")
             found = {**data.trainable, **data.frozen}
             items = self._parameters.items
-            without_shapes = self.is_nominal and self._flat is None
+            without_shapes = self.is_nominal and not self.placed
             wrong = found.keys() ^ items.keys()
             for name in found.keys() - wrong:
                 have, new = items[name].data, found[name]
@@ -517,7 +544,8 @@ class CheckpointState:
         _check_one_type(trained)
         trainable = _layout(trained, shapes)
         frozen = _layout((p for p in items if not p.requires_grad), shapes)
-        if self._flat is None:
+        found = self._place()
+        if found is None:
             flat = FlatState(
                 trainable,
                 frozen,
@@ -538,14 +566,14 @@ class CheckpointState:
                 if not keep or not aligned:
                     memory = allocate(slot.nbytes).view(slot.dtype).reshape(slot.shape)
                     parameter.place(memory, None, keep=keep)
-            self._flat = flat
-        elif (self._flat.trainable, self._flat.frozen) != (trainable, frozen):
+            self._flat = found = flat
+        elif (found.trainable, found.frozen) != (trainable, frozen):
             raise OdtpackError(
                 "model-mismatch",
                 "The state belongs to a Module whose model takes the parameters in another order.",
                 hint="load the checkpoint again for the second Module",
             )
-        return self._flat
+        return found
 
 
 def _check_one_type(trained: Sequence[Parameter]) -> None:

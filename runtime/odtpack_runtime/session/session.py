@@ -129,9 +129,11 @@ class UserInputs:
         ]
         self._dtypes = [spec.dtype for spec in inputs]
         self._shapes: list[tuple[int, ...]] | None = None
+        self.began = False  # whether the last values were taken, and not refused before a run
 
     def arrays(self, values: Sequence[object]) -> Sequence[Array] | None:
         """Return values as arrays that can be bound; None if they are OrtValues all of them."""
+        self.began = False
         if len(values) != len(self.inputs):
             wanted = ", ".join(f"{spec.name}: {spec}" for spec in self.inputs)
             raise OdtpackError(
@@ -161,6 +163,7 @@ class UserInputs:
             check_labels(arrays[index], class_count, ignored, name=self.inputs[index].name)
         for index in self._tokens:
             _check_tokens(self.inputs[index].name, arrays[index])
+        self.began = True
         return arrays
 
     def from_ortvalues(self, values: Sequence[Any]) -> list[Array]:
@@ -332,7 +335,7 @@ def run_failed(error: Exception) -> OdtpackError:
     return OdtpackError(
         "run-failed",
         f"ONNX Runtime failed in the middle of a step: {first_line(error)}",
-        hint="gradients may hold part of the step: call lazy_reset_grad() before the next one",
+        hint="nothing was changed by it",
     )
 
 

@@ -187,11 +187,9 @@ class Module:
             if name not in LOSS_SCALE_NAMES
         }
         # For Optimizer's use: what puts back what a step changes; the names of the trainable
-        # parameters in the order of the model's inputs; whether all batches since the last reset
-        # were not finite, and a step does nothing; and the step model, if there is one.
+        # parameters in the order of the model's inputs; and the step model, if there is one.
         self.undo = Undo(self._flat, statistics, self._device)
         self.trained = [name for name in signature.parameters if name in set(trained)]
-        self.nothing_to_step = False
         self.step_graph: StepGraph | None = None
         self._skipped_steps = self._overflows = 0
         self._last_not_finite: NotFinite | None = None
@@ -213,6 +211,7 @@ class Module:
             state.device = self._device
             for parameter in state.parameters.items.values():
                 parameter.watch(self._device.asked)
+        state.opened(self)
 
     def __repr__(self) -> str:
         mode = "training" if self.training else "evaluation"
@@ -253,23 +252,32 @@ class Module:
 
     def _training_step(self, user_inputs: Sequence[object]) -> list[Any]:
         self.check_first_step(user_inputs)
-        graph, adds = self._graph(), not self._reset[0]
+        graph = self._graph()
+        if self.state.spoilt:  # perhaps by another Module: there is nothing to add to
+            self._reset[0] = True
+        adds = not self._reset[0]
         self.undo.keep(gradients=adds)
         try:
             results = graph(user_inputs)
+            done = 0 if self.state.optimizer is None else self.state.optimizer.step
+            problem = self.undo.problem(loss_value(results), done + 1, self.trained)
         except BaseException:
-            self.undo.put_back(gradients=adds)
+            if graph.began:
+                self._undo_step(adds)
             raise
-        done = 0 if self.state.optimizer is None else self.state.optimizer.step
-        problem = self.undo.problem(loss_value(results), done + 1, self.trained)
         if problem is None:
             self._accumulated = self._accumulated + 1 if adds else 1
-            self._reset[0] = self.nothing_to_step = False
+            self._reset[0] = self.state.spoilt = False
         else:
-            self.undo.put_back(gradients=adds)
-            self.nothing_to_step = not adds
+            self._undo_step(adds)
             self.note(problem)
         return results
+
+    def _undo_step(self, adds: bool) -> None:
+        """Put back what a training step changed that was bad, or failed."""
+        self.undo.put_back(gradients=adds)
+        if not adds:  # it was to replace the gradients, of which there is no copy
+            self.spoil_gradients()
 
     def note(self, problem: NotFinite) -> None:
         """Count a step that was not finite, and stop if that is the policy. For Optimizer's use."""
@@ -292,6 +300,7 @@ class Module:
             for close in self._when_closed:
                 close()
             self._when_closed.clear()
+            self.state.closed(self)
 
     def __enter__(self) -> Self:
         return self
@@ -329,12 +338,16 @@ class Module:
         with self.state.lock:
             self.require_open()
             self._reset[0] = True
-            self.nothing_to_step = False
 
     def gradients_given(self) -> None:
         """Take what lies in the gradients' memory for those of one batch: they were written."""
         self._accumulated = 1
-        self._reset[0] = self.nothing_to_step = False
+        self._reset[0] = self.state.spoilt = False
+
+    def spoil_gradients(self) -> None:
+        """Let no step be made before the next training step, which replaces the gradients."""
+        self._reset[0] = self.state.spoilt = True
+        self.undo.clear_gradients()
 
     def input_names(self) -> list[str]:
         """Return the names of the inputs that a call takes in the current mode."""
@@ -426,7 +439,7 @@ class Module:
     @property
     def accumulated_batches(self) -> int:
         """Number of batches whose gradients have been accumulated so far."""
-        return 0 if self._reset[0] else self._accumulated
+        return 0 if self._reset[0] or self.state.spoilt else self._accumulated
 
     @property
     def skipped_steps(self) -> int:

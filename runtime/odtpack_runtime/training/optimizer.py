@@ -45,15 +45,15 @@ Memory = npt.NDArray[np.uint8]
 
 
 def place_state(
-    module: Module, contract: OptimizerContract, where: str
-) -> tuple[OptimizerState, list[Memory], list[Layout]]:
+    module: Module, contract: OptimizerContract, layouts: Sequence[Layout], where: str
+) -> tuple[OptimizerState, list[Memory]]:
     """Return a new optimizer state in flat vectors, continuing the loaded one if there is one."""
-    # Returns the state, whose moments are views; and for each state vector its memory and layout.
+    # `layouts`: that of each state vector.
+    # Returns the state, whose moments are views, and the memory of each state vector.
     layout = module.flat.trainable
     loaded = module.state.optimizer
     if loaded is None:
         loaded = OptimizerState(0, to_float32(DEFAULT_LEARNING_RATE), {})
-    layouts = [state_layout(layout, contract, index) for index in range(len(contract.state))]
     taken = _fits(loaded, contract.kind, layouts, where)
     memories = [allocate(each.nbytes) for each in layouts]
     moments: dict[str, list[Array]] = {}
@@ -70,7 +70,7 @@ def place_state(
             moments[slot.name] = new
     groups = tuple(group.parameters for group in contract.groups)
     state = OptimizerState(loaded.step, loaded.learning_rate, moments, groups, contract.kind)
-    return state, memories, layouts
+    return state, memories
 
 
 def state_layout(parameters: Layout, contract: OptimizerContract, index: int) -> Layout:
@@ -83,7 +83,7 @@ def state_layout(parameters: Layout, contract: OptimizerContract, index: int) ->
     )
 
 
-def _fits(loaded: OptimizerState, kind: str | None, layouts: list[Layout], where: str) -> bool:
+def _fits(loaded: OptimizerState, kind: str | None, layouts: Sequence[Layout], where: str) -> bool:
     """Check a loaded state against what the optimizer keeps; return whether it is taken over."""
     count = len(next(iter(loaded.moments.values()), ()))
     idle = not any(moment.any() for own in loaded.moments.values() for moment in own)
@@ -193,16 +193,26 @@ class Optimizer:
                 where=where,
             )
         self._contract = contract
-        self._checkpoint_state = module.state
-        self._state, memories, layouts = place_state(module, contract, where)
-        module.state.optimizer = self._state
+        self._checkpoint_state = state = module.state
         self._step = np.zeros(1, np.int64)
         self._norm = np.zeros(1, dtype)
         self._gradients = flat.gradients.view(dtype)
         groups = contract.groups or (Group(1.0, 0.0, ()),)
         self._rates = [(np.zeros(1, np.float32), group.learning_rate_scale) for group in groups]
         self._step_rates = np.zeros(len(groups), np.float32)
-        self._set_rates(self._state.learning_rate)
+        kept = state.optimizer
+        self._set_rates(to_float32(DEFAULT_LEARNING_RATE) if kept is None else kept.learning_rate)
+        layouts = [state_layout(flat.trainable, contract, i) for i in range(len(contract.state))]
+        if module.step_graph is not None:
+            sizes = {
+                f"{slot.name}.{vector.name}": slot.size
+                for vector, layout in zip(contract.state, layouts, strict=True)
+                for slot in layout.slots
+            }
+            module.step_graph.check_optimizer(sizes, len(groups), where)
+        # Nothing has been changed so far: an Optimizer that cannot be made leaves the state alone.
+        self._state, memories = place_state(module, contract, layouts, where)
+        state.optimizer, state.settled = self._state, True
         if module.step_graph is not None:
             vectors = {
                 f"{slot.name}.{vector.name}": moment
@@ -211,7 +221,7 @@ class Optimizer:
                     contract.state, self._state.moments.get(slot.name, ()), strict=True
                 )
             }
-            module.step_graph.bind_optimizer(vectors, self._step_rates, self._step, where)
+            module.step_graph.bind_optimizer(vectors, self._step_rates, self._step)
         # Vectors and scalars are also kept alive here: ONNX Runtime holds bare addresses.
         names = [vector.name for vector in contract.state]
         self._vectors = {
@@ -248,8 +258,8 @@ class Optimizer:
     def step(self, *, privatized: bool = False) -> None:
         """Make one step with the accumulated gradients; they remain as they are.
 
-        If the loss or a gradient of every batch since the last reset was not finite, it does
-        nothing, and is not counted.
+        If the loss or a gradient of every batch since the last reset was not finite, or its
+        training step failed, it does nothing, and is not counted.
 
         Args:
             privatized: The gradients are those of
@@ -265,7 +275,7 @@ class Optimizer:
             self._require_private(privatized)
             self._require_own_state()
             self._module.require_values()
-            if not self._module.nothing_to_step:
+            if not self._checkpoint_state.spoilt:
                 self._make_step()
 
     def _require_own_state(self) -> None:
@@ -340,8 +350,10 @@ class Optimizer:
         module.undo.keep(gradients=False)
         try:
             results = graph(user_inputs)
-        except BaseException:
+        except BaseException as error:
             module.undo.put_back(gradients=False)
+            if isinstance(error, OdtpackError) and error.code == "run-failed":
+                error.hint = "load the last checkpoint: parameters may hold part of the step"
             raise
         if not np.isfinite(loss_value(results)).all():
             module.undo.put_back(gradients=False)

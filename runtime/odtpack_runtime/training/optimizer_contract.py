@@ -328,20 +328,23 @@ class StepGraph:
         shape = self._signature.updates[name]
         self.graph.bind_output(name + UPDATE_SUFFIX, memory.reshape(shape))
 
-    def bind_optimizer(
-        self, state: Mapping[str, Array], rates: Array, step: Array, where: str
-    ) -> None:
-        """Give it what the optimizer keeps."""
+    def check_optimizer(self, sizes: Mapping[str, int], groups: int, where: str) -> None:
+        """Check that it knows what the optimizer keeps."""
+        # `sizes`: elements of each vector, by the names of its inputs.
+        known = self._signature.state
+        odd = known.keys() ^ sizes.keys()
+        odd |= {name for name in known.keys() - odd if np.prod(known[name]) != sizes[name]}
+        if odd:
+            raise model_mismatch(where, f"the step model knows another state '{min(odd)}'")
+        if groups != self._signature.groups:
+            raise model_mismatch(where, "the step model knows other parameter groups")
+
+    def bind_optimizer(self, state: Mapping[str, Array], rates: Array, step: Array) -> None:
+        """Give it what the optimizer keeps, which :meth:`check_optimizer` has looked at."""
         # `state`: the vectors, contiguous, by the names of their inputs.
         # `rates`: FLOAT, the learning rate of each group.
         # `step`: INT64 [1], the number of the step, from 1.
         known = self._signature.state
-        odd = known.keys() ^ state.keys()
-        odd |= {name for name in known.keys() - odd if np.prod(known[name]) != state[name].size}
-        if odd:
-            raise model_mismatch(where, f"the step model knows another state '{min(odd)}'")
-        if len(rates) != self._signature.groups:
-            raise model_mismatch(where, "the step model knows other parameter groups")
         for name, memory in state.items():
             self.graph.bind_input(name, memory.reshape(known[name]))
             self.bind_updated(name, memory)

@@ -183,6 +183,12 @@ class Undo:
         if gradients and self._kept_gradients is not None:
             np.copyto(self._gradients, self._kept_gradients)
 
+    def clear_gradients(self) -> None:
+        """Set the gradients to zero, which a step that was undone has written over."""
+        self._gradients[:] = 0
+        if self._device is not None:
+            self._device.push(self.gradients())
+
     def problem(self, loss: object, step: int, order: Iterable[str]) -> NotFinite | None:
         """What is not finite after a step of the training model."""
         if not np.isfinite(loss).all():  # type: ignore[call-overload]

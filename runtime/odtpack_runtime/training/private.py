@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,8 @@ def private_gradient(
         )
     flat = module.flat
     gradients = flat.gradients.view(flat.dtype)
-    with module.state.lock:
+    with module.state.lock, ExitStack() as broken_off:
+        broken_off.callback(module.spoil_gradients)
         total = np.zeros_like(gradients)
         losses = []
         for index in range(len(batch[0])):
@@ -104,5 +106,6 @@ def private_gradient(
                 if deviation:
                     part += deviation * normal(part.size)
                 place[start : start + _CHUNK] = part / (expected or max(len(batch[0]), 1))
+        broken_off.pop_all()
         module.gradients_given()
     return losses

@@ -5,6 +5,8 @@
 //     odtpack-calls threads JOB.json TIMES    two threads train at once
 //     odtpack-calls closed JOB.json TIMES     every call after Close
 //     odtpack-calls nan JOB.json TIMES        a batch with a NaN among others
+//     odtpack-calls void JOB.json TIMES       steps on gradients of a training step that was skipped
+//     odtpack-calls broken_off JOB.json TIMES the same of one that failed
 //     odtpack-calls gradient JOB.json TIMES   parameters with which a gradient overflows
 //     odtpack-calls fails JOB.json TIMES      a step that ONNX Runtime does not complete
 //     odtpack-calls rates JOB.json TIMES      learning rates that are refused
@@ -16,7 +18,10 @@
 //     odtpack-calls pending JOB.json TIMES    a reset in the middle of an accumulation
 //     odtpack-calls buffer JOB.json TIMES     a buffer with a value beyond float16
 //     odtpack-calls carry JOB.json TIMES      what is carried over, also to other/package
+//     odtpack-calls free JOB.json TIMES       a state with which no session could be made: other/package
+//                                             has another optimizer, third/package another layout
 //     odtpack-calls broken JOB.json TIMES     an inference template that does not load
+#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <thread>
@@ -299,6 +304,78 @@ void Nan(const Job& job, int times) {
   Require(DigestOf(*training) == before, "an optimizer step on nothing");
 }
 
+/// Training steps that came to nothing, and optimizer steps after them. `act` makes one with a session.
+void AfterVoid(const Job& job, const std::function<void(odtpack::TrainingSession&)>& act) {
+  const auto training = job.Start(), plain = job.Start();
+  auto& session = training->session;
+  const auto both = [&](const std::function<void(odtpack::TrainingSession&)>& each) {
+    for (auto* one : {&session, &plain->session}) each(*one);
+  };
+  both([&](auto& one) {
+    one.TrainStep(job.batch.values);
+    one.OptimizerStep();
+    one.LazyResetGrad();
+  });
+  const auto before = DigestOf(*training);
+  const auto nothing = [&](odtpack::TrainingSession& steps) {
+    steps.OptimizerStep();
+    Require(DigestOf(*training) == before && steps.StepCount() == 1, "a step on nothing");
+    const auto& gradients = training->state.Internal()->gradients;
+    Require(std::all_of(gradients.data.get(), gradients.data.get() + gradients.Bytes(),
+                        [](uint8_t byte) { return byte == 0; }), "something is left of the step");
+  };
+  for (int resets = 0; resets < 3; ++resets) {
+    act(session);
+    for (int i = 0; i < resets; ++i) session.LazyResetGrad();
+    nothing(session);
+  }
+  // One among others leaves what they accumulated.
+  both([&](auto& one) { one.TrainStep(job.batch.values); });
+  const auto accumulated = WithGradients(*training);
+  act(session);
+  Require(WithGradients(*training) == accumulated, "what was accumulated changed");
+  both([&](auto& one) {
+    one.TrainStep(job.batch.values);
+    one.OptimizerStep();
+    one.LazyResetGrad();
+  });
+  Require(DigestOf(*training) == DigestOf(*plain), "a step without the one that came to nothing");
+  // Sessions of a state have its gradients together.
+  odtpack::TrainingSession second(job.env, training->package, training->state, 1);
+  const auto then = DigestOf(*training);
+  act(session);
+  second.OptimizerStep();
+  second.LazyResetGrad();
+  second.OptimizerStep();
+  Require(DigestOf(*training) == then && second.StepCount() == 2, "a step of the other session");
+  session.TrainStep(job.batch.values);
+  act(second);
+  second.OptimizerStep();
+  Require(DigestOf(*training) == then, "the other session's step replaces what was accumulated");
+  for (auto* one : {&session, &plain->session}) one->TrainStep(job.batch.values);
+  second.OptimizerStep();
+  plain->session.OptimizerStep();
+  Require(DigestOf(*training) == DigestOf(*plain), "the next step begins anew");
+}
+
+void Void(const Job& job, int) {
+  const job::Batch bad = Bad(job);
+  AfterVoid(job, [&bad](auto& session) {
+    const int64_t skipped = session.SkippedSteps();
+    session.TrainStep(bad.values);
+    Require(session.SkippedSteps() == skipped + 1, "it is not skipped");
+  });
+}
+
+/// The first input of the job is of indices, of which a model takes no large ones.
+void BrokenOff(const Job& job, int) {
+  const job::Batch bad(job.json.Get<job::Json::List>("steps").at(0)["inputs"], job.folder);
+  bad.tensors.front().As<int64_t>()[0] = 1'000'000;
+  AfterVoid(job, [&bad](auto& session) {
+    Require(CodeOf([&] { session.TrainStep(bad.values); }) == "run-failed", "it did not fail");
+  });
+}
+
 /// Of two layers, `fc1.weight` tiny and `fc2.weight` huge: the loss is finite, and the gradient of the
 /// first, the product of the second and the input, is not.
 void Gradient(const Job& job, int) {
@@ -564,6 +641,40 @@ void Carry(const Job& job, int) {
               DigestOf(*training) == before, "a state that a session trains");
 }
 
+void Free(const Job& job, int) {
+  using odtpack::CheckpointState;
+  const auto training = job.Start();
+  training->session.TrainBatch(job.batch.values);
+  const std::string path = (job.folder / "trained").string();
+  CheckpointState::SaveCheckpoint(training->state, path, true);
+  const auto open = [&job](const char* name) {
+    return odtpack::Package::Open((job.folder / name / "package").string());
+  };
+  const auto other = open("other"), third = open("third");
+  const auto state = CheckpointState::LoadCheckpoint(path);
+  const auto& own = *state.Internal();
+  const auto kept = own.optimizer;
+  const auto first = [&own] { return own.parameters.begin()->second.value.data.get(); };
+  const auto* place = first();
+  const auto before = readers::Digest(own);
+  Require(CodeOf([&] { odtpack::TrainingSession(job.env, other, state); }) == "optimizer-mismatch",
+          "another optimizer");
+  Require(!own.flat.data && !own.gradients.data && own.optimizer == kept && first() == place &&
+              readers::Digest(own) == before, "the state is not as it was");
+  odtpack::TrainingSession session(job.env, third, state, 1);
+  Require(session.StepCount() == 1, "what was trained");
+  odtpack::TrainingSession same(job.env, third, CheckpointState::LoadCheckpoint(path), 1);
+  Require(session.TrainBatch(job.batch.values) == same.TrainBatch(job.batch.values) &&
+              session.TrainBatch(job.batch.values) == same.TrainBatch(job.batch.values), "a loss");
+  // What lives in a session's place stays there.
+  Require(CodeOf([&] { odtpack::TrainingSession(job.env, training->package, state); }) ==
+              "model-mismatch", "another layout");
+  Require(CodeOf([&] { odtpack::TrainingSession(job.env, other, training->state); }) ==
+              "optimizer-mismatch", "another optimizer beside a session");
+  training->session.TrainBatch(job.batch.values);
+  Require(training->session.StepCount() == 2, "the session goes on");
+}
+
 void Broken(const Job& job, int) {
   Require(CodeOf([&] { job.Start()->session.InferenceSession(job.env, {"output"}); }) ==
               "model-not-loadable", "the template");
@@ -579,7 +690,7 @@ int main(int count, char** words) try {
       {"nan", Nan},     {"gradient", Gradient}, {"fails", Fails},     {"rates", Rates},
       {"taken", Taken}, {"reads", Reads},       {"misuse", Misuse},   {"moved", Moved},
       {"buffer", Buffer}, {"carry", Carry},     {"pending", Pending}, {"broken", Broken},
-      {"shared", Shared}};
+      {"shared", Shared}, {"void", Void},       {"broken_off", BrokenOff}, {"free", Free}};
   commands.at(words[1])(Job(words[2]), std::atoi(words[3]));
   std::cout << "done" << std::endl;
   return 0;

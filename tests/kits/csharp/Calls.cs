@@ -175,6 +175,18 @@ sealed class Calls {
                 Unless(session.Fit(new[] { batch, batch }) == 2, "it does not go on");
                 Unless(session.StepCount == steps + 2, "the steps are not counted");
             }
+            session.SetOnNotFinite(OnNotFinite.Skip);
+            var (unchanged, made) = (Digest(training), session.StepCount);
+            session.TrainStep(bad).Dispose();
+            session.LazyResetGrad();
+            session.OptimizerStep();
+            Unless(Digest(training) == unchanged, "a reset makes bad gradients good");
+            Unless(session.StepCount == made, "a step on nothing counts");
+            using (var other = new TrainingSession(session.Package, training.State)) {
+                other.OptimizerStep();
+                Unless(Digest(training) == unchanged, "they are good for another session");
+                Unless(other.StepCount == made, "a step on nothing counts");
+            }
         }
     }
 

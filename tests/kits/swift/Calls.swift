@@ -145,6 +145,18 @@ private final class Calls {
       try expect(try session.fit([batch, batch]) == 2, "it does not go on")
       try expect(session.stepCount == steps + 2, "the steps are not counted")
     }
+    try session.setOnNotFinite(.skip)
+    let before = try digest(session.checkpoint), steps = try session.stepCount
+    _ = try session.trainStep(withInputValues: bad)
+    try session.lazyResetGrad()
+    try session.optimizerStep()
+    try expect(digest(session.checkpoint) == before, "a reset makes bad gradients good")
+    try expect(session.stepCount == steps, "a step on nothing counts")
+    let other = try ORTTrainingSession(
+      env: env, package: session.package, checkpoint: session.checkpoint)
+    try other.optimizerStep()
+    try expect(digest(session.checkpoint) == before, "they are good for another session")
+    try expect(other.stepCount == steps, "a step on nothing counts")
   }
 
   /// As in calls.cpp; prints what the session says of it.

@@ -44,6 +44,7 @@ struct State {
   bool nominal = false;
   bool checked = false;  // whether its file carried a digest, which was right
   Tensor flat, gradients;
+  bool spoiled = false;   // the gradients are of no use: the step that was to make them is void
   std::string recovered;  // what was wrong with the file, if the save before it was loaded
   std::optional<FileIdentity> whole;  // of the file that was last loaded whole, or written
   std::shared_ptr<Gate> gate = std::make_shared<Gate>();

@@ -92,6 +92,13 @@ class Twins {
     ran_ = false;
   }
   void PullGradients() { PullThose(kGradient); }
+  void PushGradients() {
+    Lists lists;
+    for (auto& [key, each] : twins_) {
+      if (each.role == kGradient) lists.Add(each.host.Value(), each.twin);
+    }
+    Copy(lists.from, lists.to);
+  }
   /// Before a tensor is written.
   void Change() {
     Pull();

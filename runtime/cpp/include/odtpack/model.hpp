@@ -211,7 +211,7 @@ class Model {
   Model(const Model&) = delete;
   Model& operator=(const Model&) = delete;
   virtual ~Model() = default;
-  /// Compute a batch; returns the user's outputs, the loss first.
+  /// Compute a batch, which CheckBatch has looked at; returns the user's outputs, the loss first.
   virtual std::vector<Ort::Value> Run(const std::vector<Ort::Value>& values) = 0;
 };
 
@@ -222,7 +222,7 @@ class Graph : public Model {
   /// to do after a run that failed.
   Graph(Ort::Session session, const Package& package, const std::vector<Spec>& outputs,
         const Bound& bound, const Ending* ending,
-        const char* hint = "call LazyResetGrad(): gradients may hold part of the step")
+        const char* hint = "nothing was changed by it")
       : session_(std::move(session)),
         inputs_(package.Inputs()),
         ending_(ending),
@@ -248,7 +248,6 @@ class Graph : public Model {
   }
 
   std::vector<Ort::Value> Run(const std::vector<Ort::Value>& values) override {
-    CheckBatch(inputs_, values);
     for (size_t i = 0; i < values.size(); ++i) arguments_.inputs[input_places_[i]] = values[i];
     for (const auto& place : output_places_) arguments_.outputs[place.second] = nullptr;
     if (loss_value_) arguments_.outputs[output_places_[0]] = loss_value_;

@@ -24,22 +24,28 @@ inline std::pair<size_t, Shape> MatrixOf(const Shape& shape) {
 /// An optimizer model and what it carries; continues the state's optimizer if there is one.
 class Optimizer {
  public:
-  Optimizer(Ort::Session session, const Json& manifest, State& state,
-            const std::vector<const Spec*>& trainable)
-      : session_(std::move(session)), state_(state), inputs_(manifest["layout"].Texts("inputs")) {
+  /// `flat` and `gradients` are where the state's come to lie. The state is looked at only:
+  /// TakeOver moves what its optimizer kept.
+  Optimizer(Ort::Session session, const Json& manifest, State& state, const Tensor& flat,
+            const Tensor& gradients, const std::vector<const Spec*>& trainable)
+      : session_(std::move(session)),
+        state_(state),
+        flat_(flat),
+        gradients_(gradients),
+        inputs_(manifest["layout"].Texts("inputs")) {
     if (trainable.empty()) throw Error("nothing-trainable", "The checkpoint has nothing to train.");
     const Json& layout = manifest["layout"];
     const std::string run = layout.Get<std::string>("run", "chunks");
     if (twins_ && run == "whole")
       ThrowNoDevice("The optimizer reads all parameters as one vector.",
                     "train on the processor, or build with another optimizer");
-    vectors_.push_back({"params", {0, 1}, state.flat, {}});
-    vectors_.push_back({"gradients", {0, 1}, state.gradients, {}});
+    vectors_.push_back({"params", {0, 1}, flat, {}});
+    vectors_.push_back({"gradients", {0, 1}, gradients, {}});
     for (const Json& entry : layout.Get<Json::List>("state", {})) {
       const auto axes = entry["axes"] ? entry.Wholes("axes") : Shape{0, 1};
       vectors_.push_back({entry.Get<std::string>("name"),
                           {axes.begin(), axes.end()},
-                          run == "parameters" ? Tensor{} : Zeros(state.flat.type, state.flat.shape),
+                          run == "parameters" ? Tensor{} : Zeros(flat.type, flat.shape),
                           {}});
     }
     for (const Vector& vector : vectors_) {
@@ -72,7 +78,7 @@ class Optimizer {
         continue;
       }
       while (next < trainable.size() && groups[trainable[next]->name] == group) ++next;
-      const int64_t stop = next < trainable.size() ? trainable[next]->offset : state.flat.shape[0];
+      const int64_t stop = next < trainable.size() ? trainable[next]->offset : flat.shape[0];
       for (int64_t at = trainable[i]->offset, size = 0; at < stop; at += size) {
         size = run == "whole" ? stop - at : std::min(chunk, stop - at);
         std::map<std::string, Tensor> slices;
@@ -81,6 +87,24 @@ class Optimizer {
       }
     }
   }
+
+  /// Continue the state's optimizer, whose moments are freed as they are copied.
+  void TakeOver() {
+    std::map<std::string, std::vector<Tensor>> old;
+    if (state_.optimizer) {
+      // Another session may have them still, of which this is a later one.
+      const auto& kept = state_.optimizer->moments;
+      old.insert(kept.begin(), kept.end());
+      state_.optimizer.reset();
+    }
+    for (auto& [name, moments] : own_->moments) {
+      for (size_t i = 0; goes_on_ && i < moments.size(); ++i)
+        moments[i].CopyFrom(old[name][i].data.get());
+      old.erase(name);  // so that one at a time exists twice
+    }
+    state_.optimizer = own_;
+  }
+  const std::shared_ptr<OptimizerState>& Carried() const { return own_; }
 
   /// Go on in another session of the same model.
   void Reopen(Ort::Session session) { session_ = std::move(session); }
@@ -97,9 +121,9 @@ class Optimizer {
     if (std::count(inputs_.begin(), inputs_.end(), "gradient_norm") > 0) {
       if (twins_) twins_->PullGradients();
       if (norm_.type == kDouble)
-        *norm_.As<double>() = Norm(state_.gradients.As<double>());
+        *norm_.As<double>() = Norm(gradients_.As<double>());
       else
-        *norm_.As<float>() = static_cast<float>(Norm(state_.gradients.As<float>()));
+        *norm_.As<float>() = static_cast<float>(Norm(gradients_.As<float>()));
     }
     for (Arguments& run : runs_) {
       run.Run(session_, "load the last checkpoint: parameters may hold part of the step");
@@ -147,9 +171,9 @@ class Optimizer {
     std::vector<Tensor> parts;  // one tensor for each parameter
   };
 
-  /// Give every moment its place, and take over those of the loaded state.
+  /// Give every moment its place, and check those of the loaded state.
   void PlaceState(const std::vector<const Spec*>& trainable, const std::string& kind) {
-    OptimizerState loaded = state_.optimizer ? *state_.optimizer : OptimizerState{};
+    const OptimizerState loaded = state_.optimizer ? *state_.optimizer : OptimizerState{};
     OptimizerState placed{loaded.step, loaded.rate, {}, {}, kind};
     std::map<std::string, std::vector<Tensor>> old(loaded.moments.begin(), loaded.moments.end());
     const size_t kept = vectors_.size() - 2, count = old.empty() ? 0 : old.begin()->second.size();
@@ -169,7 +193,7 @@ class Optimizer {
           if (vector.axes.count(i >= MatrixOf(spec->shape).first ? 1 : 0) == 0) shape[i] = 1;
         }
         vector.parts.push_back(vector.whole.data ? vector.whole.From(spec->offset, shape)
-                                                 : Zeros(state_.flat.type, shape));
+                                                 : Zeros(flat_.type, shape));
         moments.push_back(vector.parts.back());
         same = same && old.count(spec->name) > 0 && old[spec->name][v - 2].shape == shape;
       }
@@ -180,20 +204,15 @@ class Optimizer {
       throw Error("optimizer-mismatch", "The checkpoint holds the state of another optimizer.", "",
                   "use the optimizer it was saved with, or a checkpoint without optimizer state");
     }
-    state_.optimizer.reset();
-    loaded.moments.clear();
-    for (auto& [name, moments] : placed.moments) {
-      for (size_t i = 0; same && i < kept; ++i) moments[i].CopyFrom(old[name][i].data.get());
-      old.erase(name);  // what was moved is freed, so that one at a time exists twice
-    }
-    state_.optimizer = own_ = std::make_shared<OptimizerState>(std::move(placed));
+    goes_on_ = same;
+    own_ = std::make_shared<OptimizerState>(std::move(placed));
   }
 
   void AddGroup(double scale, double decay, const std::vector<std::string>& names) {
     own_->groups.push_back(names);
     rates_.emplace_back(scaled_.From(static_cast<int64_t>(rates_.size()), {1}), scale);
-    decays_.push_back(Zeros(state_.flat.type, {1}));
-    if (state_.flat.type == kDouble)
+    decays_.push_back(Zeros(flat_.type, {1}));
+    if (flat_.type == kDouble)
       *decays_.back().As<double>() = decay;
     else
       *decays_.back().As<float>() = static_cast<float>(decay);
@@ -249,7 +268,7 @@ class Optimizer {
   template <class T>
   double Norm(const T* values) const {
     double sums[8] = {};
-    for (int64_t i = 0; i < state_.gradients.shape[0]; i += 8) {  // ends with a whole cache line
+    for (int64_t i = 0; i < gradients_.shape[0]; i += 8) {  // ends with a whole cache line
       for (int64_t k = 0; k < 8; ++k) sums[k] += double{values[i + k]} * double{values[i + k]};
     }
     return std::sqrt(std::accumulate(sums, sums + 8, 0.0));
@@ -257,14 +276,16 @@ class Optimizer {
 
   Ort::Session session_;
   State& state_;
+  const Tensor flat_, gradients_;
   std::shared_ptr<OptimizerState> own_;
+  bool goes_on_ = false;  // with the moments of the one before
   std::shared_ptr<Twins> twins_ = state_.twins.lock();
   std::vector<std::string> inputs_, output_names_;
   std::vector<Vector> vectors_;
   Tensor scaled_;  // the rate of each group, and each with its scale
   std::vector<std::pair<Tensor, double>> rates_;
   std::vector<Tensor> decays_;
-  Tensor step_ = Zeros(kInt64, {1}), norm_ = Zeros(state_.flat.type, {1});
+  Tensor step_ = Zeros(kInt64, {1}), norm_ = Zeros(flat_.type, {1});
   std::deque<std::pair<Tensor, Ort::Value>> kept_;
   std::vector<Arguments> runs_;
 };

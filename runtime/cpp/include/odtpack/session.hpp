@@ -54,8 +54,9 @@ class TrainingSession {
     const detail::Json& manifest = own_->package.Manifest();
     Sessions opened = Open(step_model.value_or(training_model));
     PlaceOnDevice(opened);
-    Place(detail::Spec::TypeOf(manifest["layout"].Get<std::string>("dtype", "float32")),
-          manifest["layout"]["elements"].Whole());
+    Places places =
+        Place(detail::Spec::TypeOf(manifest["layout"].Get<std::string>("dtype", "float32")),
+              manifest["layout"]["elements"].Whole());
     *own_->reset.data = 1;
     own_->bound.Add("lazy_reset_grad", own_->reset);
     if (own_->segments) {
@@ -69,13 +70,14 @@ class TrainingSession {
     }
     if (opened.optimizer) {
       own_->optimizer = std::make_unique<detail::Optimizer>(std::move(*opened.optimizer), manifest,
-                                                            own_->state, own_->trainable);
-      own_->carried = own_->state.optimizer;
+                                                            own_->state, places.flat,
+                                                            places.gradients, own_->trainable);
+      own_->carried = own_->optimizer->Carried();
     }
     if (step_model && !own_->segments) {
       std::map<std::string, detail::Tensor> trained;
       for (const auto* spec : own_->trainable)
-        trained[spec->name] = own_->state.parameters.at(spec->name).value;
+        trained[spec->name] = places.flat.From(spec->offset, spec->shape);
       own_->not_updated =
           detail::Zeros(detail::kBool, {static_cast<int64_t>(own_->trainable.size())});
       own_->step = detail::MakeStepGraph(std::move(*opened.first), own_->package, trained,
@@ -84,6 +86,8 @@ class TrainingSession {
     }
     MakeGraphs(std::move(opened));
     own_->has_step_model = own_->step != nullptr;
+    // Nothing has been changed so far: a session that cannot be made leaves the state alone.
+    TakeOver(std::move(places));
     detail::GiveBackFreed();  // what sessions needed to load, and what was moved
   }
   /// A session may be moved between calls. What is left may be assigned to or destroyed.
@@ -143,7 +147,10 @@ class TrainingSession {
   std::vector<Ort::Value> EvalStep(const std::vector<Ort::Value>& inputs) {
     const auto call = Enter();
     Ready();
-    if (own_->evaluation) return own_->evaluation->Run(inputs);
+    if (own_->evaluation) {
+      detail::CheckBatch(own_->package.Inputs(), inputs);
+      return own_->evaluation->Run(inputs);
+    }
     throw Error("no-eval-model", "Evaluation needs an evaluation model, and none was given.");
   }
   /// Let the next training step replace the gradients, not add to them.
@@ -152,7 +159,7 @@ class TrainingSession {
     Reset();
   }
   /// Change the parameters by the accumulated gradients, which remain as they are. Does nothing if
-  /// every batch since the last reset was skipped.
+  /// every batch since the last reset was skipped, or its training step failed.
   void OptimizerStep() {
     const auto call = Enter();
     Optimizer().RequireOwn();
@@ -406,6 +413,7 @@ class TrainingSession {
       Reset();
       return results;
     }
+    detail::CheckBatch(own_->package.Inputs(), inputs);
     own_->statistics.Copy();
     std::fill_n(own_->not_updated.data.get(), own_->not_updated.Bytes(), 0);
     std::vector<Ort::Value> results;
@@ -434,25 +442,26 @@ class TrainingSession {
 
   std::vector<Ort::Value> Train(const std::vector<Ort::Value>& inputs) {
     Ready();
-    if (!own_->training) {
-      detail::CheckBatch(own_->package.Inputs(), inputs);
-      Switch();
-    }
+    detail::CheckBatch(own_->package.Inputs(), inputs);
+    if (!own_->training) Switch();
+    if (own_->state.spoiled) *own_->reset.data = 1;  // perhaps by another session
     const bool adds = *own_->reset.data == 0;
     own_->statistics.Copy();
     if (adds) own_->accumulated.Copy();
     const auto put_back = [&] {
       own_->statistics.PutBack();
-      if (adds) own_->accumulated.PutBack();
+      if (!adds) return DropGradients();
+      own_->accumulated.PutBack();
+      if (own_->bound.twins) own_->bound.twins->PullGradients();
     };
     std::vector<Ort::Value> results;
     try {
       results = own_->training->Run(inputs);
+      if (own_->bound.twins) own_->bound.twins->PullGradients();
     } catch (...) {
       put_back();
       throw;
     }
-    if (own_->bound.twins) own_->bound.twins->PullGradients();
     NotFinite odd{"", own_->state.optimizer ? own_->state.optimizer->step + 1 : 0, {}};
     if (!detail::AllFinite(results[0])) {
       odd.code = "loss-not-finite";
@@ -467,11 +476,10 @@ class TrainingSession {
       }
     } else {
       *own_->reset.data = 0;
-      own_->nothing = false;
+      own_->state.spoiled = false;
       return results;
     }
     put_back();
-    if (!adds) own_->nothing = true;  // the reset remains to be done
     Report(std::move(odd));
     return results;
   }
@@ -479,7 +487,16 @@ class TrainingSession {
   void Update() {
     Ready();
     auto& optimizer = Optimizer();
-    if (!own_->nothing) optimizer.Step();
+    if (!own_->state.spoiled) optimizer.Step();
+  }
+
+  /// After a training step that was to replace the gradients, of which there is no copy, and is
+  /// void: the reset remains to be done.
+  void DropGradients() {
+    own_->state.spoiled = true;
+    const auto& gradients = own_->state.gradients;
+    std::fill_n(gradients.data.get(), gradients.Bytes(), uint8_t{0});
+    if (own_->bound.twins) own_->bound.twins->PushGradients();
   }
 
   /// Count a step that was not finite, and stop if that was asked for.
@@ -540,12 +557,22 @@ class TrainingSession {
     if (living && !twins)
       detail::ThrowNoDevice("The state lives on a device, with another session.",
                             "load the checkpoint again");
-    if (living) twins = living;
+    if (living) {
+      living->Change();  // it is read, and what is bound anew is written to it
+      twins = living;
+    }
     own_->state.twins = twins;
   }
 
-  /// Move the trainable parameters into one flat vector, at the manifest's offsets.
-  void Place(detail::Type type, int64_t elements) {
+  /// Where the state comes to live, and what moves there.
+  struct Places {
+    detail::Tensor flat, gradients;
+    std::vector<std::pair<detail::Tensor*, detail::Tensor>> moves;
+  };
+
+  /// Find a place for the trainable parameters in one flat vector, at the manifest's offsets, and
+  /// bind the models to it.
+  Places Place(detail::Type type, int64_t elements) {
     const bool fresh = !own_->state.flat.data;
     for (const auto& spec : own_->specs) {
       const auto found = own_->state.parameters.find(spec.name);
@@ -569,17 +596,16 @@ class TrainingSession {
       end -= end % line;
     }
     if (elements != end) detail::Json::Fail("the elements of 'layout'");
-    if (fresh) own_->state.flat = detail::Zeros(type, {elements});
-    if (fresh) own_->state.gradients = detail::Zeros(type, {elements});
+    Places places{own_->state.flat, own_->state.gradients, {}};
+    if (fresh) places = {detail::Zeros(type, {elements}), detail::Zeros(type, {elements}), {}};
     for (const auto& spec : own_->specs) {
-      detail::Tensor& value = own_->state.parameters.at(spec.name).value;
+      detail::Tensor& old = own_->state.parameters.at(spec.name).value;
+      detail::Tensor value = old;
       if (spec.role == "trainable") {
-        const detail::Tensor placed = own_->state.flat.From(spec.offset, spec.shape);
-        if (!fresh && placed.data.get() != value.data.get())
+        value = places.flat.From(spec.offset, spec.shape);
+        if (!fresh && value.data.get() != old.data.get())
           detail::ThrowMismatch("the order in memory");
-        if (fresh && value.data) placed.CopyFrom(value.data.get());
-        value = placed;  // what was moved is freed, unless GetParameter returned it
-        const detail::Tensor gradient = own_->state.gradients.From(spec.offset, spec.shape);
+        const detail::Tensor gradient = places.gradients.From(spec.offset, spec.shape);
         for (const char* end : {"_grad.accumulation.buffer", "_grad.accumulation.out"})
           own_->bound.Add(spec.name + end, gradient, detail::Twins::kGradient);
         if (own_->bound.twins)
@@ -587,6 +613,7 @@ class TrainingSession {
       } else if (!value.data) {
         value = detail::Zeros(spec.type, spec.shape);
       }
+      if (value.data.get() != old.data.get()) places.moves.emplace_back(&old, value);
       const auto role = spec.role == "frozen" ? detail::Twins::kRead : detail::Twins::kWritten;
       own_->bound.Add(spec.name, value, role);
       if (spec.role != "state") continue;
@@ -594,7 +621,19 @@ class TrainingSession {
       // Gradients that are not finite are to change the loss scale.
       if (spec.name.rfind("mixed.", 0) != 0) own_->statistics.Add(value, own_->bound.twins, role);
     }
-    if (!own_->bound.twins) own_->accumulated.Add(own_->state.gradients);
+    if (!own_->bound.twins) own_->accumulated.Add(places.gradients);
+    return places;
+  }
+
+  /// Let the state live in its places. What is moved is freed, unless GetParameter returned it.
+  void TakeOver(Places places) {
+    for (auto& [value, placed] : places.moves) {
+      if (value->data) placed.CopyFrom(value->data.get());
+      *value = std::move(placed);
+    }
+    own_->state.flat = std::move(places.flat);
+    own_->state.gradients = std::move(places.gradients);
+    if (own_->optimizer) own_->optimizer->TakeOver();
   }
 
   int64_t BufferSize(bool only_trainable) const {
@@ -630,7 +669,6 @@ class TrainingSession {
     detail::Bound bound{};
     detail::Tensor reset = detail::Zeros(detail::kBool, {1}), not_updated{};
     detail::Kept statistics{}, accumulated{};  // what a bad step must not change
-    bool nothing = false;                      // gradients hold what a bad step left
     detail::Ending ending{};
     bool closed = false, has_step_model = false;
     OnNotFinite on_not_finite = OnNotFinite::kSkip;
