@@ -132,9 +132,7 @@ def test_a_signal_ends_it(
         return used > 5
 
     with running(words, tmp_path, computes, files) as process:
-        start = time.monotonic()
         ended(process, number, 60)
-        assert time.monotonic() - start < LIMIT
     assert computed_by_children() - before - used < LIMIT
     assert not processes(tmp_path)
     assert list(tmp_path.glob("odtpack-*")) == []

@@ -13,10 +13,9 @@ import pytest
 
 from odtpack.cli import main
 from odtpack_simulator.figures.compare import Change, Comparison
-from odtpack_simulator.fleet.compare import compare_fleets
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetBudgets
-from odtpack_simulator.fleet.judge import join_seeds, judge_fleet
+from odtpack_simulator.fleet.judge import compare_fleets, join_seeds, judge_fleet
 from odtpack_simulator.fleet.result import (
     FleetResult,
     SeedPoint,

@@ -13,10 +13,9 @@ from odtpack.cli import main
 from odtpack.fit.federated import figures_of
 from odtpack_simulator.figures.compare import Change
 from odtpack_simulator.fleet import federation as federation_module
-from odtpack_simulator.fleet.compare import compare_fleets
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile, parse_fleet
-from odtpack_simulator.fleet.judge import fleet_figures, join_seeds, judge_fleet
+from odtpack_simulator.fleet.judge import compare_fleets, fleet_figures, join_seeds, judge_fleet
 from odtpack_simulator.fleet.result import FleetResult, RoundRecord
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.fleet import headline

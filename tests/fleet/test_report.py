@@ -16,11 +16,10 @@ import pytest
 
 from odtpack.cli import main
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.fleet.compare import compare_fleets
 from odtpack_simulator.fleet.devices import devices_of_result
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, read_fleet
-from odtpack_simulator.fleet.judge import judge_fleet
+from odtpack_simulator.fleet.judge import compare_fleets, judge_fleet
 from odtpack_simulator.fleet.result import FleetResult, load_fleet_result
 from odtpack_simulator.reports import render_report as render_fleet_report
 from odtpack_simulator.reports.fleet import key_figures, stages

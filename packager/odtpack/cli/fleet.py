@@ -218,7 +218,7 @@ def compare(
     With three or more seeds on both sides, a difference within the spread of the seeds is
     neither better nor worse.
     """
-    from odtpack_simulator.fleet.compare import compare_fleets
+    from odtpack_simulator.fleet.judge import compare_fleets
     from odtpack_simulator.fleet.result import load_fleet_result
 
     before, now = load_fleet_result(base), load_fleet_result(head)
