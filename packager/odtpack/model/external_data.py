@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 import onnx.checker
@@ -16,20 +16,10 @@ import onnx.external_data_helper
 
 from odtpack.errors import OdtpackError
 from odtpack_runtime.files.protobuf_wire import BYTES, MalformedError, fields, header
+from odtpack_runtime.session.model_file import tensors
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-
-def tensors(message: Any) -> Iterator[onnx.TensorProto]:
-    """Every tensor in a protobuf message: initializers, attributes, those of subgraphs."""
-    if isinstance(message, onnx.TensorProto):
-        yield message
-        return
-    for field, value in message.ListFields():
-        if field.type == field.TYPE_MESSAGE:
-            for inner in [value] if hasattr(value, "ListFields") else value:
-                yield from tensors(inner)
 
 
 def load_beside(

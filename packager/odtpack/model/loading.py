@@ -36,11 +36,12 @@ from odtpack.graph.graphs import (
 )
 from odtpack.graph.inference import contradiction, infer_shapes, is_known
 from odtpack.graph.ops import Ops
-from odtpack.model import exporters, external_data, old_opsets, shared_tensors, source
+from odtpack.model import exporters, old_opsets, shared_tensors, source
 from odtpack.model.exporters import module_names
 from odtpack.model.inputs import fix_sizes
 from odtpack.model.source import ModelLike, open_model
 from odtpack.passes import patterns
+from odtpack_runtime.session.model_file import tensors
 
 CACHE = "odtpack.cache"
 """Metadata of a loaded model: the inputs that were left out with its key-value cache."""
@@ -353,7 +354,7 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
             f"initializer {sparse.values.name!r} is sparse, which odtpack does not read",
             where=where,
         )
-    for tensor in external_data.tensors(proto):
+    for tensor in tensors(proto):
         source.check_bytes(tensor, where)
 
 
