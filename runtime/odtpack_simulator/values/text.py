@@ -20,8 +20,9 @@ _CONTROL: Final = re.compile(
 # What a CI job's log carries out: "::error ::" at the start of a line, which a terminal's width may
 # make of any place, "##[error]" and "##vso[task...]" anywhere.
 _COMMAND: Final = re.compile(
-    r"^(\s*):(?=:)|#(?=#\w*\[)|:(?=:(?:add|debug|echo|endgroup|error|group|notice|remove|save|set|stop"
-    r"|warning)(?:-[a-z]+)?(?: |::))"
+    r"^(\s*):(?=:)|#(?=#\w*\[)|:(?=:(?:add|debug|echo|endgroup|error|group|internal|notice|remove|save|set"
+    r"|stop|warning)(?:-[a-z-]+)?(?: |::))",
+    re.IGNORECASE,
 )
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
