@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <flatbuffers/util.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -241,6 +242,28 @@ inline std::shared_ptr<const std::string_view> Map(const fs::path& path) {
     delete view;
   };
   return {new std::string_view(static_cast<const char*>(data), size), unmap};
+}
+
+/// Fill memory with the bytes of a file from a place on; false if it ends before. What another
+/// process cuts off meanwhile is missing; of a mapped file, reading it would end this process.
+inline bool ReadAt(const File& file, uint8_t* to, size_t size, size_t from) {
+  while (size > 0) {
+    const ssize_t got = ::pread(::fileno(file.get()), to, std::min(size, size_t{1} << 30),
+                                static_cast<off_t>(from));
+    if (got == 0) return false;
+    if (got < 0 && errno == EINTR) continue;
+    Check(got > 0);
+    to += got;
+    from += static_cast<size_t>(got);
+    size -= static_cast<size_t>(got);
+  }
+  return true;
+}
+
+/// Wait until no other process or thread has the lock (flock) of a file or folder. It ends when the
+/// descriptor is closed, or the process ends; a file system without locks has none.
+inline void Lock(int descriptor) {
+  while (::flock(descriptor, LOCK_EX) != 0 && errno == EINTR) continue;
 }
 
 /// Remove the temporary files of a target that processes which no longer run left behind.
