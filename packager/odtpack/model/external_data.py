@@ -6,7 +6,7 @@ What a model file says about other files is not to be trusted: it may point anyw
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,7 @@ def load_beside(
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
             yield tensor, files[file][start:end]
+        _check_sum(list(_external(proto)), path)
         onnx.external_data_helper.load_external_data_for_model(proto, str(path.parent))
     except (onnx.checker.ValidationError, OSError, ValueError) as error:
         raise OdtpackError(
@@ -134,6 +135,28 @@ def _check(tensor: onnx.TensorProto, path: Path) -> None:
         raise OdtpackError(
             "external-data-short",
             f"initializer {tensor.name!r} reaches past the end of {location!r}",
+            where=str(path),
+        )
+
+
+_MOST_COPIES = 2
+"""Times that the bytes of a file may be read; more are a small model that fills the memory."""
+
+
+def _check_sum(copied: Sequence[onnx.TensorProto], path: Path) -> None:
+    """Refuse tensors that are together a multiple of the files in which they lie."""
+    sizes: dict[Path, int] = {}
+    total = 0
+    for tensor in copied:
+        info = onnx.external_data_helper.ExternalDataInfo(tensor)
+        file = (path.parent / info.location).resolve()
+        size = sizes.setdefault(file, file.stat().st_size)
+        total += size - (info.offset or 0) if info.length is None else info.length
+    if total > _MOST_COPIES * sum(sizes.values()):
+        raise OdtpackError(
+            "external-data-repeated",
+            f"{len(copied)} tensors have {total} bytes together, and the files that hold them "
+            f"{sum(sizes.values())}",
             where=str(path),
         )
 
