@@ -291,6 +291,13 @@ inline fs::path TemporaryName(const fs::path& target) {
   return target.parent_path() / ("." + target.filename().string() + "." + mark);
 }
 
+/// Give a new file the permissions of the one that it replaces or belongs to, if there is one.
+inline void TakeMode(const File& file, const fs::path& of) {
+  struct stat found;
+  if (::stat(of.c_str(), &found) == 0 && ::fchmod(::fileno(file.get()), found.st_mode & 0666) != 0)
+    errno = 0;  // a file system without permissions
+}
+
 [[noreturn]] inline void ThrowNotWritten(const fs::path& path, const std::string& problem) {
   throw Error("file-not-written", path.string() + " could not be written: " + problem, "",
               "check that the folder exists, is writable and has space left");
@@ -312,6 +319,7 @@ FileIdentity WriteAtomically(const fs::path& target, Body body, Last last,
     const fs::path temporary = TemporaryName(target);
     try {
       const File file = Open(temporary, "wbxe");
+      TakeMode(file, target);
       body(file);
       Sync(file);
       struct stat found;

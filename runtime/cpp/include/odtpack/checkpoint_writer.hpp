@@ -253,11 +253,13 @@ class KeepPrevious {
 };
 
 /// Lock the data file of a checkpoint, which is made if it is not there: one save at a time.
-inline File MadeData(const std::string& path, bool& made) {
+inline File MadeData(const std::string& checkpoint, bool& made) {
+  const std::string path = checkpoint + ".data";
   for (;;) {
     made = !fs::exists(path);
     try {
       File file = Open(path, made ? "wbxe" : "r+be");
+      if (made) TakeMode(file, checkpoint);
       Lock(::fileno(file.get()));
       struct stat own;
       Check(::fstat(::fileno(file.get()), &own) == 0);
@@ -295,6 +297,8 @@ inline void WriteCheckpoint(const std::string& path, State& state, bool with_opt
     if (whole) current = RegionOf(path);
     keeps = keep_previous && whole;
   };
+  std::error_code unseen;  // the write says what is wrong with the name
+  if (fs::is_symlink(path, unseen)) ThrowNotWritten(path, "it is a link");
   KeepPrevious previous(path);
   const auto last = [&] {
     if (keeps) previous.Keep(current.second > 0);
@@ -328,7 +332,7 @@ inline void WriteCheckpoint(const std::string& path, State& state, bool with_opt
   try {
     if (fs::is_directory(path)) throw Error("path-is-a-folder", path + " is a folder.");
     if (fs::is_symlink(data_path)) throw std::system_error(ELOOP, std::generic_category());
-    lock = MadeData(data_path, made);
+    lock = MadeData(path, made);
     size = fs::file_size(data_path);
     look();
     // The save before stays if it is not replaced, with its part of the file.
