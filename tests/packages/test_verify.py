@@ -179,6 +179,15 @@ class TestSignature:
         assert verify_package(signed, public_key=public).signature == "valid"
         assert Package.open(signed).path == signed.resolve()
 
+    def test_a_signature_that_nothing_checks(
+        self, signed: Path, key: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        words = ["verify", str(signed), "--require-signature"]
+        assert main(words) == 0
+        assert "warning: the signature was not checked" in capfd.readouterr().err
+        assert main([*words, "--public-key", str(key.with_suffix(".pub"))]) == 0
+        assert "warning" not in capfd.readouterr().err
+
     def test_openssl_agrees(self, signed: Path, key: Path) -> None:
         openssl = shutil.which("openssl")
         if openssl is None:
