@@ -272,8 +272,17 @@ def test_a_manifest_with_hostile_names(
             harmless(text)
 
 
-@pytest.mark.parametrize("text", [EVIL, "::error::x", "  ::group::x", "x ::notice a=b::c", "x ::ERROR::y",
-                                  "x ::internal-set-repo-path x::y"])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        EVIL,
+        "::error::x",
+        "  ::group::x",
+        "x ::notice a=b::c",
+        "x ::ERROR::y",
+        "x ::internal-set x::y",
+    ],
+)
 def test_clean(text: str) -> None:
     found = clean(text)
     assert "\n" not in found

@@ -162,3 +162,12 @@ def test_a_file_is_not_copied_over_and_over(tmp_path: Path) -> None:
     assert len(source.open_model(constants(2, tmp_path)).proto.graph.node) == 2
     with refused("external-data-repeated", "12288 bytes", "4096"):
         source.open_model(constants(3, tmp_path))
+
+
+@pytest.mark.parametrize("size", [2**40 + 1, 2**62])
+def test_an_axis_that_no_manifest_can_hold(size: int, tmp_path: Path) -> None:
+    model = zoo.mlp((6, 5, 3))
+    more = onnx.helper.make_tensor_value_info("more", onnx.TensorProto.FLOAT, ["n", size])
+    model.graph.input.append(more)
+    with refused("invalid-model", rf"'more' has the shape \[n, {size}\]"):
+        load_model(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -295,6 +296,15 @@ def test_the_commands(package: Path, tmp_path: Path, capfd: pytest.CaptureFixtur
     for wrong in (["sign"], ["sign", str(package)], ["sign", "--key", str(key)]):
         assert main(wrong) == 2
         assert "help: odtpack sign" in capfd.readouterr().err
+
+
+def test_a_listed_file_that_is_none(package: Path) -> None:
+    (package / "checkpoint").rename(package.parent / "elsewhere")
+    (package / "checkpoint").symlink_to("../elsewhere")
+    assert "'checkpoint', which is a link" in refusal(package).what
+    (package / "checkpoint").unlink()
+    os.mkfifo(package / "checkpoint")
+    assert "'checkpoint', which is no ordinary file" in refusal(package).what
 
 
 def test_training_progress_beside_a_package(package: Path) -> None:

@@ -228,8 +228,8 @@ def verify(
     _console.say(f"  signature   {_SIGNATURES[found.signature]}")
     if require_signature and found.signature == "unchecked":
         _console.warn(
-            "the signature was not checked, and anyone can write one: --require-signature asks only "
-            "whether there is one. Pass --public-key."
+            "the signature was not checked, and anyone can write one: --require-signature asks "
+            "only whether there is one. Pass --public-key."
         )
     if found.release is not None:
         _console.say(f"  release     {found.release}")

@@ -289,7 +289,7 @@ def refuse_link(path: Path) -> None:
     if path.is_symlink():
         raise OdtpackError(
             "file-not-written",
-            f"{path} is a link, and checkpoints are neither written through links nor replace them.",
+            f"{path} is a link, and a checkpoint is neither saved through a link nor in its place.",
             where=str(path),
             hint="remove the link, or name the file that it leads to",
         )

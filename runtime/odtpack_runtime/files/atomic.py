@@ -140,7 +140,7 @@ def atomic_write(
 
 
 def take_mode(descriptor: int, of: Path, most: int = 0o666) -> None:
-    """Give a new file the permissions of the one that it replaces or belongs to, if there is one."""
+    """Give a new file the permissions of the one that it replaces or belongs to, if any."""
     with suppress(OSError, AttributeError):  # a file system without them, or Windows
         os.fchmod(descriptor, of.stat().st_mode & most)
 
