@@ -10,13 +10,10 @@ from __future__ import annotations
 import mmap
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.protobuf_wire import BYTES, VARINT, MalformedError, fields, messages
-
-if TYPE_CHECKING:
-    import onnx
 
 _LOCATION, _CONFIG = b"location", b"ort_config"
 ORT_IDENTIFIER: Final = b"ORTM"
@@ -42,7 +39,7 @@ def is_in_ort_format(path: Path) -> bool:
     return path.suffix.lower() == ".ort"
 
 
-def tensors(message: Any) -> Iterator[onnx.TensorProto]:
+def tensors(message: Any) -> Iterator[Any]:
     """Every tensor in a protobuf message: initializers, attributes, those of subgraphs."""
     if message.DESCRIPTOR.full_name == "onnx.TensorProto":
         yield message
