@@ -15,6 +15,7 @@ from torch import nn
 
 from odtpack.spec import TextSpec
 from odtpack.text import _BEGIN, _END, IGNORED, TEMPLATES, _cut, _renderer, prepare
+from odtpack_runtime.apart import worker
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import follow
 from tests.adapters.test_written_by_tools import SPEC
@@ -136,6 +137,18 @@ def test_a_template_stays_in_its_sandbox() -> None:
     for template in (inside, f"{{% generation %}}{inside}{{% endgeneration %}}"):
         with pytest.raises(ValueError, match="unsafe"):
             _renderer(template, "", "")([], False)
+
+
+def test_a_template_that_never_ends_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker.Limits, "of", lambda _: worker.Limits(seconds=2))
+    template = tmp_path / "template.jinja"
+    loop = "{% for i in range(99999) %}"
+    template.write_text(loop * 2 + "{% endfor %}" * 2)
+    tokens = saved(tokenizer("bpe"), tmp_path / "t")
+    with refused("template-invalid", "did not end on lines 1 to 1"):
+        made(tmp_path, [{"prompt": "a", "answer": "b"}], TextSpec(str(tokens), 64, str(template)))
 
 
 def test_an_end_that_is_no_token_is_refused_where_it_is_written(tmp_path: Path) -> None:

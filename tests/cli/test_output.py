@@ -14,8 +14,9 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from rich.text import Text
 
-from odtpack.cli import main
+from odtpack.cli import _console, main
 from odtpack.cli.model import names
 from odtpack.losses import LOSSES
 from odtpack.optimizers import OPTIMIZERS
@@ -271,13 +272,31 @@ def test_a_manifest_with_hostile_names(
             harmless(text)
 
 
-@pytest.mark.parametrize("text", [EVIL, "::error::x", "  ::group::x", "x ::notice a=b::c"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        EVIL,
+        "::error::x",
+        "  ::group::x",
+        "x ::notice a=b::c",
+        "x ::ERROR::y",
+        "x ::internal-set x::y",
+    ],
+)
 def test_clean(text: str) -> None:
     found = clean(text)
     assert "\n" not in found
     harmless(found)
-    assert "::error" not in found
+    assert "::error" not in found.lower()
+    assert "::internal" not in found
     harmless(str(element("text", text, title=text)))
+
+
+def test_nothing_is_broken_into_lines_where_nothing_is_a_terminal(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    _console.console().print(Text("a " * 60 + "::x::y"))
+    assert len(capfd.readouterr().err.splitlines()) == 1
 
 
 def test_what_stays() -> None:

@@ -23,6 +23,7 @@ from tests import zoo
 from tests.hostile.cases import Case
 from tests.hostile.checkpoints import CORRUPT, checkpoints
 from tests.hostile.manifests import manifests
+from tests.hostile.models import outside
 from tests.hostile.paths import ACCEPTED, REFUSED, odd
 
 INDEX = "index.json"
@@ -216,4 +217,7 @@ def _other_manifests(out: Path, base: Path) -> Iterator[Case]:
     for model in ("training_model", "eval_model", "optimizer_model"):
         for what, content in (("empty", b""), ("rubbish", b"\xff" * 100), ("json", b"{}")):
             yield case(f"{model}_{what}", f"{model}.onnx", content, "model-not-loadable")
+        for what, content in outside((base / f"{model}.onnx").read_bytes()):
+            codes = ("model-external-data", "model-not-loadable")
+            yield case(f"{model}_{what}", f"{model}.onnx", content, *codes)
     yield case("checkpoint_rubbish", "checkpoint", b"ODTC" * 9, *CORRUPT)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,10 @@ import numpy as np
 import pytest
 
 from odtpack_runtime import OdtpackError
+from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.files.atomic import locked
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import run
 from tests.kits.harness import needs
@@ -150,6 +153,21 @@ def test_only_files_are_replaced(above: int, tmp_path: Path) -> None:
     assert left == set(kinds)
 
 
+@ABOVE
+def test_a_save_keeps_permissions_and_links(above: int, tmp_path: Path) -> None:
+    path = tmp_path / "trained"
+    save(1, path, 2**30)
+    path.chmod(0o600)
+    for number in (2, 3):
+        assert save(number, path, above) == ("", "")
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.glob("trained*")} == {0o600}
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    assert save(4, link, above)[0] == "file-not-written"
+    assert link.is_symlink()
+    assert value(path) == 3
+
+
 def _traced(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """Save the value 3 over that of 2; return how it ended and the calls of the main thread."""
     log = folder.with_suffix(".strace")
@@ -228,3 +246,69 @@ def test_a_call_that_fails_leaves_the_old_file_or_says_that_the_new_one_is_there
             assert not list(folder.glob(".*")), where
     assert said["old"] >= 3, said
     assert said["written"] == 2, said
+
+
+def test_a_data_file_that_is_cut_ends_no_reader(tmp_path: Path) -> None:
+    """A file that is mapped would: the pages behind its end are not there."""
+    path, data = tmp_path / "trained", tmp_path / "trained.data"
+    elements = 2**22
+    write_external(path, np.zeros(elements, np.float32))
+    ended = threading.Event()
+
+    def cut() -> None:
+        while not ended.is_set():
+            os.truncate(data, 0)
+            os.truncate(data, 4 * elements)
+
+    cutter = threading.Thread(target=cut)
+    cutter.start()
+    try:
+        codes = {run("trust", "load", path).returncode for _ in range(10)}
+    finally:
+        ended.set()
+        cutter.join()
+    assert codes <= {0, 2}, codes  # loaded, or refused
+
+
+def write_external(path: Path, array: np.ndarray) -> None:
+    """A checkpoint with a data file, of a number that is in all of it."""
+    number = int(array[0])
+    data = CheckpointData({"w": array}, {}, properties={"number": number})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 64)
+        write_checkpoint(path, data)
+
+
+def test_a_save_waits_for_the_lock_of_the_data_file(tmp_path: Path) -> None:
+    path = tmp_path / "trained"
+    for number in (1, 2):
+        save(number, path, 64)
+    words = cpp_kit.command("trust", "keep", tmp_path / "source", path, 64)
+    write(tmp_path / "source", 3)
+    with locked(tmp_path / "trained.data"):
+        saving = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        with pytest.raises(subprocess.TimeoutExpired):
+            saving.wait(1)
+        assert value(path) == 2
+    assert saving.wait(60) == 0
+    assert value(path) == 3
+
+
+@pytest.mark.parametrize("kept", ["keep", "replace"])
+def test_two_processes_that_save_one_checkpoint(kept: str, tmp_path: Path) -> None:
+    path = tmp_path / "trained"
+    write_external(path, np.zeros(100_000, np.float32))
+    words = cpp_kit.command("saves", path, 64, kept)
+    savers = [subprocess.Popen(words, stdout=subprocess.DEVNULL) for _ in range(2)]
+    try:
+        seen = set()
+        for _ in range(100):
+            found = read_checkpoint(path)
+            assert set(found.trainable["w"]) == {found.properties["number"]}
+            seen.add(found.properties["number"])
+        assert [saver.poll() for saver in savers] == [None, None]
+    finally:
+        for saver in savers:
+            saver.kill()
+            saver.wait()
+    assert len(seen) > 1

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odtpack.errors import OdtpackError
-from odtpack.model import external_data
+from odtpack.model import external_data, source
 from odtpack.model.loading import load_model
 from tests import zoo
 from tests.refused import refused
@@ -140,3 +140,34 @@ def test_bfloat16_weights_are_read(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
     np.testing.assert_array_equal(values(load_model(path))["w"].view(np.uint16), bits)
+
+
+def constants(count: int, folder: Path) -> Path:
+    """A model of so many constants that all lie in one place of a file."""
+    (folder / "data").write_bytes(bytes(4096))
+    graph = onnx.GraphProto(name="g")
+    for index in range(count):
+        tensor = onnx.TensorProto(name=f"t{index}", data_type=onnx.TensorProto.FLOAT, dims=[1024])
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="data")
+        graph.node.append(onnx.helper.make_node("Constant", [], [f"y{index}"], value=tensor))
+    model = onnx.ModelProto(ir_version=8, graph=graph)
+    model.opset_import.add(version=17)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def test_a_file_is_not_copied_over_and_over(tmp_path: Path) -> None:
+    assert len(source.open_model(constants(2, tmp_path)).proto.graph.node) == 2
+    with refused("external-data-repeated", "12288 bytes", "4096"):
+        source.open_model(constants(3, tmp_path))
+
+
+@pytest.mark.parametrize("size", [2**40 + 1, 2**62])
+def test_an_axis_that_no_manifest_can_hold(size: int, tmp_path: Path) -> None:
+    model = zoo.mlp((6, 5, 3))
+    more = onnx.helper.make_tensor_value_info("more", onnx.TensorProto.FLOAT, ["n", size])
+    model.graph.input.append(more)
+    with refused("invalid-model", rf"'more' has the shape \[n, {size}\]"):
+        load_model(model)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dataclasses
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -179,6 +180,15 @@ class TestSignature:
         assert verify_package(signed, public_key=public).signature == "valid"
         assert Package.open(signed).path == signed.resolve()
 
+    def test_a_signature_that_nothing_checks(
+        self, signed: Path, key: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        words = ["verify", str(signed), "--require-signature"]
+        assert main(words) == 0
+        assert "warning: the signature was not checked" in capfd.readouterr().err
+        assert main([*words, "--public-key", str(key.with_suffix(".pub"))]) == 0
+        assert "warning" not in capfd.readouterr().err
+
     def test_openssl_agrees(self, signed: Path, key: Path) -> None:
         openssl = shutil.which("openssl")
         if openssl is None:
@@ -286,6 +296,15 @@ def test_the_commands(package: Path, tmp_path: Path, capfd: pytest.CaptureFixtur
     for wrong in (["sign"], ["sign", str(package)], ["sign", "--key", str(key)]):
         assert main(wrong) == 2
         assert "help: odtpack sign" in capfd.readouterr().err
+
+
+def test_a_listed_file_that_is_none(package: Path) -> None:
+    (package / "checkpoint").rename(package.parent / "elsewhere")
+    (package / "checkpoint").symlink_to("../elsewhere")
+    assert "'checkpoint', which is a link" in refusal(package).what
+    (package / "checkpoint").unlink()
+    os.mkfifo(package / "checkpoint")
+    assert "'checkpoint', which is no ordinary file" in refusal(package).what
 
 
 def test_training_progress_beside_a_package(package: Path) -> None:

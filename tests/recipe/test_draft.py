@@ -100,9 +100,10 @@ def test_guesses_the_loss_from_the_output(
 
 
 def test_hostile_names_stay_in_their_comments(run: Run, tmp_path: Path) -> None:
-    names = ('w\n[loss]\nkind = "l1"\n#"[a].*', 'o"\n[clip]\x7f')
+    names = ('w\n[loss]\nkind = "l1"\n#"[a].*\u202e', 'o"\n[clip]\x7f\u2066')
     onnx.save(_one_layer(4, names), tmp_path / "m.onnx")
     assert run("init", tmp_path / "m.onnx", "--out", tmp_path / "r.toml").code == 0
+    assert (tmp_path / "r.toml").read_text().isascii()
     table = read_recipe(tmp_path / "r.toml").table
     assert table.loss.kind == "cross_entropy"
     assert table.clip is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -114,6 +115,43 @@ def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
         write_checkpoint(
             tmp_path / "absent" / "c", CheckpointData({"w": np.ones(50, np.float32)}, {})
         )
+
+
+@pytest.mark.parametrize("length", [50, 2], ids=["data file", "one file"])
+@pytest.mark.parametrize("previous", ["none", "replaced"])
+def test_a_save_keeps_permissions(
+    previous: Literal["none", "replaced"], length: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "c"
+    data = CheckpointData({"w": np.ones(length, np.float32)}, {})
+    write_checkpoint(path, CheckpointData({"w": np.ones(2, np.float32)}, {}))
+    path.chmod(0o600)
+    for _ in range(3):
+        write_checkpoint(path, data, previous=previous)
+    found = {entry.name: entry.stat().st_mode & 0o777 for entry in tmp_path.iterdir()}
+    assert set(found.values()) == {0o600}, found
+
+
+@pytest.mark.parametrize("length", [50, 2], ids=["data file", "one file"])
+def test_a_checkpoint_that_is_a_link_is_not_written(length: int, tmp_path: Path) -> None:
+    data = CheckpointData({"w": np.ones(length, np.float32)}, {})
+    write_checkpoint(tmp_path / "real", data)
+    (tmp_path / "c").symlink_to("real")
+    assert read_checkpoint(tmp_path / "c" if length == 2 else tmp_path / "real").checked
+    with refused("file-not-written", "is a link"):
+        write_checkpoint(tmp_path / "c", data, previous="replaced")
+    assert (tmp_path / "c").is_symlink()
+    assert not list(tmp_path.glob("c.*"))
+
+
+@pytest.mark.parametrize("length", [50, 2], ids=["data file", "one file"])
+@pytest.mark.parametrize("signs", [250, 255, 300])
+def test_a_name_that_is_too_long(signs: int, length: int, tmp_path: Path) -> None:
+    with refused("file-not-written"):
+        write_checkpoint(
+            tmp_path / ("c" * signs), CheckpointData({"w": np.ones(length, np.float32)}, {})
+        )
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_data_file_that_is_a_link_is_neither_read_nor_written(tmp_path: Path) -> None:

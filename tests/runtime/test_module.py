@@ -401,6 +401,9 @@ def test_the_manifest_beside_the_model_says_it(tmp_path: Path) -> None:
     assert default_session_options(path, threads=2).intra_op_num_threads == 2
     y = onnxruntime.InferenceSession(str(path), options).run(None, {"x": np.float32([-1])})
     assert y[0] == 0
+    manifest.rename(tmp_path / "manifest.json")  # another prefix than the model's
+    assert default_session_options(path).intra_op_num_threads == 3
+    (tmp_path / "manifest.json").unlink()
     for damaged in ("", "[]", '{"files": 3}'):
         manifest.write_text(damaged)
         assert default_session_options(path).graph_optimization_level == _ALL

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
+import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx_ir.passes import common as common_passes
@@ -29,9 +30,12 @@ from odtpack.package import write
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.apart import worker
 from odtpack_runtime.apart.ort_log import log_lines
+from odtpack_runtime.package.checks import graphs_of, load_model
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.session.model_file import check_model_file
+from odtpack_runtime.session.session import open_session
 from tests import zoo
+from tests.hostile.models import as_if_in_ort_format
 from tests.refused import refused
 
 FLOAT = TensorProto.FLOAT
@@ -336,11 +340,20 @@ def without_location(model: onnx.ModelProto) -> None:
     model.graph.node.append(helper.make_node("Identity", ["location"], ["elsewhere"]))
 
 
+def default(model: onnx.ModelProto) -> None:
+    """The default of a function's attribute."""
+    node = helper.make_node("Constant", [], ["other"])
+    node.attribute.add(name="value", ref_attr_name="v", type=onnx.AttributeProto.TENSOR)
+    body = helper.make_function("d", "f", [], ["other"], [node], [helper.make_opsetid("", 17)])
+    body.attribute_proto.append(helper.make_attribute("v", secret()))
+    model.functions.append(body)
+
+
 def options(model: onnx.ModelProto) -> None:
     model.metadata_props.add(key="ort_config", value='{"session_options": {}}')
 
 
-EXTERNAL = [initializer, memory, sparse, attribute, branch, function, without_location]
+EXTERNAL = [initializer, memory, sparse, attribute, branch, function, default, without_location]
 
 
 def train(folder: Path) -> None:
@@ -365,6 +378,32 @@ def test_a_model_without_its_manifest(
     (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
     with refused("bad-metadata" if change is options else "model-external-data"):
         train(folder)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.ORT", "model.ort", "model"])
+@pytest.mark.parametrize("change", [initializer, default, options])
+def test_a_model_that_begins_as_one_in_ort_format(
+    change: Callable[[onnx.ModelProto], None], name: str, tmp_path: Path
+) -> None:
+    """ONNX Runtime goes by the name of the file: any but ``.ort`` is read as ONNX."""
+    model = zoo.mlp((6, 5, 3))
+    change(model)
+    path = tmp_path / name
+    path.write_bytes(as_if_in_ort_format(model))
+    if path.suffix.lower() == ".ort":
+        check_model_file(path)
+        with refused("model-not-loadable"):
+            open_session(path, onnxruntime.SessionOptions())
+    with refused("model-not-readable" if path.suffix.lower() == ".ort" else "model-not-loadable"):
+        load_model(path)
+
+
+def test_a_graph_among_a_function_s_defaults_is_looked_at() -> None:
+    inner = helper.make_graph([helper.make_node("Strange", [], ["o"], domain="x")], "g", [], [])
+    model = zoo.mlp((6, 5, 3))
+    function(model)
+    model.functions[0].attribute_proto.append(helper.make_attribute("g", inner))
+    assert "x" in {node.domain for _, nodes in graphs_of(model) for node in nodes}
 
 
 def test_verify_refuses_options(built: Path, tmp_path: Path) -> None:

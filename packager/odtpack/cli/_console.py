@@ -63,17 +63,18 @@ def results(*, as_json: bool = False, reports: Iterable[str] | None = ()) -> Non
     _text_is_result.set(not taken)
 
 
-def console(width: int | None = None) -> Console:
+def console() -> Console:
     """The console for people: stderr, or stdout where their text is the result."""
-    return _open(stderr=not _text_is_result.get(), width=width)
+    return _open(stderr=not _text_is_result.get())
 
 
-def _open(*, stderr: bool, width: int | None = None) -> Console:
+def _open(*, stderr: bool) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors=_PLAINER)  # no locale stops a command
+    width = None if stream.isatty() else _UNBROKEN  # files and CI logs have no width to keep to
     return Console(stderr=stderr, width=width, highlight=False, markup=False, emoji=False)
 
 
@@ -118,9 +119,6 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str], *, figures: str 
     from rich import box
     from rich.table import Table
 
-    target = console()
-    if not target.is_terminal:  # files and CI logs have no width to keep to
-        target = console(width=_UNBROKEN)
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for index, title in enumerate(header):
         flush = title in figures.split(",")
@@ -132,7 +130,7 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str], *, figures: str 
         )
     for row in rows:
         shown.add_row(*(clean(cell) for cell in row))
-    target.print(shown)
+    console().print(shown)
 
 
 def print_json(content: Any) -> None:

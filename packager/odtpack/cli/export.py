@@ -216,7 +216,7 @@ def forward_values(package: Package) -> tuple[list[str], list[str]]:
     import onnx
 
     # Its digest is the manifest's, so it is the model that the builder wrote.
-    graph = onnx.load_model(str(package.eval_model)).graph
+    graph = onnx.load_model(str(package.eval_model), load_external_data=False).graph
     inputs = package.manifest.inputs
     known = {item.name for item in inputs if item.role == "data"}
     beyond = {item.name for item in inputs if item.role != "data"}

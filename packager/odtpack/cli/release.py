@@ -180,7 +180,11 @@ def verify(
         ),
     ] = None,
     require_signature: Annotated[
-        bool, flag("--require-signature", "Refuse an unsigned package, even without --public-key.")
+        bool,
+        flag(
+            "--require-signature",
+            "Refuse a package without a signature. Only --public-key checks whose it is.",
+        ),
     ] = False,
     minimum_release: Annotated[
         int | None, option("Refuse an older release (odtpack sign --release).", "N")
@@ -223,6 +227,11 @@ def verify(
         shapes = ", ".join(f"{name} {shape}" for name, shape in steps.shapes.items())
         _console.say(f"  steps       run on ONNX Runtime {steps.onnxruntime} with {shapes}")
     _console.say(f"  signature   {_SIGNATURES[found.signature]}")
+    if require_signature and found.signature == "unchecked":
+        _console.warn(
+            "the signature was not checked, and anyone can write one: --require-signature asks "
+            "only whether there is one. Pass --public-key."
+        )
     if found.release is not None:
         _console.say(f"  release     {found.release}")
     _console.say(f"  manifest    sha256 {found.manifest_sha256}")

@@ -6,9 +6,9 @@ What a model file says about other files is not to be trusted: it may point anyw
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import onnx
 import onnx.checker
@@ -16,20 +16,10 @@ import onnx.external_data_helper
 
 from odtpack.errors import OdtpackError
 from odtpack_runtime.files.protobuf_wire import BYTES, MalformedError, fields, header
+from odtpack_runtime.session.model_file import tensors
 
 if TYPE_CHECKING:
     import onnx_ir as ir
-
-
-def tensors(message: Any) -> Iterator[onnx.TensorProto]:
-    """Every tensor in a protobuf message: initializers, attributes, those of subgraphs."""
-    if isinstance(message, onnx.TensorProto):
-        yield message
-        return
-    for field, value in message.ListFields():
-        if field.type == field.TYPE_MESSAGE:
-            for inner in [value] if hasattr(value, "ListFields") else value:
-                yield from tensors(inner)
 
 
 def load_beside(
@@ -59,6 +49,7 @@ def load_beside(
             tensor.ClearField("external_data")
             tensor.ClearField("data_location")
             yield tensor, files[file][start:end]
+        _check_sum(list(_external(proto)), path)
         onnx.external_data_helper.load_external_data_for_model(proto, str(path.parent))
     except (onnx.checker.ValidationError, OSError, ValueError) as error:
         raise OdtpackError(
@@ -144,6 +135,28 @@ def _check(tensor: onnx.TensorProto, path: Path) -> None:
         raise OdtpackError(
             "external-data-short",
             f"initializer {tensor.name!r} reaches past the end of {location!r}",
+            where=str(path),
+        )
+
+
+_MOST_COPIES = 2
+"""Times that the bytes of a file may be read; more are a small model that fills the memory."""
+
+
+def _check_sum(copied: Sequence[onnx.TensorProto], path: Path) -> None:
+    """Refuse tensors that are together a multiple of the files in which they lie."""
+    sizes: dict[Path, int] = {}
+    total = 0
+    for tensor in copied:
+        info = onnx.external_data_helper.ExternalDataInfo(tensor)
+        file = (path.parent / info.location).resolve()
+        size = sizes.setdefault(file, file.stat().st_size)
+        total += size - (info.offset or 0) if info.length is None else info.length
+    if total > _MOST_COPIES * sum(sizes.values()):
+        raise OdtpackError(
+            "external-data-repeated",
+            f"{len(copied)} tensors have {total} bytes together, and the files that hold them "
+            f"{sum(sizes.values())}",
             where=str(path),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import graphlib
+import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,11 +37,13 @@ from odtpack.graph.graphs import (
 )
 from odtpack.graph.inference import contradiction, infer_shapes, is_known
 from odtpack.graph.ops import Ops
-from odtpack.model import exporters, external_data, old_opsets, shared_tensors, source
+from odtpack.model import exporters, old_opsets, shared_tensors, source
 from odtpack.model.exporters import module_names
 from odtpack.model.inputs import fix_sizes
 from odtpack.model.source import ModelLike, open_model
 from odtpack.passes import patterns
+from odtpack_runtime.package.records import MAX_ELEMENTS
+from odtpack_runtime.session.model_file import tensors
 
 CACHE = "odtpack.cache"
 """Metadata of a loaded model: the inputs that were left out with its key-value cache."""
@@ -342,13 +345,23 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
         ) from None
     if not proto.graph.output:
         raise OdtpackError("no-output", "the model's graph has no output", where=where)
+    for info in (*proto.graph.input, *proto.graph.output):
+        dims = info.type.tensor_type.shape.dim
+        if math.prod(max(1, dim.dim_value) for dim in dims) > MAX_ELEMENTS:
+            shape = ", ".join(dim.dim_param or str(dim.dim_value or "?") for dim in dims)
+            raise OdtpackError(
+                "invalid-model",
+                f"{info.name!r} has the shape [{shape}], and at most 2^40 elements are allowed",
+                where=where,
+                hint="export the model with a smaller axis, or one whose size is open",
+            )
     for sparse in proto.graph.sparse_initializer:
         raise OdtpackError(
             "sparse-initializer",
             f"initializer {sparse.values.name!r} is sparse, which odtpack does not read",
             where=where,
         )
-    for tensor in external_data.tensors(proto):
+    for tensor in tensors(proto):
         source.check_bytes(tensor, where)
 
 

@@ -294,7 +294,7 @@ def _changed_matrices(old: Package, new: Package) -> int:
 
 
 def _large_constants(package: Package) -> dict[str, bytes]:
-    model = onnx.load_model(str(package.eval_model))
+    model = onnx.load_model(str(package.eval_model), load_external_data=False)
     return {
         each.name: hashlib.sha256(onnx.numpy_helper.to_array(each).tobytes()).digest()
         for each in model.graph.initializer
@@ -339,7 +339,7 @@ def _reset_reasons(old: Package, new: Package, fresh: Collection[str]) -> tuple[
 
 def _state(package: Package) -> tuple[StateVector, ...]:
     """What the optimizer keeps for every parameter."""
-    model = onnx.load_model(str(package.optimizer_model))
+    model = onnx.load_model(str(package.optimizer_model), load_external_data=False)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     inputs = [value.name for value in model.graph.input]
     return read_contract(metadata, inputs, str(package.optimizer_model)).state

@@ -61,6 +61,7 @@ from odtpack_runtime.files.atomic import (
     not_written,
     start_writing,
     sync_folder,
+    take_mode,
     temporary_name,
 )
 
@@ -92,7 +93,11 @@ def write_checkpoint(
     # Returns the identity of the new file.
     target = Path(path)
     save = _Save(target, data, open_file, keep=previous == "replaced", known=whole)
-    return save.outside() if _nbytes(data) > EXTERNAL_DATA_THRESHOLD else save.inside()
+    try:
+        refuse_link(target)
+        return save.outside() if _nbytes(data) > EXTERNAL_DATA_THRESHOLD else save.inside()
+    except OSError as error:
+        raise not_written(target, error) from error
 
 
 _Region = tuple[int, int]
@@ -135,14 +140,7 @@ class _Save:
 
     def outside(self) -> Identity:
         """Write the elements into the data file, and then the file that refers to them."""
-        if self._data_path.is_symlink():
-            raise OdtpackError(
-                "file-not-written",
-                f"{self._data_path} is a link, and a checkpoint's data are not written through "
-                "links.",
-                where=str(self._data_path),
-                hint="remove the link, or choose another name",
-            )
+        refuse_link(self._data_path)
         try:
             with self._locked_data() as fresh:
                 size = self._data_path.stat().st_size
@@ -209,7 +207,9 @@ class _Save:
         while True:
             fresh = False
             with suppress(FileExistsError):
-                os.close(os.open(self._data_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
+                made = os.open(self._data_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+                take_mode(made, self._target)
+                os.close(made)
                 fresh = True
             found = file_identity(self._data_path)
             with locked(self._data_path):
@@ -282,6 +282,17 @@ class _Save:
         if self._rotates and self._current is None:
             with suppress(OSError):
                 self._before_data.unlink(missing_ok=True)
+
+
+def refuse_link(path: Path) -> None:
+    """Refuse to save to a link: it would be replaced, and what it leads to stay as it is."""
+    if path.is_symlink():
+        raise OdtpackError(
+            "file-not-written",
+            f"{path} is a link, and a checkpoint is neither saved through a link nor in its place.",
+            where=str(path),
+            hint="remove the link, or name the file that it leads to",
+        )
 
 
 def previous_path(path: str | os.PathLike[str]) -> Path:

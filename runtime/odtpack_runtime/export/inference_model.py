@@ -30,18 +30,17 @@ from odtpack_runtime.files.protobuf_wire import (
     size,
 )
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX, TensorSpec
+from odtpack_runtime.session.model_file import ORT_IDENTIFIER, check_model_file
 from odtpack_runtime.session.session import first_line
 
 # Models in ORT format and back, by ONNX Runtime itself: it writes what it has loaded.
 #
 # Loading computes constants, and an untrusted model's may never end: commands use another process.
 
-_IDENTIFIER = b"ORTM"
-
 
 def is_ort_format(data: bytes) -> bool:
     """Whether a file's content is a model in ORT format: a flatbuffer of that identifier."""
-    return data[4:8] == _IDENTIFIER
+    return data[4:8] == ORT_IDENTIFIER
 
 
 def rewritten(data: bytes, kind: str, where: str, *, apart: bool = False) -> bytes:
@@ -284,6 +283,7 @@ def _load(path: Path, *, apart: bool) -> _Model:
         data = path.read_bytes()
     except OSError as error:
         _not_loadable(path, error.strerror or str(error), error)
+    check_model_file(path)
     converted = is_ort_format(data)
     if converted:
         data = rewritten(data, "ONNX", str(path), apart=apart)

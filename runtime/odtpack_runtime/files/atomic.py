@@ -95,8 +95,8 @@ def atomic_write(
     path: str | os.PathLike[str], *, mode: int = 0o666, previous: Path | None = None
 ) -> Iterator[BinaryIO]:
     """Open ``path`` for binary writing; the name changes hands when the block ends well."""
-    # `path`: Destination. Its folder must exist. A file of that name is replaced; what is neither a
-    # file nor a link to one is not.
+    # `path`: Destination. Its folder must exist. A file of that name is replaced, by one of its
+    # permissions, and so is a link to a file; anything else is not.
     # `previous`: Name in the same folder under which the file that is replaced is kept; a file of
     # that name goes. Where the file system has no hard links, `path` does not exist for a moment,
     # and the whole file under this name does.
@@ -116,6 +116,7 @@ def atomic_write(
         try:  # a signal that comes while the file is made is raised once it is there
             descriptor = os.open(temporary, flags, mode)
             with os.fdopen(descriptor, "w+b") as stream:
+                take_mode(descriptor, target, most=mode)
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
@@ -136,6 +137,12 @@ def atomic_write(
         sync_folder(target.parent)
     except OSError as error:
         raise not_synced(target, error) from error
+
+
+def take_mode(descriptor: int, of: Path, most: int = 0o666) -> None:
+    """Give a new file the permissions of the one that it replaces or belongs to, if any."""
+    with suppress(OSError, AttributeError):  # a file system without them, or Windows
+        os.fchmod(descriptor, of.stat().st_mode & most)
 
 
 def not_synced(target: Path, error: OSError) -> OdtpackError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,7 +14,13 @@ from odtpack_runtime.errors import OdtpackError, onnx_missing
 from odtpack_runtime.package.manifest import contradiction, same
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX, GRADIENT_SUFFIX
-from odtpack_runtime.session.model_file import check_model_file, outside_tensor
+from odtpack_runtime.session.model_file import (
+    ORT_IDENTIFIER,
+    check_model_file,
+    is_in_ort_format,
+    outside_tensor,
+    tensors,
+)
 from odtpack_runtime.session.segments import segment_name
 
 if TYPE_CHECKING:
@@ -34,6 +41,8 @@ def load_model(path: Path, beside: Collection[str] = ()) -> onnx.ModelProto:
     except ImportError as error:
         raise onnx_missing("Verifying a package") from error
     try:
+        if is_in_ort_format(path):  # what is looked at must be what ONNX Runtime reads
+            raise ValueError
         model = onnx.load_model_from_string(path.read_bytes())
     except Exception as error:  # protobuf's exceptions have no common base with onnx's
         raise OdtpackError(
@@ -44,7 +53,7 @@ def load_model(path: Path, beside: Collection[str] = ()) -> onnx.ModelProto:
         raise OdtpackError(
             "model-not-readable", f"{path.name} holds a name that is not text.", where=str(path)
         )
-    for tensor in _tensors(model):
+    for tensor in tensors(model):
         outside = tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL
         places = {each.value for each in tensor.external_data if each.key == "location"}
         if outside and not (places and places.issubset(beside)):
@@ -58,10 +67,10 @@ def graphs_of(model: onnx.ModelProto) -> Iterator[tuple[Any, Iterable[onnx.NodeP
     while waiting:
         graph = waiting.pop()
         yield graph, graph.node
-        for node in graph.node:
-            for attribute in node.attribute:
-                waiting += [attribute.g] if attribute.HasField("g") else []
-                waiting += attribute.graphs
+        defaults = getattr(graph, "attribute_proto", ())  # of a function's attributes
+        for attribute in chain(defaults, *(node.attribute for node in graph.node)):
+            waiting += [attribute.g] if attribute.HasField("g") else []
+            waiting += attribute.graphs
 
 
 def _texts(model: onnx.ModelProto) -> Iterator[object]:
@@ -74,18 +83,6 @@ def _texts(model: onnx.ModelProto) -> Iterator[object]:
         yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
     yield from (entry.domain for entry in model.opset_import)
     yield from (text for entry in model.metadata_props for text in (entry.key, entry.value))
-
-
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    for graph, nodes in graphs_of(model):
-        yield from getattr(graph, "initializer", ())
-        for sparse in getattr(graph, "sparse_initializer", ()):
-            yield from (sparse.values, sparse.indices)
-        for node in nodes:
-            for attribute in node.attribute:
-                yield from (attribute.t, *attribute.tensors)
-                for sparse in (attribute.sparse_tensor, *attribute.sparse_tensors):
-                    yield from (sparse.values, sparse.indices)
 
 
 def likely_sizes(eval_model: Path, state: CheckpointState) -> list[int]:
@@ -156,7 +153,6 @@ def said(items: Iterable[Any]) -> list[Tensor]:
 # The format is ``onnxruntime/core/flatbuffers/schema/ort.fbs``; the numbers below are those of its
 # fields. A model optimized at run time also names operators that may take the place of others.
 
-_IDENTIFIER = b"ORTM"
 _SESSION_MODEL, _MODEL_GRAPH = 1, 7
 _INITIALIZERS, _NODES, _OPTIMIZATIONS = 0, 2, 8
 _DOMAIN, _OPERATOR, _ATTRIBUTES = 2, 5, 10
@@ -181,7 +177,7 @@ def ort_operators(path: Path) -> set[tuple[str, str]]:
     found: set[tuple[str, str]] = set()
     with path.open("rb") as stream:
         source = _Model(stream, "model", str(path))
-        model = source.root(_IDENTIFIER).table(_SESSION_MODEL)
+        model = source.root(ORT_IDENTIFIER).table(_SESSION_MODEL)
         graph = None if model is None else model.table(_MODEL_GRAPH)
         if graph is None:
             source.fail("it has no graph")

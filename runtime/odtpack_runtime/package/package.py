@@ -157,9 +157,11 @@ def check_nothing_else(root: Path, manifest_name: str, manifest: Manifest) -> No
         if path in folders and entry.is_dir(follow_symlinks=False):
             continue
         if path not in listed or not entry.is_file(follow_symlinks=False):
+            why = "is a link" if entry.is_symlink() else "is no ordinary file"
+            why = why if path in listed else "its manifest does not list"
             raise OdtpackError(
                 "package-unlisted",
-                f"The package holds {path!r}, which its manifest does not list.",
+                f"The package holds {path!r}, which {why}.",
                 where=str(root),
             )
 

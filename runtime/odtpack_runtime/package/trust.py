@@ -13,6 +13,7 @@ from odtpack_runtime.package.checks import graphs_of, load_model, ort_operators
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.native import check_functions
 from odtpack_runtime.package.package import Package, signature_path
+from odtpack_runtime.session.model_file import is_in_ort_format
 from odtpack_runtime.session.native import DOMAIN as NATIVE
 
 SIGNATURE_BYTES = 64
@@ -164,7 +165,7 @@ def check_operators(package: Package, domains: Collection[str]) -> None:
     decoders = {file.path for file in files.extra if file.role == "decoder_model"}
     for path in (*models.values(), *(file.path for file in files.extra if file.role in of_role)):
         file = package.path / path
-        in_ort_format = file.suffix == ".ort"
+        in_ort_format = is_in_ort_format(file)
         # A file in ORT format has no bodies that its native nodes could be held against.
         allowed = {*domains} - {NATIVE} | {*_WRITTEN_BY_OPTIMIZERS} if in_ort_format else {*domains}
         allowed |= {"com.microsoft"} if path in decoders else set()

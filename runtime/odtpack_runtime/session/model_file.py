@@ -8,14 +8,16 @@ options where ``ORT_LOAD_CONFIG_FROM_MODEL`` is set.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.protobuf_wire import BYTES, VARINT, MalformedError, fields, messages
 
 _LOCATION, _CONFIG = b"location", b"ort_config"
+ORT_IDENTIFIER: Final = b"ORTM"
+"""Bytes 4 to 8 of a model in ORT format."""
 
 _METADATA: Final = ("model", 14)
 _INNER: Final = {
@@ -30,6 +32,22 @@ _INNER: Final = {
 }
 """Messages of onnx.proto that lead to tensors, by number of the field."""
 _TENSOR_NAME, _EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 8, 13, 14, 1
+
+
+def is_in_ort_format(path: Path) -> bool:
+    """Whether ONNX Runtime will read a file as one in ORT format: it looks at the name alone."""
+    return path.suffix.lower() == ".ort"
+
+
+def tensors(message: Any) -> Iterator[Any]:
+    """Every tensor in a protobuf message: initializers, attributes, those of subgraphs."""
+    if message.DESCRIPTOR.full_name == "onnx.TensorProto":
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.type == field.TYPE_MESSAGE:
+            for inner in [value] if hasattr(value, "ListFields") else value:
+                yield from tensors(inner)
 
 
 def outside_tensor(path: Path, name: str) -> OdtpackError:
@@ -50,12 +68,23 @@ def check_model_file(path: Path, beside: Collection[str] = ()) -> None:
         with path.open("rb") as stream, mmap.mmap(
             stream.fileno(), 0, access=mmap.ACCESS_READ
         ) as content:  # fmt: skip
-            # Most models are not parsed: either needs a name in the file.
-            if content[4:8] == b"ORTM" or content.find(_LOCATION) == content.find(_CONFIG) == -1:
+            in_ort_format = content[4:8] == ORT_IDENTIFIER
+            if in_ort_format and is_in_ort_format(path):
                 return
-            data = content[:]
+            # Most models are not parsed: either needs a name in the file.
+            if content.find(_LOCATION) == content.find(_CONFIG) == -1 and not in_ort_format:
+                return
+            data = b"" if in_ort_format else content[:]
     except (OSError, ValueError):  # not readable or empty, as ONNX Runtime will say
         return
+    if in_ort_format:
+        # The letters can be part of an ONNX model as well: it would be read as either.
+        raise OdtpackError(
+            "model-not-loadable",
+            f"{path.name} begins as a model in ORT format does, and its name does not end in .ort.",
+            where=str(path),
+            hint="name it .ort",
+        )
     try:
         _check(memoryview(data), path, frozenset(name.encode() for name in beside))
     except MalformedError as error:

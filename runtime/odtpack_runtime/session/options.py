@@ -132,14 +132,16 @@ def manifest_beside(model: Path) -> dict[str, Any] | None:
     # None if there is none that names the model, or it is no JSON.
     prefix, found, _ = model.name.partition("training_model")
     manifest = model.with_name(f"{prefix if found else ''}manifest.json")
-    with suppress(OSError, InvalidRecordError, LookupError, TypeError, AttributeError):
-        with manifest.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            content = parse_json(stream.read(min(size, MAX_MANIFEST_BYTES)))
-        files = content["files"]
-        named = [files["training_model"], *files.get("extra", ())]
-        if model.name in (entry["path"] for entry in named):
-            return dict(content)
+    others = sorted(model.parent.glob("*manifest.json"))  # whoever renamed it may have kept these
+    for path in filter(Path.is_file, (manifest, *others)):
+        with suppress(OSError, InvalidRecordError, LookupError, TypeError, AttributeError):
+            with path.open("rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                content = parse_json(stream.read(min(size, MAX_MANIFEST_BYTES)))
+            files = content["files"]
+            named = [files["training_model"], *files.get("extra", ())]
+            if model.name in (entry["path"] for entry in named):
+                return dict(content)
     return None
 
 

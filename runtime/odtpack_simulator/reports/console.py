@@ -57,7 +57,7 @@ def print_result(result: AnyResult, console: Console | None = None) -> None:
         where = f" on {fix.devices}" if fix.devices else ""
         console.print(_verdict(fix.state, f"{fix.title}{where}"))
         for line in (clean(fix.message), f"change first: {clean(fix.advice)}"):
-            console.print(Padding(Text(line), (0, 0, 0, 2)))
+            console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
     for entry in not_judged(report):
         where = f" on {entry.devices}" if entry.devices else ""
         console.print(_verdict("not judged", f"{entry.titles}{where}: {entry.reason}"))
@@ -91,7 +91,7 @@ def _print_bars(report: Report, console: Console) -> None:
         console.print(Text(f"Memory of the process: {report.legend}", style="dim"))
     for (drawn, words), titles in lines.items():
         console.print(Text(f"{drawn}  {clean(name_list(titles))}"))
-        console.print(Padding(Text(clean(words), style="dim"), (0, 0, 0, 2)))
+        console.print(Padding(Text(clean(words), style="dim"), (0, 0, 0, 2), expand=False))
 
 
 def _topics(report: Report, width: int) -> list[str]:

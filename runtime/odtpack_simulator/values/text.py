@@ -20,8 +20,9 @@ _CONTROL: Final = re.compile(
 # What a CI job's log carries out: "::error ::" at the start of a line, which a terminal's width may
 # make of any place, "##[error]" and "##vso[task...]" anywhere.
 _COMMAND: Final = re.compile(
-    r"^(\s*):(?=:)|#(?=#\w*\[)|:(?=:(?:add|debug|echo|endgroup|error|group|notice|remove|save|set|stop"
-    r"|warning)(?:-[a-z]+)?(?: |::))"
+    r"^(\s*):(?=:)|#(?=#\w*\[)|:(?=:(?:add|debug|echo|endgroup|error|group|internal|notice|remove|save|set"
+    r"|stop|warning)(?:-[a-z-]+)?(?: |::))",
+    re.IGNORECASE,
 )
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
@@ -73,9 +74,18 @@ def toml_value(value: object) -> str:
         return f"[{', '.join(map(toml_value, value))}]"
     if isinstance(value, Mapping):
         return f"{{ {', '.join(f'{toml_key(k)} = {toml_value(v)}' for k, v in value.items())} }}"
-    return tomli_w.dumps({"k": value}).removeprefix("k = ").removesuffix("\n")
+    return _escaped(tomli_w.dumps({"k": value}).removeprefix("k = ").removesuffix("\n"))
 
 
 def toml_key(*parts: str) -> str:
     """Return a key, in quotes where it must be; several parts are joined by dots."""
-    return ".".join(tomli_w.dumps({part: 0}).removesuffix(" = 0\n") for part in parts)
+    return ".".join(_escaped(tomli_w.dumps({part: 0}).removesuffix(" = 0\n")) for part in parts)
+
+
+def _escaped(text: str) -> str:
+    """Text of TOML in which nothing hides or reorders what people read."""
+    # Half a pair of surrogates has no escape either: whoever writes it says what is wrong.
+    return _CONTROL.sub(
+        lambda found: found[0] if 0xD800 <= ord(found[0]) < 0xE000 else f"\\U{ord(found[0]):08X}",
+        text,
+    )

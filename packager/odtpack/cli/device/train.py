@@ -90,6 +90,7 @@ def train(
     from odtpack.privacy import PrivateRecord
     from odtpack.recipe import read_recipe
     from odtpack_runtime import CheckpointState, OdtpackError, Optimizer, Package
+    from odtpack_runtime.checkpoint.writer import refuse_link
     from odtpack_runtime.package.self_check import cannot_teach
     from odtpack_simulator.replay.job import split
 
@@ -107,6 +108,7 @@ def train(
     target = out or opened.path.with_name(f"{opened.path.name}.ckpt")
     recipe = find_recipe(recipe, wanted=data.suffix == ".jsonl")
     check_writable(target, "--out", [data, evaluation, recipe], outside=opened)
+    refuse_link(target)  # now, and not when it is trained
     size = _fit.choose_batch_size(opened, batch_size)
     whole = opened.manifest.fixed_batch is not None
     read = None if recipe is None else read_recipe(recipe)

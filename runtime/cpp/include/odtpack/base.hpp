@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <flatbuffers/util.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -243,6 +244,28 @@ inline std::shared_ptr<const std::string_view> Map(const fs::path& path) {
   return {new std::string_view(static_cast<const char*>(data), size), unmap};
 }
 
+/// Fill memory with the bytes of a file from a place on; false if it ends before. What another
+/// process cuts off meanwhile is missing; of a mapped file, reading it would end this process.
+inline bool ReadAt(const File& file, uint8_t* to, size_t size, size_t from) {
+  while (size > 0) {
+    const ssize_t got = ::pread(::fileno(file.get()), to, std::min(size, size_t{1} << 30),
+                                static_cast<off_t>(from));
+    if (got == 0) return false;
+    if (got < 0 && errno == EINTR) continue;
+    Check(got > 0);
+    to += got;
+    from += static_cast<size_t>(got);
+    size -= static_cast<size_t>(got);
+  }
+  return true;
+}
+
+/// Wait until no other process or thread has the lock (flock) of a file or folder. It ends when the
+/// descriptor is closed, or the process ends; a file system without locks has none.
+inline void Lock(int descriptor) {
+  while (::flock(descriptor, LOCK_EX) != 0 && errno == EINTR) continue;
+}
+
 /// Remove the temporary files of a target that processes which no longer run left behind.
 inline void RemoveStale(const fs::path& target) {
   const std::string start = "." + target.filename().string() + ".";
@@ -268,6 +291,13 @@ inline fs::path TemporaryName(const fs::path& target) {
   return target.parent_path() / ("." + target.filename().string() + "." + mark);
 }
 
+/// Give a new file the permissions of the one that it replaces or belongs to, if there is one.
+inline void TakeMode(const File& file, const fs::path& of) {
+  struct stat found;
+  if (::stat(of.c_str(), &found) == 0 && ::fchmod(::fileno(file.get()), found.st_mode & 0666) != 0)
+    errno = 0;  // a file system without permissions
+}
+
 [[noreturn]] inline void ThrowNotWritten(const fs::path& path, const std::string& problem) {
   throw Error("file-not-written", path.string() + " could not be written: " + problem, "",
               "check that the folder exists, is writable and has space left");
@@ -289,6 +319,7 @@ FileIdentity WriteAtomically(const fs::path& target, Body body, Last last,
     const fs::path temporary = TemporaryName(target);
     try {
       const File file = Open(temporary, "wbxe");
+      TakeMode(file, target);
       body(file);
       Sync(file);
       struct stat found;

@@ -96,9 +96,14 @@ class CheckpointReader {
       Require(!data_path_.empty() && !fs::is_symlink(data_path_), "it has no data file");
       if (!fs::exists(data_path_))
         throw Error("checkpoint-not-found", "There is no data file " + data_path_ + ".", where_);
-      data_ = Map(data_path_);
+      // Another process may save meanwhile, and cut the file.
+      if (values_ == Values::kCopied)
+        data_file_ = Open(data_path_, "rbe");
+      else
+        data_ = Map(data_path_);
+      data_size_ = data_file_ ? fs::file_size(data_path_) : data_->size();
     }
-    external_left_ = values_ == Values::kNone ? SIZE_MAX : data_->size();
+    external_left_ = values_ == Values::kNone ? SIZE_MAX : data_size_;
     for (const bool trainable : {true, false}) {
       for (auto& [name, tensor] : ReadTensors(
                *module, trainable ? Module::VT_REQUIRES_GRAD_PARAMS : Module::VT_FROZEN_PARAMS)) {
@@ -220,14 +225,18 @@ class CheckpointReader {
       external = {std::min(external.first, offset), std::max(external.second, offset + bytes)};
     }
     if (values_ == Values::kNone) return tensor;
-    Require(!outside || (bytes <= data_->size() && offset <= data_->size() - bytes),
+    Require(!outside || (bytes <= data_size_ && offset <= data_size_ - bytes),
             "'" + name + "' lies outside of its data file");
-    const auto* source = outside ? reinterpret_cast<const uint8_t*>(data_->data()) + offset
+    const auto* source = outside && data_file_ == nullptr
+                             ? reinterpret_cast<const uint8_t*>(data_->data()) + offset
                          : raw.there ? reinterpret_cast<const uint8_t*>(source_.At(raw.position))
                                      : nullptr;
     if (values_ == Values::kCopied) {
       tensor = Zeros(tensor.type, tensor.shape);
-      tensor.CopyFrom(source);
+      if (!outside)
+        tensor.CopyFrom(source);
+      else
+        Require(ReadAt(data_file_, tensor.data.get(), bytes, offset), "its data became shorter");
     } else {
       tensor.data = Memory(data_, const_cast<uint8_t*>(source));
     }
@@ -330,26 +339,50 @@ class CheckpointReader {
   FlatBuffer source_;
   std::optional<FlatTable> root_;
   std::shared_ptr<const std::string_view> data_ = std::make_shared<std::string_view>();
+  File data_file_{nullptr, std::fclose};
+  size_t data_size_ = 0;
   size_t inline_left_ = 0, external_left_ = 0;
 };
 
-inline State ReadCheckpoint(const std::string& path, Values values = Values::kCopied) {
-  for (int attempt = 0;; ++attempt) {
+/// The lock of a checkpoint's data file, if there is one: as long as this exists nobody saves there.
+inline File LockedData(const std::string& path) {
+  try {
+    File file = Open(path + ".data", "rbe");
+    Lock(::fileno(file.get()));
+    return file;
+  } catch (const std::system_error&) {
+    return {nullptr, std::fclose};
+  }
+}
+
+/// Read a checkpoint as ReadCheckpoint, also where it is replaced meanwhile.
+inline State ReadOnce(const std::string& path, Values values) {
+  try {
+    const auto identity = IdentityOf(path);
+    const auto content = Map(path);
+    State state = CheckpointReader(*content, path, path + ".data", values).Read();
+    if (identity && identity == IdentityOf(path)) state.whole = identity;
+    return state;
+  } catch (const std::system_error& error) {
+    const bool missing = error.code() == std::errc::no_such_file_or_directory;
+    throw Error(missing ? "checkpoint-not-found" : "checkpoint-unreadable",
+                "The checkpoint cannot be read: " + error.code().message() + ".", path);
+  }
+}
+
+/// Read a checkpoint. A save by another process may replace it, and then its elements in the data
+/// file: it is read again, at last while nobody saves.
+inline State ReadCheckpoint(const std::string& path) {
+  for (int attempt = 0; attempt < 3; ++attempt) {
     const auto identity = IdentityOf(path);
     try {
-      const auto content = Map(path);
-      State state = CheckpointReader(*content, path, path + ".data", values).Read();
-      if (identity && identity == IdentityOf(path)) state.whole = identity;
-      return state;
-    } catch (const std::system_error& error) {
-      const bool missing = error.code() == std::errc::no_such_file_or_directory;
-      throw Error(missing ? "checkpoint-not-found" : "checkpoint-unreadable",
-                  "The checkpoint cannot be read: " + error.code().message() + ".", path);
+      return ReadOnce(path, Values::kCopied);
     } catch (const Error&) {
-      // A save by another process may have replaced it, and then its elements in the data file.
-      if (attempt == 3 || identity == IdentityOf(path)) throw;
+      if (identity == IdentityOf(path)) throw;
     }
   }
+  const File lock = LockedData(path);
+  return ReadOnce(path, Values::kCopied);
 }
 
 /// Where the checkpoint before the one at a path is kept.

@@ -205,7 +205,7 @@ inline std::pair<size_t, size_t> RegionOf(const std::string& path) {
 
 inline bool ReadsWhole(const std::string& path) {
   try {
-    ReadCheckpoint(path, Values::kViewed);
+    ReadOnce(path, Values::kViewed);
     return true;
   } catch (const std::exception&) {
     return false;
@@ -252,6 +252,26 @@ class KeepPrevious {
   bool moved_ = false;
 };
 
+/// Lock the data file of a checkpoint, which is made if it is not there: one save at a time.
+inline File MadeData(const std::string& checkpoint, bool& made) {
+  const std::string path = checkpoint + ".data";
+  for (;;) {
+    made = !fs::exists(path);
+    try {
+      File file = Open(path, made ? "wbxe" : "r+be");
+      if (made) TakeMode(file, checkpoint);
+      Lock(::fileno(file.get()));
+      struct stat own;
+      Check(::fstat(::fileno(file.get()), &own) == 0);
+      const auto found = IdentityOf(path);  // who had the lock may have removed the file
+      if (found && found->inode == own.st_ino) return file;
+    } catch (const std::system_error& error) {
+      using std::errc;
+      if (error.code() != (made ? errc::file_exists : errc::no_such_file_or_directory)) throw;
+    }
+  }
+}
+
 /// Write a checkpoint whole or not at all, and keep the one that it replaces as the save before if
 /// `keep_previous` says so and it is whole. Above `external_above` bytes the tensors go to
 /// `<path>.data`, where neither the current checkpoint nor one before it that stays has any.
@@ -266,19 +286,27 @@ inline void WriteCheckpoint(const std::string& path, State& state, bool with_opt
     for (const Tensor& moment : optimizer->moments[i].second) total += moment.Bytes();
   }
   const std::string before = PreviousPath(path), data_path = path + ".data";
-  const auto identity = IdentityOf(path);
-  std::error_code none;
-  // What this state did not load or write itself may be damaged, and then replaces nothing.
-  const bool there = fs::is_regular_file(path, none);
-  const bool whole = there && ((identity && identity == state.whole) || ReadsWhole(path));
-  const auto current = whole ? RegionOf(path) : std::pair<size_t, size_t>{0, 0};
-  const bool keeps = keep_previous && whole;
+  std::pair<size_t, size_t> current = {0, 0};
+  bool keeps = false;
+  const auto look = [&] {  // under the lock: another process may have saved
+    const auto identity = IdentityOf(path);
+    std::error_code none;
+    // What this state did not load or write itself may be damaged, and then replaces nothing.
+    const bool there = fs::is_regular_file(path, none);
+    const bool whole = there && ((identity && identity == state.whole) || ReadsWhole(path));
+    if (whole) current = RegionOf(path);
+    keeps = keep_previous && whole;
+  };
+  std::error_code unseen;  // the write says what is wrong with the name
+  if (fs::is_symlink(path, unseen)) ThrowNotWritten(path, "it is a link");
   KeepPrevious previous(path);
   const auto last = [&] {
     if (keeps) previous.Keep(current.second > 0);
   };
   std::optional<FileIdentity> placed;
   if (total <= external_above) {
+    const File lock = LockedData(path);
+    look();
     CheckpointWriter writer(state, optimizer, false, 0);
     try {
       WriteAtomically(
@@ -300,9 +328,13 @@ inline void WriteCheckpoint(const std::string& path, State& state, bool with_opt
   }
   std::optional<size_t> size;  // of the data file once it is open, to which a failure cuts it
   bool made = false;
+  File lock(nullptr, std::fclose);  // until what a failure leaves is removed
   try {
     if (fs::is_directory(path)) throw Error("path-is-a-folder", path + " is a folder.");
     if (fs::is_symlink(data_path)) throw std::system_error(ELOOP, std::generic_category());
+    lock = MadeData(path, made);
+    size = fs::file_size(data_path);
+    look();
     // The save before stays if it is not replaced, with its part of the file.
     std::error_code other;
     const bool shared = fs::equivalent(before + ".data", data_path, other);
@@ -314,9 +346,7 @@ inline void WriteCheckpoint(const std::string& path, State& state, bool with_opt
       };
       if (free(current) && free(kept)) start = std::min(start, from);
     }
-    made = !fs::exists(data_path);
-    const File data = Open(data_path, made ? "wbxe" : "r+be");
-    size = fs::file_size(data_path);
+    const File data = Open(data_path, "r+be");
     CheckpointWriter writer(state, optimizer, true, start);
     Check(::fseeko(data.get(), static_cast<off_t>(start), SEEK_SET) == 0);
     writer.WritePayload(data);

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <dirent.h>
-#include <sys/file.h>
 #include <sys/utsname.h>
 
 #include <fstream>
@@ -259,7 +258,7 @@ inline Ort::Session OpenDecoder(const Ort::Env& env, const Package& package,
   fs::create_directories(folder, ignored);  // packing says what is wrong with it
   // One process at a time, until it is open: whoever packs another decoder removes this one.
   const std::unique_ptr<DIR, int (*)(DIR*)> held(::opendir(folder.c_str()), ::closedir);
-  while (held && ::flock(::dirfd(held.get()), LOCK_EX) != 0 && errno == EINTR) continue;
+  if (held) Lock(::dirfd(held.get()));
   try {
     if (*Map(target / "sizes") == PackedSizes(target)) return OpenSession(env, model, options);
   } catch (const std::exception&) {  // some is missing, or damaged: write it anew
