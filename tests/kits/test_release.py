@@ -62,13 +62,15 @@ const { input, labels: label } = batch(0);
 const refused = await session.trainBatch({ input }).catch((error) => error.code);
 const { output } = await session.predict({ input });
 const steps = await session.stepCount();
+const skipped = (await session.lastNotFinite()) ?? null;
+const lost = await trainInWorker({ package: 'public/package', checkpointState: {} }).catch((error) => error.code);
 await session.release();
 
 // Goes on in the page, with the module that the kit imports itself.
 const own = await TrainingSession.create({ package: 'public/package', checkpointState: file });
 const tensor = ({ type, data, dims }) => new ort.Tensor(type, data, dims);
 losses.push(await own.trainBatch({ input: tensor(input), labels: tensor(label) }));
-window.result = { losses, refused, steps, dims: output.dims };
+window.result = { losses, refused, steps, dims: output.dims, scores: output.data.length, skipped, lost };
 """
 
 
@@ -193,8 +195,9 @@ def test_an_npm_project_that_vite_bundles_for_chromium(npm: Path, project: Path)
             assert time.monotonic() < until, browser.console
             time.sleep(0.05)
         found = browser.evaluate("window.result")
-    assert (found["steps"], found["dims"]) == (20, [32, 3])
-    assert found["refused"] == "input-count"
+    assert (found["steps"], found["dims"], found["scores"]) == (20, [32, 3], 96)
+    assert (found["refused"], found["lost"]) == ("input-count", "bad-argument")
+    assert found["skipped"] is None
     package = Package.open(project / "public" / "package")
     module = Module(package.training_model, CheckpointState.load_checkpoint(package.checkpoint))
     optimizer = Optimizer(package.optimizer_model, module)
