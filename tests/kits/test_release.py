@@ -53,6 +53,12 @@ export async function train(folder: string): Promise<number> {
   const session = await TrainingSession.create({ package: await TrainingPackage.open(folder) });
   return session.stepCount;
 }
+export async function ask(opened: TrainingPackage, worker: WorkerSession): Promise<unknown> {
+  // @ts-expect-error: what is open cannot be sent
+  await trainInWorker({ package: opened });
+  await worker.trainBatch({ input: { type: 'float32', data: [1, 2], dims: [2] } });
+  return [(await worker.lastNotFinite())?.parameters, await worker.getLearningRate()];
+}
 """
 AFTER_THE_GUIDE = """
 import * as ort from 'onnxruntime-web/wasm';
