@@ -122,17 +122,6 @@ function mismatch(problem: string): never {
     'use the models and the checkpoint of one package, written by one odtpack build');
 }
 
-/** What puts back what a session that cannot be made has moved and taken over. */
-export function undo(state: CheckpointState): () => void {
-  const { flat, optimizer, device } = state;
-  const before = [...state.parameters.values()]
-    .map((parameter) => [parameter, { grad: undefined, ...parameter }] as const);
-  return () => {
-    for (const [parameter, own] of before) Object.assign(parameter, own);
-    Object.assign(state, { flat, optimizer, device });
-  };
-}
-
 /** Move the parameters to where the package wants them; a state that was placed stays. */
 export function place(manifest: Manifest, state: CheckpointState): FlatState {
   const { dtype, elements } = manifest.layout;

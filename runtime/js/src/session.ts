@@ -11,7 +11,7 @@ import { isIterable, isRecord } from './json.js';
 import { evaluationOutputs, type Manifest, type Settings } from './manifest.js';
 import {
   checkModel, checkParameters, importRuntime, ownCheckpoint, type PackageFiles, place, resolve,
-  type TrainingFiles, undo,
+  type TrainingFiles,
 } from './opening.js';
 import { DEFAULT_LEARNING_RATE, Optimizer } from './optimizer.js';
 import type { ModelName, TrainingPackage } from './package.js';
@@ -160,7 +160,8 @@ export class TrainingSession {
         (await Segments.open(ort, opened, manifest.segments, usual, own.training, own.evaluation));
       const step = loss !== undefined && own.updating && await openStepModel(ort, opened, usual);
       if (step) sessions.push(step);
-      const putBack = undo(state);
+      const { flat, device } = state;
+      const optimizer = flat && state.optimizer; // else nobody has it, and its memory is given back
       try {
         const session = new TrainingSession(ort, opened, state, own, onNotFinite);
         if (step) {
@@ -169,7 +170,8 @@ export class TrainingSession {
         }
         return session;
       } catch (error) {
-        putBack(); // a session that cannot be made leaves the state alone
+        // Values stay where they were put: the next session moves them.
+        Object.assign(state, { flat, device }, flat && { optimizer });
         throw error;
       }
     } catch (error) {

@@ -87,7 +87,8 @@ const create = (name, checkpointState) => outcome(async () =>
   (await TrainingSession.create({ package: at(name), checkpointState })).trainBatch(batch(2)));
 const fresh = await CheckpointState.load(saved);
 found.states = [await create('groups', trained.state), await create('sgd', fresh),
-  (await create('groups', fresh)) === wanted];
+  (await create('groups', fresh)) === wanted, await create('sgd', trained.state),
+  typeof (await outcome(() => trained.trainBatch(batch(3))))];
 found.files = [await outcome(() => TrainingSession.create(own('roots')).then(() => null)),
   await outcome(() => TrainingSession.create(own('roots', 'groups')))];
 
