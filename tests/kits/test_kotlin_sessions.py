@@ -367,10 +367,12 @@ def test_a_state_goes_with_packages_that_lay_it_out_alike(
                 {**create, "packages": [sgd]},
                 {**create, "packages": [sgd, groups]},
                 {**create, "packages": [packages["roots"]],
-                 "optimizer": sgd / "optimizer_model.onnx"})  # fmt: skip
-    placed, loss, wrong, again, other = found["results"][3:]
+                 "optimizer": sgd / "optimizer_model.onnx"},
+                {"do": "create", "packages": [sgd]}, *calls("batch 1"))  # fmt: skip
+    placed, loss, wrong, again, other, later, goes_on = found["results"][3:]
     assert (placed, wrong, other) == ("model-mismatch", "optimizer-mismatch", "model-mismatch")
-    assert float(again) == float(loss)
+    assert float(again) == float(loss) == float(goes_on)
+    assert later == "optimizer-mismatch"
 
 
 def test_a_name_that_no_output_has_is_refused(

@@ -47,8 +47,8 @@ internal fun OrtSession.runOn(
 /** A model with the inputs and outputs of the manifest, whose parameters stand in bound memory. */
 internal interface Model : AutoCloseable {
     /**
-     * Run on the user's inputs, which were checked; [wanted] are the outputs to return, null for all of them, and
-     * [extra] has memory of the caller's for some.
+     * Run on the user's inputs, which were checked; [wanted] are the outputs to return, null for
+     * all of them, and [extra] has memory of the caller's for some.
      */
     fun run(
         feeds: Map<String, OnnxTensorLike>,

@@ -78,19 +78,20 @@ internal class State(var nominal: Boolean) {
     /** After a step that was to replace the gradients, and is void. */
     fun dropGradients() {
         spoiled = true
-        gradients.bytes().run { while (hasRemaining()) putLong(0) } // 64 bytes each time
+        gradients.bytes().run { while (hasRemaining()) putLong(0) } // multiples of 64 bytes
     }
 
-    /** What puts back what a session that cannot be made has moved and taken over. */
+    /** What a session undoes that cannot be made. Values stay where they are: the next moves them. */
     fun undo(): () -> Unit {
-        val (values, owned) = Pair(parameters.mapValues { it.value.value }, optimizer)
-        val (before, place) = Pair(flat, layout)
+        val placed = flat != null
+        val owned = optimizer.takeIf { placed } // else nobody has it, and its memory is given back
         return {
-            for ((name, value) in values) parameters.getValue(name).value = value
-            optimizer = owned
-            flat = before
-            layout = place
-            if (before == null) made = null
+            if (placed) optimizer = owned
+            else {
+                flat = null
+                layout = null
+                made = null
+            }
         }
     }
 
