@@ -105,3 +105,43 @@ def _with_values(
         array = (random.standard_normal(shape) * 0.3).astype(np.float32)
         model.graph.initializer.append(numpy_helper.from_array(array, name))
     return model
+
+
+def roots() -> onnx.ModelProto:
+    """A network whose loss is finite for an input of 0, and the gradient of ``scale`` is not."""
+    model = onnx.parser.parse_model(f"""{_HEADER}
+    roots (float[batch, 4] input) => (float[batch, 3] output)
+    {{
+        scaled = Mul(input, scale)
+        size = Abs(scaled)
+        root = Sqrt(size)
+        output = Gemm<transB = 1>(root, weight, bias)
+    }}""")
+    return _positive(model, scale=(4,), weight=(3, 4), bias=(3,))
+
+
+def looked_up() -> onnx.ModelProto:
+    """A network with a table of five words, which fails on others."""
+    model = onnx.parser.parse_model(f"""{_HEADER}
+    looked_up (int64[batch] words) => (float[batch, 3] output)
+    {{
+        found = Gather(table, words)
+        output = Gemm<transB = 1>(found, weight, bias)
+    }}""")
+    return _positive(model, table=(5, 4), weight=(3, 4), bias=(3,))
+
+
+def scores() -> onnx.ModelProto:
+    """A network whose input is its output at first."""
+    model = onnx.parser.parse_model(f"""{_HEADER}
+    scores (float[batch, 3] input) => (float[batch, 3] output) {{ output = Mul(input, scale) }}""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "scale"))
+    return model
+
+
+def _positive(model: onnx.ModelProto, **shapes: tuple[int, ...]) -> onnx.ModelProto:
+    rng = np.random.default_rng(5)
+    for name, shape in shapes.items():
+        value = rng.uniform(0.5, 1.5, shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    return model

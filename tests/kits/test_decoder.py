@@ -407,8 +407,8 @@ def test_node(
     words = ("12", json.dumps(odd), *map(str, prompts))
     found = javascript.node("decoder.mjs", package.path, tmp_path, *words)
     assert found["codes"] == [
-        "unknown-adapter", "bad-prompt", *["bad-argument"] * 4, "bad-prompt",
-        *["closed"] * 3,
+        "unknown-adapter", "bad-prompt", *["bad-argument"] * 4, "bad-prompt", "bad-argument",
+        "bad-prompt", "bad-prompt", "adapter-mismatch", *["closed"] * 3,
     ]  # fmt: skip
     assert found["drawn"] == [*drawn_by_python(), *["run-failed"] * 2 * len(REFUSED)]
     generator = Generator(package)

@@ -8,11 +8,18 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from odtpack.build import build_package
+from odtpack.optimizers import GroupRule, make_optimizer
+from odtpack_runtime.training.schedules import Cosine, ScheduleSpec
 from tests.kits import javascript, js_stress, web
 from tests.kits.harness import needs
+from tests.kits.javascript import node
+from tests.kits.models import looked_up, roots, scores
 from tests.packages.samples import build
 from tests.reports.browser import CHROMIUM, Browser
 
@@ -33,6 +40,74 @@ def test_sessions_in_node() -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
 def test_sessions_in_a_browser() -> None:
     js_stress.chromium(TIMES)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What came of the calls of ``calls.mjs``."""
+    folder = tmp_path_factory.mktemp("calls")
+    cosine = ScheduleSpec("cosine", {"warmup_steps": 2, "floor": 0.1}, 0.05)
+    for name, (model, options) in {
+        "roots": (roots(), {}),
+        "groups": (roots(), {"groups": (GroupRule("weight", 0.1, 0.0),)}),
+        "sgd": (roots(), {"optimizer": make_optimizer("sgd", {"momentum": 0.9})}),
+        "accumulating": (roots(), {"accumulation_steps": 3}),
+        "cosine": (roots(), {"schedule": cosine}),
+        "words": (looked_up(), {}),
+        "scores": (scores(), {}),
+    }.items():
+        build_package(model, folder / name, loss="cross_entropy", step_model="never", **options)
+    return dict(node("calls.mjs", folder))
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), {"skipped": "NaN", "failed": "run-failed", "shared": "NaN"}.items()
+)
+def test_gradients_of_a_step_that_is_void_are_never_used(
+    kind: str, code: str, found: dict[str, Any]
+) -> None:
+    """Nor by another session of the state; optimizer steps count again after a good one."""
+    steps = 2 if kind == "shared" else 1
+    assert found[kind] == [code, True, True, steps, True, steps + 1]
+
+
+def test_a_reset_and_a_step_begin_the_count_of_batches_again(found: dict[str, Any]) -> None:
+    assert found["counts"] == [0, 1, 2, 3]
+
+
+def test_a_rate_that_was_set_stays_where_no_step_is_made(found: dict[str, Any]) -> None:
+    follows, kept, after = found["rates"]
+    assert (kept, after < follows) == (0.5, True)
+
+
+def test_the_schedule_that_the_package_proposes(found: dict[str, Any]) -> None:
+    assert found["proposed"] == [True, False]
+    schedule = json.loads(found["schedule"])
+    assert schedule == {"kind": "cosine", "initial_lr": 0.05, "warmup_steps": 2, "floor": 0.1,
+                        "total_steps": 10}  # fmt: skip
+    cosine = Cosine(total_steps=10, warmup_steps=2, floor=0.1)
+    assert found["rates"][0] == np.float32(0.05 * cosine.factor(3))
+
+
+def test_a_session_that_cannot_be_made_leaves_its_state_alone(found: dict[str, Any]) -> None:
+    refused = ["model-mismatch", "optimizer-mismatch", True, "optimizer-mismatch"]
+    assert found["states"] == [*refused, "number"]  # the session before goes on
+    assert found["files"] == [None, "model-not-found"]
+
+
+def test_the_class_of_the_highest_score_is_that_of_numpy(found: dict[str, Any]) -> None:
+    rows = np.array([[-0.0, 0, -1], [0, np.nan, 2], [np.nan, 1, np.nan], [1, 2, 2]])
+    right = rows.argmax(axis=1)
+    assert found["accuracies"] == [(right == label).mean() for label in range(3)]
+
+
+def test_wrong_arguments_are_errors_of_the_kit(found: dict[str, Any]) -> None:
+    assert found["wrong"] == {}
+    assert found["lists"] == ["number"]
+    array, failed = found["said"]
+    assert "has Int32Array data" in array
+    assert "pass BigInt64Array data" in array
+    assert "nothing was changed by it" in failed
 
 
 SECRETS = """(async () => {

@@ -13,12 +13,14 @@ import pytest
 from onnx import numpy_helper
 
 from odtpack.build import build_package
+from odtpack.optimizers import GroupRule, make_optimizer
 from odtpack_runtime import CheckpointState, Module, Optimizer, Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import kotlin_kit
 from tests.kits.harness import contents, needs
 from tests.kits.kotlin_kit import run, save_batch
+from tests.kits.models import looked_up, roots, scores
 from tests.kits.stress import TIMES
 
 pytestmark = needs(kotlin_kit.unavailable())
@@ -29,23 +31,6 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 CALLS = ("batch", "step", "train", "eval", "evaluate", "fit", "optimizer", "reset", "scheduler",
          "export", "predict", "read", "write", "property")  # fmt: skip
-
-
-def roots() -> onnx.ModelProto:
-    """A network whose loss is finite for an input of 0, and the gradient of ``scale`` is not."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-    roots (float[batch, 4] input) => (float[batch, 3] output)
-    {
-        scaled = Mul(input, scale)
-        size = Abs(scaled)
-        root = Sqrt(size)
-        output = Gemm<transB = 1>(root, weight, bias)
-    }""")
-    rng = np.random.default_rng(5)
-    for name, shape in {"scale": (4,), "weight": (3, 4), "bias": (3,)}.items():
-        value = rng.uniform(0.5, 1.5, shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(value, name))
-    return model
 
 
 @pytest.fixture(scope="module")
@@ -288,6 +273,128 @@ def test_a_step_model_keeps_what_has_a_nan_and_counts_it_as_python_does(
     assert found["last"] == {
         "code": last.code, "step": last.step, "parameters": list(last.parameters)
     }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    """A package that looks words up in a table, and two batches, of which one asks beyond it."""
+    folder = tmp_path_factory.mktemp("words")
+    build_package(looked_up(), folder / "package", loss="cross_entropy", step_model="never")
+    data = []
+    for name, last in {"good": 4, "bad": 50}.items():
+        (folder / name).mkdir()
+        data.append(save_batch(folder / name, words=np.array([1, 2, 3, last]),
+                               labels=np.array([0, 1, 2, 0])))  # fmt: skip
+    return folder / "package", data
+
+
+@pytest.mark.parametrize("way", [("optimizer",), ("reset", "optimizer", "reset", "optimizer")])
+@pytest.mark.parametrize("kind", ["plain", "words"])
+def test_gradients_of_a_step_that_is_void_are_never_used(
+    kind: str, way: tuple[str, ...], packages: dict[str, Path], batches: dict[str, list[Any]],
+    words: tuple[Path, list[Any]], tmp_path: Path,
+) -> None:  # fmt: skip
+    """One that was skipped or failed; after the next good one all is as if it had never been."""
+    package, data = words if kind == "words" else (packages[kind], batches["pictures"])
+    bad, code = ("train 1", "run-failed") if kind == "words" else ("train 2", "NaN")
+    good = [*calls("train 0", "optimizer"), {"do": "save", "path": tmp_path / "after"}]
+    save = {"do": "save", "path": tmp_path / "with"}
+    found = act(package, data, *calls("batch 0", bad, *way), save, *good)
+    shutil.move(tmp_path / "after", tmp_path / "with after")
+    assert found["results"][1] == code
+    act(package, data, *calls("batch 0"), {"do": "save", "path": tmp_path / "without"}, *good)
+    assert contents(tmp_path / "with") == contents(tmp_path / "without")
+    assert contents(tmp_path / "with after") == contents(tmp_path / "after")
+
+
+def test_a_batch_that_is_refused_leaves_the_gradients_alone(
+    packages: dict[str, Path], batches: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    package, data = packages["roots"], batches["roots"]
+    asked = [{"do": "ask", "name": "no"}, *calls("null")]
+    for name, wrong in {"with": asked, "without": []}.items():
+        save = {"do": "save", "path": tmp_path / name}
+        act(package, data, *calls("train 0", "reset"), *wrong, *calls("optimizer"), save)
+    assert contents(tmp_path / "with") == contents(tmp_path / "without")
+
+
+def test_gradients_that_another_session_spoiled_are_not_used(
+    packages: dict[str, Path], batches: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    """Sessions of one state share its gradients, which are numbers after a step that is void."""
+    package, data, other = packages["plain"], batches["pictures"], {"on": "second"}
+    save, end = ({"do": "save", "path": tmp_path / name, **other} for name in ("with", "after"))
+    rate = {"do": "rate", "rate": "0.001", **other}  # which makes the second
+    found = act(package, data, rate, *calls("batch 0", "train 0", **other), *calls("train 2"),
+                *calls("optimizer", **other), save, *calls("train 1", "optimizer", **other),
+                end)  # fmt: skip
+    assert (found["results"][3], found["skipped"]) == ("NaN", 1)
+    act(package, data, *calls("batch 0", "eval 0"), {"do": "save", "path": tmp_path / "without"},
+        *calls("train 0", "train 1"))  # fmt: skip
+    ends = [contents(tmp_path / name) for name in ("with", "without")]
+    for key in ("optimizer", "moments"):  # a good step moved the running statistics
+        assert ends[0][key] == ends[1][key]
+    assert contents(tmp_path / "after")["optimizer"][0] == 2
+
+
+def test_a_reset_begins_the_count_of_batches_again(
+    packages: dict[str, Path], batches: dict[str, list[Any]]
+) -> None:
+    batch = ["batch 0"] * 3
+    for first in ("reset", "step"):
+        found = act(packages["accumulating"], batches["pictures"], *calls(*batch, first, *batch))
+        assert found["step"] == (first == "step")
+    whole = calls(*batch, "reset", *batch, "batch 1")
+    assert act(packages["accumulating"], batches["pictures"], *whole)["step"] == 1
+
+
+def test_a_state_goes_with_packages_that_lay_it_out_alike(
+    packages: dict[str, Path], batches: dict[str, list[Any]], tmp_path: Path
+) -> None:
+    """Or to none: and a session that cannot be made leaves it as it was."""
+    for name, options in {
+        "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
+        "groups": {"groups": (GroupRule("weight", 0.1, 0.0),)},
+    }.items():
+        build_package(roots(), tmp_path / name, loss="cross_entropy", step_model="never", **options)
+    data, trained = batches["roots"], tmp_path / "trained"
+    create = {"do": "create", "batch": 1, "checkpoint": trained}
+    sgd, groups = tmp_path / "sgd", tmp_path / "groups"
+    found = act(packages["roots"], data, *calls("batch 0", "batch 1"),
+                {"do": "save", "path": trained},
+                {"do": "create", "packages": [groups]},
+                {**create, "packages": [groups]},
+                {**create, "packages": [sgd]},
+                {**create, "packages": [sgd, groups]},
+                {**create, "packages": [packages["roots"]],
+                 "optimizer": sgd / "optimizer_model.onnx"},
+                {"do": "create", "packages": [sgd]}, *calls("batch 1"))  # fmt: skip
+    placed, loss, wrong, again, other, later, goes_on = found["results"][3:]
+    assert (placed, wrong, other) == ("model-mismatch", "optimizer-mismatch", "model-mismatch")
+    assert float(again) == float(loss) == float(goes_on)
+    assert later == "optimizer-mismatch"
+
+
+def test_a_name_that_no_output_has_is_refused(
+    packages: dict[str, Path], batches: dict[str, list[Any]]
+) -> None:
+    asked = [{"do": name, "name": "no"} for name in ("ask", "ask evaluation")]
+    reserved = {"do": "property", "name": "odtpack.optimizer"}
+    found = act(packages["roots step model"], batches["roots"], *asked, reserved)
+    assert found["results"] == ["unknown-output", "unknown-output", "property-type"]
+
+
+def test_the_class_of_the_highest_score_is_that_of_numpy(tmp_path: Path) -> None:
+    """Of equal scores the first counts, 0 and -0 are equal, and NaN is above all numbers."""
+    build_package(scores(), tmp_path / "package", loss="cross_entropy")
+    rows = np.array([[-0.0, 0, -1], [0, np.nan, 2], [np.nan, 1, np.nan], [1, 2, 2]], np.float32)
+    data = []
+    for label in range(3):
+        (folder := tmp_path / str(label)).mkdir()
+        data.append(save_batch(folder, input=rows, labels=np.full(4, label)))
+    found = act(tmp_path / "package", data, *({"do": "accuracy", "batch": i} for i in range(3)))
+    right = rows.argmax(axis=1)
+    assert [float(each) for each in found["results"]] == [(right == i).mean() for i in range(3)]
 
 
 def test_the_policy_stop_throws_once_all_is_put_back(

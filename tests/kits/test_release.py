@@ -53,6 +53,12 @@ export async function train(folder: string): Promise<number> {
   const session = await TrainingSession.create({ package: await TrainingPackage.open(folder) });
   return session.stepCount;
 }
+export async function ask(opened: TrainingPackage, worker: WorkerSession): Promise<unknown> {
+  // @ts-expect-error: what is open cannot be sent
+  await trainInWorker({ package: opened });
+  await worker.trainBatch({ input: { type: 'float32', data: [1, 2], dims: [2] } });
+  return [(await worker.lastNotFinite())?.parameters, await worker.getLearningRate()];
+}
 """
 AFTER_THE_GUIDE = """
 import * as ort from 'onnxruntime-web/wasm';
@@ -62,13 +68,17 @@ const { input, labels: label } = batch(0);
 const refused = await session.trainBatch({ input }).catch((error) => error.code);
 const { output } = await session.predict({ input });
 const steps = await session.stepCount();
+const skipped = (await session.lastNotFinite()) ?? null;
+const lost = await trainInWorker({ package: 'public/package', checkpointState: {} }).catch(
+  (error) => error.code);
 await session.release();
 
 // Goes on in the page, with the module that the kit imports itself.
 const own = await TrainingSession.create({ package: 'public/package', checkpointState: file });
 const tensor = ({ type, data, dims }) => new ort.Tensor(type, data, dims);
 losses.push(await own.trainBatch({ input: tensor(input), labels: tensor(label) }));
-window.result = { losses, refused, steps, dims: output.dims };
+const { dims, data } = output;
+window.result = { losses, refused, steps, dims, scores: data.length, skipped, lost };
 """
 
 
@@ -193,8 +203,9 @@ def test_an_npm_project_that_vite_bundles_for_chromium(npm: Path, project: Path)
             assert time.monotonic() < until, browser.console
             time.sleep(0.05)
         found = browser.evaluate("window.result")
-    assert (found["steps"], found["dims"]) == (20, [32, 3])
-    assert found["refused"] == "input-count"
+    assert (found["steps"], found["dims"], found["scores"]) == (20, [32, 3], 96)
+    assert (found["refused"], found["lost"]) == ("input-count", "bad-argument")
+    assert found["skipped"] is None
     package = Package.open(project / "public" / "package")
     module = Module(package.training_model, CheckpointState.load_checkpoint(package.checkpoint))
     optimizer = Optimizer(package.optimizer_model, module)

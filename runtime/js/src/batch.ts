@@ -1,6 +1,6 @@
 /** What a batch must be, and what is taken from its results. */
 import type { Tensor } from 'onnxruntime-common';
-import { fail, reason } from './errors.js';
+import { fail, reason, requireArgument } from './errors.js';
 import { widen } from './inference.js';
 import { evaluationOutputs, type InputInfo, type Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
@@ -48,12 +48,16 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: Onnx
       const { data } = given as Tensor;
       const size = data?.length;
       if (size !== product(dims)) {
-        refuse('input-shape', `has ${size} elements for [${dims}]`, size === 0
+        refuse('input-shape', `has ${size ?? 'no'} elements for [${dims}]`, size === 0
           ? 'an array that was transferred to a worker has none: pass a copy, array.slice()' : undefined);
       }
       if (writesInPlace(ort) && String((data as TypedArray).buffer) === '[object SharedArrayBuffer]') {
         refuse('input-type', 'lies in a SharedArrayBuffer, which ONNX Runtime cannot read in Node.js',
           'pass a copy: array.slice()');
+      }
+      const [own, wanted] = [arrayName(data), ARRAYS[type as DType]?.name];
+      if (isPlain && own !== undefined && own !== wanted && !(type === 'float16' && own === 'Float16Array')) {
+        refuse('input-type', `has ${own} data`, `pass ${wanted} data`);
       }
       try {
         if (isPlain) feeds[spec.name] = new ort.Tensor(type as 'float32', data as Float32Array, dims);
@@ -84,6 +88,10 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: Onnx
     if (token === undefined) continue;
     fail('bad-prompt', `Input '${name}' holds ${token}, and tokens are numbered from 0.`);
   }
+}
+
+function arrayName(data: unknown): string | undefined {
+  return ArrayBuffer.isView(data) ? data.constructor.name : undefined;
 }
 
 function describe({ name, dtype, shape }: InputInfo): string {
@@ -130,7 +138,11 @@ export function withoutAnswers(ort: OnnxRuntime, specs: readonly InputInfo[], fe
 
 /** The loss as a number, of what a step returned. */
 export function lossOf(manifest: Manifest, results: Feeds): number {
-  return numbersOf(results[manifest.outputs[0]!.name]!)[0]!;
+  const { name } = manifest.outputs[0]!;
+  const loss = isRecord(results) ? results[name] : undefined;
+  requireArgument(loss !== undefined, `The results do not hold the loss, '${name}'.`,
+    'name it among the outputs that the step is to return');
+  return numbersOf(loss)[0]!;
 }
 
 /** The numbers of a tensor; those of float16 may come as bits. */
@@ -165,7 +177,9 @@ export function countRight(
     const start = Math.floor(i / inner) * classes * inner + (i % inner);
     let best = 0;
     for (let c = 1; c < classes; c++) {
-      if (values[start + c * inner]! > values[start + best * inner]!) best = c;
+      // As numpy: of equal ones the first, and NaN before all others.
+      const most = values[start + best * inner]!;
+      if (!(values[start + c * inner]! <= most) && !Number.isNaN(most)) best = c;
     }
     counted += 1;
     right += Number(best === label);

@@ -2,10 +2,10 @@
 import { platform } from '#platform';
 import {
   type CheckpointData, type OptimizerState, type Parameter, type Property, type PropertyKind,
-  externalRegion, layCheckpoint, payloadBytes, readCheckpoint, readStep,
+  externalRegion, layCheckpoint, OPTIMIZER_PROPERTY, payloadBytes, readCheckpoint, readStep,
 } from './checkpoint_format.js';
-import { attempt, fail, OdtpackError } from './errors.js';
-import { LONE } from './json.js';
+import { attempt, fail, OdtpackError, requireArgument } from './errors.js';
+import { isRecord, LONE } from './json.js';
 import { type FileSource, inMemory, type OpenedCheckpoint } from './platform.js';
 import { bytesOf, type Layout, sameDims } from './tensors.js';
 
@@ -45,6 +45,9 @@ export class Properties {
     if (typeof name !== 'string' || !name || !right || (chosen === 'int' && !whole)) {
       fail('property-type', `Property '${String(name)}' cannot be a ${typeof value} of this kind.`);
     }
+    if (name === OPTIMIZER_PROPERTY) {
+      fail('property-type', `'${name}' is reserved: files keep the optimizer's kind there.`);
+    }
     if (LONE.test(name) || (typeof value === 'string' && LONE.test(value))) {
       fail('property-not-text', 'A property holds half a surrogate pair, which is no text.');
     }
@@ -66,6 +69,8 @@ export interface FlatState {
   readonly layout: Layout;
   readonly parameters: ArrayBuffer;
   readonly gradients: ArrayBuffer;
+  /** The gradients are of no use: the step that was to make them is void. */
+  spoiled: boolean;
 }
 
 /** A training on a GPU, whose memory is ahead of the arrays. */
@@ -218,6 +223,8 @@ export class CheckpointState {
     target: string | URL | FileSystemFileHandle, includeOptimizerState = false,
     { keepPrevious = false, dataFileAbove = DATA_FILE_ABOVE }: SaveOptions = {},
   ): Promise<void> {
+    requireArgument(isPath(target) || isHandle(target),
+      'A checkpoint is saved to a path in Node, and to a FileSystemFileHandle in a browser.');
     const data = this.snapshot(includeOptimizerState);
     await this.alone(async () => {
       await this.refresh();
@@ -265,7 +272,7 @@ function isPath(source: FileSource): source is string | URL {
 }
 
 function isHandle(source: FileSource): source is FileSystemFileHandle {
-  return typeof source === 'object' && 'getFile' in source;
+  return isRecord(source) && 'getFile' in source;
 }
 
 /** Which file it is, as far as that can be told. */
@@ -304,10 +311,11 @@ async function read(source: FileSource): Promise<CheckpointData> {
 export async function open(source: FileSource): Promise<OpenedCheckpoint> {
   if (isPath(source)) return platform.openCheckpoint(source);
   const file = isHandle(source) ? await source.getFile() : source;
-  const bytes =
-    file instanceof Uint8Array
-      ? file
-      : new Uint8Array(file instanceof ArrayBuffer ? file : await file.arrayBuffer());
+  const isBlob = isRecord(file) && 'arrayBuffer' in file;
+  requireArgument(file instanceof Uint8Array || file instanceof ArrayBuffer || isBlob,
+    'A file is given as a path, an address, bytes, a Blob or a FileSystemFileHandle.');
+  const bytes = file instanceof Uint8Array ? file
+    : new Uint8Array(file instanceof ArrayBuffer ? file : await file.arrayBuffer());
   const where = 'name' in source ? String(source.name) : 'checkpoint';
   return { where, bytes: inMemory(bytes), close: () => undefined };
 }

@@ -46,7 +46,7 @@ export interface CheckpointData {
 
 const IDENTIFIER = 'ODTC';
 const VERSION = 2;
-const OPTIMIZER_PROPERTY = 'odtpack.optimizer';
+export const OPTIMIZER_PROPERTY = 'odtpack.optimizer';
 export const MAX_RANK = 32;
 const MAX_ELEMENTS = 2 ** 48;
 const PAYLOAD_ALIGNMENT = 16;

@@ -24,6 +24,11 @@ export function fail(...error: ConstructorParameters<typeof OdtpackError>): neve
   throw new OdtpackError(...error);
 }
 
+/** Throw `bad-argument` with a sentence unless an argument is of the kind that a call takes. */
+export function requireArgument(isRight: boolean, what: string, hint = ''): asserts isRight {
+  if (!isRight) fail('bad-argument', what, '', hint);
+}
+
 /** Do something; whatever it throws is this error, with the reason after what failed. */
 export async function attempt<T>(
   work: () => T | Promise<T>, code: string, what: string, where = '', hint = '',

@@ -17,7 +17,7 @@ export interface NotFinite {
   readonly parameters: readonly string[];
 }
 
-/** What a training step may have to put back, and what came of those since the last reset. */
+/** What a training step may have to put back. */
 export class Skipping {
   count = 0;
   last: NotFinite | undefined;
@@ -25,12 +25,10 @@ export class Skipping {
   readonly #statistics: readonly { readonly live: Uint8Array; readonly kept: Uint8Array }[];
   readonly #gradients: Uint8Array;
   #keptGradients: Uint8Array | undefined;
-  #accumulated = 0;
-  #skipped = 0;
 
   /** @param resets Whether the next step replaces the gradients: what the model is fed. */
   constructor(
-    manifest: Manifest, readonly state: CheckpointState, flat: FlatState,
+    manifest: Manifest, readonly state: CheckpointState, readonly flat: FlatState,
     readonly resets: Uint8Array, readonly stops: boolean,
   ) {
     const names = (wanted: string): string[] =>
@@ -46,16 +44,19 @@ export class Skipping {
 
   /** Before a step: keep what it changes. Gradients that it replaces are of no more use. */
   before(): void {
+    if (this.flat.spoiled) this.resets[0] = 1; // by another session: there is nothing to add to
     for (const { live, kept } of this.#statistics) kept.set(live);
     if (this.resets[0]) return;
     this.#keptGradients ??= new Uint8Array(this.#gradients.length);
     this.#keptGradients.set(this.#gradients);
   }
 
+  /** After a step that failed, or is to be skipped. */
   putBack(): void {
     for (const { live, kept } of this.#statistics) live.set(kept);
-    if (this.resets[0]) this.#gradients.fill(0);
-    else this.#gradients.set(this.#keptGradients!);
+    if (!this.resets[0]) return this.#gradients.set(this.#keptGradients!);
+    this.#gradients.fill(0);
+    this.flat.spoiled = true;
   }
 
   /** After a step, of which this is the loss: count it, or put everything back. */
@@ -63,11 +64,10 @@ export class Skipping {
     const odd = Number.isFinite(loss) ? this.#oddGradients() : [];
     if (Number.isFinite(loss) && !odd.length) {
       this.resets[0] = 0;
-      this.#accumulated += 1;
+      this.flat.spoiled = false;
       return;
     }
     this.putBack();
-    this.#skipped += 1;
     this.report(loss, odd, step);
   }
 
@@ -81,18 +81,6 @@ export class Skipping {
     const what = odd.length ? `The gradient of ${odd.join(', ')} is not finite` : `The loss is ${loss}`;
     fail(code, `${what} in step ${step}: everything is as it was before.`, '',
       'look for samples that are not finite, or take a lower learning rate');
-  }
-
-  /** Let the next step replace the gradients. */
-  reset(): void {
-    this.resets[0] = 1;
-    this.#accumulated = 0;
-    this.#skipped = 0;
-  }
-
-  /** Whether all steps since the last reset were skipped, and there were some. */
-  get nothingLeft(): boolean {
-    return this.#skipped > 0 && this.#accumulated === 0;
   }
 
   #oddGradients(): string[] {

@@ -4,6 +4,7 @@ import { type PeftFiles, readAdapter, trainedOf } from './adapter.js';
 import { CheckpointState } from './checkpoint.js';
 import { attempt, fail } from './errors.js';
 import { widen, withoutInitializers } from './inference.js';
+import { isIterable } from './json.js';
 import { importRuntime } from './opening.js';
 import type { TrainingPackage } from './package.js';
 import type { FileSource, OnnxRuntime } from './platform.js';
@@ -85,11 +86,13 @@ export class Generator {
   async addAdapter(name: string, source: CheckpointState | FileSource | PeftFiles): Promise<void> {
     const { ort, opened } = this;
     if (source instanceof CheckpointState) {
-      this.#adapters.set(name, () => source.alone(async () => {
+      const read = (): Promise<Feeds> => source.alone(async () => {
         const trained = await trainedOf(opened, source);
         return byName([...trained].map(([label, { dtype, data, dims }]) =>
           [label, tensorOver(ort, dtype, data.slice(), dims)] as const));
-      }));
+      });
+      await read(); // which says what is wrong with it
+      this.#adapters.set(name, read);
       return;
     }
     const shapes = this.#zeros();
@@ -106,22 +109,23 @@ export class Generator {
 
   /** The logits of the token after a sequence, one for each word. */
   async logits(tokens: Iterable<number>, adapter?: string): Promise<Float32Array> {
-    return this.#read(await this.#sequence(adapter), [...tokens]);
+    return this.#read(await this.#sequence(adapter), isIterable(tokens) ? [...tokens] : []);
   }
 
   /** The tokens that follow a prompt, each as soon as it is there. */
   async *generate(prompt: Iterable<number>, options: GenerateOptions = {}): AsyncGenerator<number> {
     const { maxTokens = 256, temperature = 0, topK = 0, topP = 1, seed = 0 } = options;
     const whole = typeof seed === 'bigint' || Number.isInteger(seed);
-    const stop = new Set(options.stop);
-    const fits = topK >= 0 && [topK, ...stop].every(Number.isSafeInteger) && whole;
+    const fitsStop = options.stop === undefined || isIterable(options.stop);
+    const stop = new Set(fitsStop ? options.stop : []);
+    const fits = fitsStop && topK >= 0 && [topK, ...stop].every(Number.isSafeInteger) && whole;
     if (!(temperature >= 0 && fits && topP > 0 && topP <= 1 && maxTokens >= 0)) {
       fail('bad-argument', 'temperature, topK and maxTokens must be 0 or more, topP above 0 and ' +
         'at most 1, topK, seed and the tokens of stop whole numbers.');
     }
     const uniform = splitMix(BigInt(seed));
     const sequence = await this.#sequence(options.adapter);
-    let tokens = [...prompt];
+    let tokens = isIterable(prompt) ? [...prompt] : []; // which is refused
     for (let made = 0; made < maxTokens; made++) {
       const logits = await this.#read(sequence, tokens);
       if (!Number.isFinite(logits.reduce((most, each) => Math.max(most, each)))) {

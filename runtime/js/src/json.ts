@@ -35,6 +35,10 @@ export function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
 
+export function isIterable(value: unknown): value is Iterable<unknown> {
+  return typeof value === 'object' && value !== null && Symbol.iterator in value;
+}
+
 function checkDepth(text: string): void {
   let depth = 0;
   for (const [sign] of text.matchAll(TOKEN)) {

@@ -3,7 +3,7 @@ import type { InferenceSession } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { CheckpointState, type FlatState } from './checkpoint.js';
 import { readCheckpoint } from './checkpoint_format.js';
-import { attempt, fail } from './errors.js';
+import { attempt, fail, requireArgument } from './errors.js';
 import { type Manifest, trainedParameters } from './manifest.js';
 import { type ModelName, type PackageSource, TrainingPackage } from './package.js';
 import { type FileSource, inMemory, type OnnxRuntime } from './platform.js';
@@ -35,27 +35,36 @@ export async function importRuntime(): Promise<OnnxRuntime> {
 export async function resolve(files: PackageFiles | TrainingFiles): Promise<{
   opened: TrainingPackage; format: 'onnx' | 'ort'; models: Set<ModelName>;
 }> {
-  if ('package' in files) {
-    const given = files.package;
+  const { package: given } = { ...files } as Partial<PackageFiles>;
+  if (given !== undefined) {
     const opened = given instanceof TrainingPackage ? given : await TrainingPackage.open(given);
     const models = new Set<ModelName>(['eval_model', 'optimizer_model']);
-    return { opened, format: files.format ?? 'onnx', models };
+    return { opened, format: (files as PackageFiles).format ?? 'onnx', models };
   }
-  const { trainModel, evalModel, optimizerModel } = files;
+  const { trainModel, evalModel, optimizerModel } = { ...files } as Partial<TrainingFiles>;
+  requireArgument(typeof trainModel === 'string',
+    'A session is created from { package }, or from { checkpointState, trainModel }.');
   const cut = Math.max(trainModel.lastIndexOf('/'), trainModel.lastIndexOf('\\')) + 1;
-  const opened = await TrainingPackage.open(trainModel.slice(0, cut) || '.', { verify: 'used' });
+  const folder = trainModel.slice(0, cut);
+  const opened = await TrainingPackage.open(folder || '.', { verify: 'used' });
   const format = trainModel.endsWith('.ort') ? 'ort' : 'onnx';
   const models = new Set<ModelName>();
   const [training_model, eval_model, optimizer_model] = [trainModel, evalModel, optimizerModel];
   const paths = { training_model, eval_model, optimizer_model };
   for (const [name, path] of Object.entries(paths) as [ModelName, string | undefined][]) {
     if (path === undefined) continue;
-    if (!path.endsWith(opened.modelEntry(name, format).path)) {
-      fail('model-not-found', `${path} is not the ${name} of the package.`, path);
+    if (addressOf(path) !== addressOf(folder + opened.modelEntry(name, format).path)) {
+      fail('model-not-found', `${path} is not the ${name} of the package.`, path,
+        'all models are those of the package in whose folder trainModel lies');
     }
     models.add(name);
   }
   return { opened, format, models };
+}
+
+/** One spelling of a path or an address. */
+function addressOf(path: string): string {
+  return new URL(String(path).replaceAll('\\', '/'), globalThis.location?.href ?? 'file:///').href;
 }
 
 export async function ownCheckpoint(opened: TrainingPackage): Promise<CheckpointState> {
@@ -130,7 +139,7 @@ export function place(manifest: Manifest, state: CheckpointState): FlatState {
   }
   const [parameters, gradients] = allocating('model-mismatch', 'the parameters', () =>
     [layout, layout].map(({ nbytes }) => platform.allocate(nbytes)));
-  const flat = { layout, parameters: parameters!, gradients: gradients! };
+  const flat = { layout, parameters: parameters!, gradients: gradients!, spoiled: false };
   for (const { name, dims, offset, nbytes } of slots) {
     const own = state.parameters.get(name)!;
     const data = view(flat.parameters, dtype, offset, nbytes);

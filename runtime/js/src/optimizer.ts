@@ -11,7 +11,7 @@ import {
   byName, type Dims, type Layout, pack, product, sameDims, type Stored, type TypedArray, view,
 } from './tensors.js';
 
-const DEFAULT_LEARNING_RATE = 0.001;
+export const DEFAULT_LEARNING_RATE = 0.001;
 
 interface Vector {
   readonly name: string;
@@ -87,7 +87,8 @@ export class Optimizer {
       const memory = byName(Object.entries(written).map(([name, t]) => [`${name}.out`, t] as const));
       const all = [scalars[group]!, extra, tensors].flatMap((each) => Object.entries(each));
       const feeds = byName(all);
-      this.#graphs.push(new Graph(ort, session, feeds, memory, []));
+      this.#graphs.push(new Graph(ort, session, feeds, memory, [],
+        'load the last checkpoint: parameters may hold part of the step'));
     };
     if (layout.run === 'parameters') {
       for (const [index, slot] of flat.layout.slots.entries()) {

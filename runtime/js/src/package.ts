@@ -1,7 +1,7 @@
 /** A package: its manifest, and files that are those which the manifest describes. */
 import { platform } from '#platform';
 import { hex, subtle } from './digest.js';
-import { attempt, fail, OdtpackError } from './errors.js';
+import { attempt, fail, OdtpackError, requireArgument } from './errors.js';
 import { entries, type FileEntry, type Manifest, parseManifest } from './manifest.js';
 import { checkPaths } from './paths.js';
 import { inMemory, type OpenedFile } from './platform.js';
@@ -108,6 +108,8 @@ export class TrainingPackage {
 
 function reader(source: PackageSource): { open: TrainingPackage['openFile']; name: string } {
   if (typeof source !== 'string' && !(source instanceof URL)) {
+    requireArgument(typeof source?.get === 'function',
+      'A package is the path or the address of its folder, or a Map of its files by path.');
     const open = async (path: string): Promise<OpenedFile> => inMemory(source.get(path) ??
       fail('package-incomplete', `The package lacks its file '${path}'.`));
     return { open, name: MANIFEST };

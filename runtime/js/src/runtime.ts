@@ -1,6 +1,7 @@
 /** Sessions of ONNX Runtime, and runs whose parameters lie where they are trained. */
 import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { attempt, fail } from './errors.js';
+import { isRecord } from './json.js';
 import type { Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
 import { byName, bytesOf, type Dims, type DType, type TypedArray } from './tensors.js';
@@ -16,8 +17,9 @@ export type RunOptions = InferenceSession.RunOptions;
 export type RunArguments = [(Fetches | RunOptions)?, RunOptions?];
 
 export function isFetches(value: unknown, outputs: readonly string[]): value is Fetches {
-  if (Array.isArray(value)) return true;
-  return typeof value === 'object' && value !== null && outputs.some((name) => Object.hasOwn(value, name));
+  if (!isRecord(value)) return Array.isArray(value);
+  // Options have no null: a name that is no output is refused where names are checked.
+  return Object.values(value).includes(null) || outputs.some((name) => Object.hasOwn(value, name));
 }
 
 /** Options of the package, with the caller's in their place. */
@@ -96,6 +98,7 @@ export class Graph implements Model {
   constructor(
     ort: OnnxRuntime, readonly session: InferenceSession, readonly feeds: Feeds,
     readonly memory: Feeds, outputs: readonly string[],
+    readonly hint = 'nothing was changed by it',
   ) {
     this.#inPlace = writesInPlace(ort);
     this.#fetches = this.#inPlace
@@ -115,7 +118,6 @@ export class Graph implements Model {
         own.set(made);
       }
       return results;
-    }, 'run-failed', 'ONNX Runtime failed in the middle of a step', '',
-    'gradients or parameters may hold part of the step: load the last checkpoint');
+    }, 'run-failed', 'ONNX Runtime failed in the middle of a step', '', this.hint);
   }
 }

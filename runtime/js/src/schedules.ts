@@ -31,6 +31,8 @@ const GOOD: Record<string, (value: unknown, settings: Settings) => boolean> = {
   milestones: (value) => Array.isArray(value) && value.length > 0 &&
     value.every((at, i) => isWhole(at) && at >= (value[i - 1] ?? 0)),
 };
+/** Of these something must say where they end. */
+const ENDING = ['linear', 'cosine'];
 const REAL = ['floor', 'gamma', 'initial_lr'];
 
 function bad(problem: string): never {
@@ -38,17 +40,23 @@ function bad(problem: string): never {
     "write for example {kind: 'cosine', settings: {warmup_steps: 100, total_steps: 1000}}");
 }
 
+function shown(value: unknown): string {
+  const text = JSON.stringify(value, (_, each) => (typeof each === 'bigint' ? `${each}n` : each));
+  return String(text).slice(0, 40);
+}
+
 /** Make a schedule; settings are those of Python's schedules, and may come from outside. */
 export function makeSchedule(kind: unknown, given: Settings = {}): Schedule {
   const found = typeof kind === 'string' && Object.hasOwn(KEYS, kind);
   const known = found ? KEYS[kind as ScheduleKind] : undefined;
-  if (!known) return bad(`There is no schedule ${String(JSON.stringify(kind)).slice(0, 40)}.`);
+  if (!known) return bad(`There is no schedule ${shown(kind)}.`);
+  if (!isRecord(given)) return bad(`The settings of a schedule are an object, not ${shown(given)}.`);
   const odd = Object.keys(given).find((key) => !Object.hasOwn(known, key));
   if (odd !== undefined) bad(`The schedule ${kind} has no setting '${odd.slice(0, 40)}'.`);
   const settings: Settings = { ...known, ...given };
   for (const [key, value] of Object.entries(settings)) {
     if (GOOD[key]!(value, settings)) continue;
-    bad(`${key} of the ${kind} schedule cannot be ${String(JSON.stringify(value)).slice(0, 40)}.`);
+    bad(`${key} of the ${kind} schedule cannot be ${shown(value)}.`);
   }
   const { warmup_steps: warmup = 0, total_steps: total = 0, period = 0, gamma = 0, floor = 0 } =
     settings as Record<string, number>;
@@ -67,13 +75,19 @@ export function makeSchedule(kind: unknown, given: Settings = {}): Schedule {
   return { kind: name, settings, factor: (s) => (s < warmup ? s / warmup : after[name](s)) };
 }
 
-/** Check a schedule that a manifest proposes; where it ends may be left to the training. */
+/** Settings that a manifest proposes, with where they end if that is left to the training. */
+export function ending(
+  { kind, settings }: { kind: string; settings: Settings }, total_steps: number,
+): Settings {
+  return ENDING.includes(kind) ? { total_steps, ...settings } : settings;
+}
+
+/** Check a schedule that a manifest proposes. */
 export function checkSchedule(
-  { kind, settings }: { kind: string; settings: Settings }, fail: (problem: string) => never,
+  proposed: { kind: string; settings: Settings }, fail: (problem: string) => never,
 ): void {
-  const ends = ['linear', 'cosine'].includes(kind) && !Object.hasOwn(settings, 'total_steps');
   try {
-    makeSchedule(kind, ends ? { ...settings, total_steps: 2 ** 31 } : settings);
+    makeSchedule(proposed.kind, ending(proposed, 2 ** 31));
   } catch (error) {
     fail(`schedule: ${reason(error)}`);
   }

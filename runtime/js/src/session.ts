@@ -3,16 +3,17 @@ import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { batchOf, checkBatch, countRight, lossOf, withoutAnswers } from './batch.js';
 import { CheckpointState, nominal, type SaveOptions } from './checkpoint.js';
-import { fail } from './errors.js';
+import { fail, requireArgument } from './errors.js';
 import { type NotFinite, Skipping } from './finite.js';
 import { type LossReading, openStepModel, requireResident, ResidentStep } from './gpu.js';
 import { float16Bits, inferenceModel, widen } from './inference.js';
+import { isIterable, isRecord } from './json.js';
 import { evaluationOutputs, type Manifest, type Settings } from './manifest.js';
 import {
   checkModel, checkParameters, importRuntime, ownCheckpoint, type PackageFiles, place, resolve,
   type TrainingFiles,
 } from './opening.js';
-import { Optimizer } from './optimizer.js';
+import { DEFAULT_LEARNING_RATE, Optimizer } from './optimizer.js';
 import type { ModelName, TrainingPackage } from './package.js';
 import type { OnnxRuntime } from './platform.js';
 import {
@@ -20,7 +21,8 @@ import {
   type RunArguments, type RunOptions, sessionOptions, tensorOver,
 } from './runtime.js';
 import {
-  makeSchedule, readScheduleText, type Schedule, SCHEDULE_PROPERTY, type ScheduleKind, scheduleText,
+  ending, makeSchedule, readScheduleText, type Schedule, SCHEDULE_PROPERTY, type ScheduleKind,
+  scheduleText,
 } from './schedules.js';
 import { Segments } from './segments.js';
 import {
@@ -73,9 +75,10 @@ export class TrainingSession {
   readonly #optimizer: Optimizer | undefined;
   readonly #segments: Segments | undefined;
   readonly #skipping: Skipping;
+  readonly #reset = Uint8Array.of(1); // whether the next step replaces the gradients
   #resident: ResidentStep | undefined;
   #schedule: { schedule: Schedule; initialRate: number } | undefined;
-  #pending = 0; // batches since the last update of `trainBatch`
+  #pending = 0; // batches since the last reset, of `trainBatch`
   #loss = NaN; // of the last step that read it
   #running: Promise<unknown> | undefined;
   #released: Promise<void> | undefined;
@@ -104,12 +107,11 @@ export class TrainingSession {
     for (const { name, role } of manifest.parameters) {
       if (role === 'state') memory[`${name}.update.out`] = parameters[name]!;
     }
-    const reset = Uint8Array.of(1);
-    if (flat.layout.slots.length) feeds['lazy_reset_grad'] = tensorOver(ort, 'bool', reset, [1]);
+    if (flat.layout.slots.length) feeds['lazy_reset_grad'] = tensorOver(ort, 'bool', this.#reset, [1]);
     const entry = manifest.files.inference_template;
     this.#template = entry && (() => opened.file(entry));
     this.#segments = segments;
-    this.#skipping = new Skipping(manifest, state, flat, reset, onNotFinite === 'stop');
+    this.#skipping = new Skipping(manifest, state, flat, this.#reset, onNotFinite === 'stop');
     this.#training = training && (segments?.training(merged(parameters, feeds, memory)) ??
       new Graph(ort, training, merged(parameters, feeds), memory, this.trainingOutputNames));
     this.#evaluation = evaluation && (segments?.evaluation(parameters) ?? new Graph(
@@ -124,6 +126,10 @@ export class TrainingSession {
     const {
       ort = await importRuntime(), trusted, onNotFinite = 'skip', loss, ...overrides
     } = options;
+    if (onNotFinite !== 'skip' && onNotFinite !== 'stop') {
+      fail('bad-policy', `onNotFinite is 'skip' or 'stop', not '${String(onNotFinite).slice(0, 40)}'.`, '',
+        'leave it out to skip such batches and count them');
+    }
     const { opened, format, models } = await resolve(files);
     const { manifest } = opened;
     const usual = sessionOptions(manifest, ort, overrides);
@@ -152,13 +158,22 @@ export class TrainingSession {
       if (models.has('optimizer_model')) own.updating = await open('optimizer_model');
       own.segments = manifest.segments && own.training &&
         (await Segments.open(ort, opened, manifest.segments, usual, own.training, own.evaluation));
-      // Nothing has been changed so far: a session that cannot be made leaves the state alone.
-      const session = new TrainingSession(ort, opened, state, own, onNotFinite);
-      if (loss !== undefined && session.#optimizer) {
-        session.#resident = new ResidentStep(ort, await openStepModel(ort, opened, usual), manifest,
-          session.#optimizer, session.#skipping, state, loss);
+      const step = loss !== undefined && own.updating && await openStepModel(ort, opened, usual);
+      if (step) sessions.push(step);
+      const { flat, device } = state;
+      const optimizer = flat && state.optimizer; // else nobody has it, and its memory is given back
+      try {
+        const session = new TrainingSession(ort, opened, state, own, onNotFinite);
+        if (step) {
+          session.#resident = new ResidentStep(
+            ort, step, manifest, session.#optimizer!, session.#skipping, state, loss!);
+        }
+        return session;
+      } catch (error) {
+        // Values stay where they were put: the next session moves them.
+        Object.assign(state, { flat, device }, flat && { optimizer });
+        throw error;
       }
-      return session;
     } catch (error) {
       for (const each of sessions) await each.release();
       await own.segments?.release();
@@ -226,7 +241,12 @@ export class TrainingSession {
 
   /** Let the next training step replace the accumulated gradients instead of adding to them. */
   async lazyResetGrad(): Promise<void> {
-    await this.#use(async () => this.#skipping.reset());
+    await this.#use(async () => this.#resetNext());
+  }
+
+  #resetNext(): void {
+    this.#reset[0] = 1;
+    this.#pending = 0;
   }
 
   /**
@@ -245,7 +265,7 @@ export class TrainingSession {
     }
     const results = await this.#train(feeds, [options]);
     await this.#update(options);
-    this.#skipping.reset();
+    this.#resetNext();
     return results;
   }
 
@@ -258,19 +278,20 @@ export class TrainingSession {
   async trainBatch(feeds: Batch, options?: RunOptions): Promise<number> {
     return this.#use(async () => {
       this.#updating().requireOwn();
+      const before = this.stepCount;
       const single = this.accumulationSteps === 1;
-      const results = await (single ? this.#step(feeds, options) : this.#train(feeds, [options]));
-      this.#pending += 1;
-      if (this.#pending >= this.accumulationSteps) {
-        this.#pending = 0;
-        if (!single) {
+      try {
+        const results = await (single ? this.#step(feeds, options) : this.#train(feeds, [options]));
+        if (!single && ++this.#pending >= this.accumulationSteps) {
+          this.#pending = 0;
           await this.#update(options);
-          this.#skipping.reset();
+          this.#resetNext();
         }
-        if (this.#schedule) this.#followSchedule();
+        if (Object.keys(results).length) this.#loss = lossOf(this.#manifest, results);
+        return this.#loss;
+      } finally {
+        if (this.#schedule && this.stepCount !== before) this.#followSchedule();
       }
-      if (Object.keys(results).length) this.#loss = lossOf(this.#manifest, results);
-      return this.#loss;
     });
   }
 
@@ -282,6 +303,7 @@ export class TrainingSession {
   async fit(
     batches: Iterable<Batch> | AsyncIterable<Batch>, isActive: () => boolean = () => true,
   ): Promise<number> {
+    requireBatches(batches);
     let count = 0;
     if (!isActive()) return count;
     for await (const batch of batches) {
@@ -300,6 +322,7 @@ export class TrainingSession {
 
   /** Mean loss and accuracy over batches, weighted by their samples. */
   async evaluate(batches: Iterable<Batch> | AsyncIterable<Batch>): Promise<Evaluation> {
+    requireBatches(batches);
     const manifest = this.#manifest;
     let [loss, samples, right, counted] = [0, 0, 0, 0];
     for await (const feeds of batches) {
@@ -342,6 +365,19 @@ export class TrainingSession {
     this.setLearningRate(initialRate * schedule.factor(this.stepCount));
     this.#schedule = { schedule, initialRate };
     this.state.properties.set(SCHEDULE_PROPERTY, scheduleText(schedule, initialRate));
+  }
+
+  /**
+   * Follow the schedule that the package proposes, over these steps if it does not say over how many;
+   * false if it proposes none.
+   */
+  useProposedSchedule(totalSteps: number): boolean {
+    this.#requireReady();
+    const { schedule } = this.#manifest;
+    if (!schedule) return false;
+    const { kind, learning_rate: rate = DEFAULT_LEARNING_RATE } = schedule;
+    this.setSchedule(kind as ScheduleKind, rate, ending(schedule, totalSteps));
+    return true;
   }
 
   /** Go on with the schedule that the state was saved with; false if there is none. */
@@ -502,7 +538,7 @@ export class TrainingSession {
     const optimizer = this.#updating();
     optimizer.requireOwn();
     this.#whole();
-    if (!this.#skipping.nothingLeft) await optimizer.step(options);
+    if (!this.state.flat!.spoiled) await optimizer.step(options);
   }
 
   /** Parts of a step are made by the training model, which a training on a GPU does not open. */
@@ -556,6 +592,11 @@ export class TrainingSession {
       .filter(({ role }) => role === 'trainable' || !trainableOnly)
       .map(({ name }) => this.state.parameters.get(name)!);
   }
+}
+
+function requireBatches(batches: unknown): void {
+  requireArgument(isIterable(batches) || (isRecord(batches) && Symbol.asyncIterator in batches),
+    'Batches are given as a list, or as what can be iterated.', 'pass [batch] for one batch');
 }
 
 function merged(...all: readonly Feeds[]): Feeds {

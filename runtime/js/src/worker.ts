@@ -1,29 +1,56 @@
 /** A session in a worker of its own: the page stays free while it trains. */
-import { OdtpackError } from './errors.js';
+import { OdtpackError, reason } from './errors.js';
+import type { NotFinite } from './finite.js';
 import type { TrainingFiles, PackageFiles } from './opening.js';
+import type { PackageSource } from './package.js';
 import type { FileSource } from './platform.js';
 import type { Evaluation, SessionOptions } from './session.js';
 import type { Settings } from './manifest.js';
+import type { SaveOptions } from './checkpoint.js';
 import type { ScheduleKind } from './schedules.js';
-import { type Answer, type Batch, type Call, pack, type Samples } from './worker_calls.js';
+import { type Answer, type Batch, type Call, CALLS, pack, type Samples } from './worker_calls.js';
 
 export type { Batch, Samples };
 
 /** Options of ONNX Runtime, and the number of threads: more than one in an isolated page only. */
 export type WorkerOptions = Omit<SessionOptions, 'ort'> & { numThreads?: number };
 
-/** The calls of a `TrainingSession` that need no callback. */
+/** What can be sent: addresses, files and bytes, and no package or state that is open already. */
+export type WorkerFiles =
+  | (Omit<PackageFiles, 'package' | 'checkpointState'> &
+      { package: PackageSource; checkpointState?: FileSource })
+  | (Omit<TrainingFiles, 'checkpointState'> & { checkpointState: FileSource });
+
+type Outputs = Promise<Record<string, Samples>>;
+
+/** The calls of a `TrainingSession`, each of which is answered later. */
 export interface WorkerSession {
   trainBatch(batch: Batch): Promise<number>;
+  fit(batches: readonly Batch[]): Promise<number>;
   evaluate(batches: readonly Batch[]): Promise<Evaluation>;
-  predict(inputs: Batch): Promise<Record<string, Samples>>;
+  predict(inputs: Batch): Outputs;
+  stepOn(batch: Batch): Outputs;
+  runTrainStep(batch: Batch, outputNames?: readonly string[]): Outputs;
+  runEvalStep(batch: Batch, outputNames?: readonly string[]): Outputs;
+  runOptimizerStep(): Promise<void>;
+  lazyResetGrad(): Promise<void>;
   stepCount(): Promise<number>;
   skippedSteps(): Promise<number>;
+  lastNotFinite(): Promise<NotFinite | undefined>;
+  accumulationSteps(): Promise<number>;
+  getLearningRate(): Promise<number>;
   setLearningRate(rate: number): Promise<void>;
   registerLinearLRScheduler(warmup: number, total: number, initialRate: number): Promise<void>;
   setSchedule(kind: ScheduleKind, initialRate: number, settings?: Settings): Promise<void>;
+  useProposedSchedule(totalSteps: number): Promise<boolean>;
   restoreSchedule(): Promise<boolean>;
-  saveCheckpoint(file: FileSystemFileHandle, includeOptimizerState?: boolean): Promise<void>;
+  schedulerStep(): Promise<void>;
+  getParametersSize(trainableOnly?: boolean): Promise<number>;
+  getContiguousParameters(trainableOnly?: boolean): Promise<Samples>;
+  loadParametersBuffer(buffer: Uint8Array | Float32Array | Float64Array, trainableOnly?: boolean): Promise<void>;
+  saveCheckpoint(
+    file: FileSystemFileHandle, includeOptimizerState?: boolean, options?: SaveOptions,
+  ): Promise<void>;
   inferenceModel(outputNames?: readonly string[]): Promise<Uint8Array>;
   /** Ends the worker as well. */
   release(): Promise<void>;
@@ -31,7 +58,7 @@ export interface WorkerSession {
 
 /** Start a worker that opens a session on a package; a bundler finds the worker's script itself. */
 export async function trainInWorker(
-  files: PackageFiles | TrainingFiles, options: WorkerOptions = {},
+  files: WorkerFiles, options: WorkerOptions = {},
 ): Promise<WorkerSession> {
   const worker = new Worker(new URL('./worker_script.js', import.meta.url), { type: 'module' });
   const waiting = new Map<number, (answer: Answer) => void>();
@@ -47,14 +74,21 @@ export async function trainInWorker(
         if (error) reject(new OdtpackError(...error));
         else resolve(value);
       });
-      worker.postMessage({ id, method, values: values.map(pack) } satisfies Call);
+      try {
+        worker.postMessage({ id, method, values: values.map(pack) } satisfies Call);
+      } catch (error) {
+        const what = `What '${method}' was given cannot be sent to the worker: ${reason(error)}`;
+        waiting.get(id)!({ id, error: ['bad-argument', what, '',
+          'pass addresses, file handles, bytes, lists and plain objects'] });
+      }
     });
   worker.onmessage = ({ data }: MessageEvent<Answer>) => waiting.get(data.id)?.(data);
   const refuse = (error: NonNullable<Answer['error']>): void => {
     for (const [id, answer] of waiting) answer({ id, error });
   };
-  worker.onerror = ({ message }) =>
-    refuse(['run-failed', `The worker failed: ${message}`, '', '']);
+  worker.onerror = ({ message }) => refuse(['run-failed', message ? `The worker failed: ${message}`
+    : 'The script of the worker, or what it imports, could not be loaded.', import.meta.url,
+    'serve worker_script.js beside this one, and let the page\'s worker-src allow it']);
   const free = async (): Promise<void> => {
     try {
       await call('release');
@@ -67,18 +101,13 @@ export async function trainInWorker(
   // Addresses are the page's, and not the script's.
   const absolute = (source: unknown): unknown =>
     typeof source === 'string' || source instanceof URL ? String(new URL(source, location.href)) : source;
-  const entries = Object.entries(files as unknown as Record<string, FileSource>);
   try {
-    await call('create', Object.fromEntries(entries.map(([name, each]) =>
+    await call('create', Object.fromEntries(Object.entries(files ?? {}).map(([name, each]) =>
       [name, name === 'format' ? each : absolute(each)])), options);
   } catch (error) {
     worker.terminate();
     throw error;
   }
-  return new Proxy({ release } as WorkerSession, {
-    get: (own, method: string) => {
-      if (method === 'release') return own.release;
-      return method === 'then' ? undefined : (...values: unknown[]) => call(method, ...values);
-    },
-  });
+  const calls = CALLS.map((name) => [name, (...values: unknown[]) => call(name, ...values)] as const);
+  return { ...Object.fromEntries(calls), release } as unknown as WorkerSession;
 }

@@ -8,8 +8,22 @@ export interface Samples {
   readonly dims: readonly number[];
 }
 
+/** The same as a caller may give it: numbers in a list, or a Float16Array. */
+export type Given = Omit<Samples, 'data'> & {
+  readonly data: Samples['data'] | ArrayLike<number>;
+};
+
 /** What a batch may be, by the names of the inputs. */
-export type Batch = Readonly<Record<string, Samples>>;
+export type Batch = Readonly<Record<string, Given>>;
+
+/** What a worker is asked for beside `create` and `release`: what it answers with can be sent. */
+export const CALLS = [
+  'trainBatch', 'fit', 'evaluate', 'predict', 'stepOn', 'runTrainStep', 'runEvalStep', 'runOptimizerStep',
+  'lazyResetGrad', 'stepCount', 'skippedSteps', 'lastNotFinite', 'accumulationSteps', 'getLearningRate',
+  'setLearningRate', 'registerLinearLRScheduler', 'setSchedule', 'useProposedSchedule', 'restoreSchedule',
+  'schedulerStep', 'getParametersSize', 'getContiguousParameters', 'loadParametersBuffer', 'saveCheckpoint',
+  'inferenceModel',
+] as const;
 
 export interface Call { readonly id: number; readonly method: string; readonly values: unknown[] }
 export interface Answer {
@@ -23,7 +37,7 @@ export function pack(value: unknown): unknown {
   if (Array.isArray(value)) return value.map(pack);
   if (!value || typeof value !== 'object' || ArrayBuffer.isView(value)) return value;
   if (isSamples(value)) return { type: value.type, data: own(value.data), dims: value.dims };
-  if (Object.getPrototypeOf(value) !== Object.prototype) return value;
+  if (![Object.prototype, null].includes(Object.getPrototypeOf(value))) return value;
   return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, pack(each)]));
 }
 

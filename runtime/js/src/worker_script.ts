@@ -19,12 +19,12 @@ async function perform({ method, values }: Call): Promise<unknown> {
 }
 
 addEventListener('message', async ({ data }: MessageEvent<Call>) => {
-  const answer: Answer = { id: data.id };
+  const { id } = data;
   try {
-    answer.value = pack(await perform(data));
-  } catch (error) {
-    const { what, code, where, hint } = error as Record<string, string | undefined>;
-    answer.error = [code ?? 'run-failed', what ?? String(error), where ?? '', hint ?? ''];
+    postMessage({ id, value: pack(await perform(data)) } satisfies Answer);
+  } catch (failed) {
+    const { what, code, where, hint } = failed as Record<string, string | undefined>;
+    const error: Answer['error'] = [code ?? 'run-failed', what ?? String(failed), where ?? '', hint ?? ''];
+    postMessage({ id, error } satisfies Answer);
   }
-  postMessage(answer);
 });

@@ -463,6 +463,27 @@ test('a worker ends once, whatever it answers, and later calls are closed', asyn
   failing = 'create';
   await assert.rejects(trainInWorker({ package: 'package' }), code('run-failed'));
   assert.equal(terminated, 3);
+  globalThis.Worker = class {
+    postMessage({ id, method, values }) {
+      structuredClone(values);
+      if (method === 'create' && values[0].package.endsWith('lost')) queueMicrotask(() => this.onerror({}));
+      else queueMicrotask(() => this.onmessage({ data: { id } }));
+    }
+    terminate() {}
+  };
+  await assert.rejects(trainInWorker({ package: 'lost' }), (error) =>
+    code('run-failed')(error) && error.what.includes('could not be loaded') && error.where.endsWith('worker.js'));
+  const sent = await trainInWorker({ package: 'package' });
+  assert.equal(sent.nope, undefined);
+  assert.equal(sent.ort, undefined);
+  await assert.rejects(sent.trainBatch({ input: () => 1 }), code('bad-argument'));
+  await assert.rejects(trainInWorker({ package: 'package', format: () => 1 }), code('bad-argument'));
+  await sent.lastNotFinite();
+  await sent.saveCheckpoint({}, true, { keepPrevious: {} });
+  const results = Object.assign(Object.create(null), { ['__proto__']: new (class {
+    type = 'float32'; dims = [1]; get data() { return Float32Array.of(1); } })() });
+  assert.deepEqual(Object.entries(pack(results)).map(([name, each]) => [name, Object.keys(each), each.data[0]]),
+    [['__proto__', ['type', 'data', 'dims'], 1]]);
   const part = new Float32Array(100).subarray(3, 5);
   const { x } = pack({ x: { type: 'float32', data: part, dims: [2] } });
   assert.deepEqual([x.data.buffer.byteLength, [...x.data]], [8, [0, 0]]);

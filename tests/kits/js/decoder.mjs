@@ -45,12 +45,15 @@ for (const text of prompts) {
     });
   }
 }
+const other = await kit.CheckpointState.load(await session.state.toBlob());
+other.parameters.delete([...other.parameters.keys()].find((name) => other.parameters.get(name).requiresGrad));
 const code = (work) => work().then(() => 'none', (error) => error.code);
 const codes = [
   await code(() => all([1], { adapter: 'gone' })), await code(() => all([])),
   await code(() => all([1], { topP: 0 })), await code(() => all([1], { seed: 1.5 })),
   await code(() => all([1], { topK: 1.5 })), await code(() => all([1], { stop: [2, 0.5] })),
-  await code(() => all([10 ** 9])),
+  await code(() => all([10 ** 9])), await code(() => all([1], { stop: 5 })), await code(() => all()),
+  await code(() => generator.logits()), await code(() => generator.addAdapter('other', other)),
 ];
 const [logits, begun] = [generator.logits([1]), code(() => all([1]))];
 await new Promise(process.nextTick); // both wait for ONNX Runtime

@@ -136,6 +136,10 @@ fun decoder(words: List<String>) {
         for (name in names) generator.addAdapter(name, name)
         for (name in listOf("state", "gone")) generator.addAdapter(name, state)
         generator.removeAdapter("gone")
+        val other = OrtCheckpointState.loadCheckpoint(words[1])
+        other.state.parameters.run { remove(entries.first { it.value.trainable }.key) }
+        val refused = runCatching { generator.addAdapter("other", other) }.exceptionOrNull()
+        check((refused as? OdtpackException)?.errorCode == "adapter-mismatch") { "$refused" }
         val all = { tokens: Tokens -> tokens.use { it.asSequence().toList() } }
         for (name in names + "state" + null) {
             val plain = all(generator.generate(prompt, name, 9))

@@ -6,6 +6,7 @@ import kotlin.random.Random
 import org.odtpack.Json
 import org.odtpack.OdtpackException
 import org.odtpack.OnNotFinite
+import org.odtpack.OrtCheckpointState
 import org.odtpack.OrtTrainingSession
 import org.odtpack.TrainingPackage
 
@@ -89,10 +90,30 @@ private fun act(task: Task, json: Json): Any? {
         "predict" -> session.inferenceSession("output").close()
         "read" -> session.toBuffer(true).remaining()
         "write" -> session.fromBuffer(session.toBuffer(true), true)
-        "property" -> session.addProperty("name", 1L)
+        "property" -> session.addProperty(json["name"].text("name"), 1L)
+        "ask" -> session.trainStep(batch, setOf(json["name"].text())).close()
+        "ask evaluation" -> session.evalStep(batch, setOf(json["name"].text())).close()
+        "accuracy" -> session.evaluate(listOf(batch).iterator()).accuracy
+        "create" -> create(task, json).use { it.trainBatch(batch) }
         "close" -> session.close()
         else -> throw IllegalArgumentException(name)
     }
+}
+
+/** The last of some sessions, of packages one after the other on one state, which may refuse them. */
+private fun create(task: Task, json: Json): OrtTrainingSession {
+    val state = if (json["checkpoint"].absent) task.session.checkpoint
+    else OrtCheckpointState.loadCheckpoint(json["checkpoint"].text())
+    val optimizer = json["optimizer"].text("")
+    return json["packages"].list().map { each ->
+        val pack = TrainingPackage.open(each.text())
+        runCatching {
+            OrtTrainingSession.create(
+                env, pack, state, pack.path("training_model"), pack.path("eval_model"),
+                optimizer.ifEmpty { pack.path("optimizer_model") }, pack.sessionOptions(1),
+            )
+        }
+    }.last().getOrThrow()
 }
 
 /** What a session's state is as a file. */

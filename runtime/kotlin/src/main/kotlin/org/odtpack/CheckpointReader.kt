@@ -54,7 +54,7 @@ internal fun readLastGood(path: String): State {
         val last = stepIn(File(path)) ?: 0
         val lost = if (last > step) "${last - step} optimizer steps made since are lost"
         else "what was trained since is lost"
-        state.recovered = "${error.message}\nThe save before it was loaded, $before, of optimizer " +
+        state.recovered = "${error.what} The save before it was loaded, $before, of optimizer " +
             "step $step: $lost."
         return state
     }
@@ -232,7 +232,9 @@ internal class CheckpointReader(
             if (index == 0) {
                 step = group.long(1)
                 rate = group.float(2)
-                file.check(step >= 0 && rate.isFinite()) { "its optimizer's step or rate" }
+                file.check(step >= 0 && rate.isFinite()) {
+                    "the optimizer stands at step $step with rate $rate"
+                }
             }
             file.check(name == "group$index" && group.long(1) == step && group.float(2) == rate) {
                 "its optimizer groups have other names, or stand at different steps or rates"

@@ -25,7 +25,7 @@ internal class FlatBuffer(
     private var tablesLeft = size
 
     fun corrupt(reason: String): Nothing = fail(
-        "$what-corrupt", "It is not a readable $what: $reason.", where,
+        "$what-corrupt", "$where is not a readable $what: $reason.", where,
         "copy or download the file again, or fall back to an earlier one",
     )
 

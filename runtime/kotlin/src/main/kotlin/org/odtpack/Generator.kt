@@ -55,9 +55,10 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
         turn.take { adapters[name] = { values } }
     }
 
-    /** The same of a state, as it is when each later call begins. */
+    /** The same of a state, as it is when each later call begins; it must be one of the package. */
     @Throws(OrtException::class)
     fun addAdapter(name: String, checkpoint: OrtCheckpointState) = turn.take {
+        checkpoint.own { trainedOf(pack, checkpoint.state) }
         adapters[name] = { checkpoint.own { bytesOf(trainedOf(pack, checkpoint.state)) } }
     }
 

@@ -40,14 +40,15 @@ internal fun OrtSession.runOn(
 ): Result = try {
     run(inputs, requested, pinned, options)
 } catch (error: OrtException) {
-    fail("run-failed", "ONNX Runtime: ${error.message}", "", hint)
+    val reason = error.message.orEmpty().lineSequence().first().removeSuffix(".")
+    fail("run-failed", "ONNX Runtime failed in the middle of a step: $reason.", "", hint)
 }
 
 /** A model with the inputs and outputs of the manifest, whose parameters stand in bound memory. */
 internal interface Model : AutoCloseable {
     /**
-     * Run on the user's inputs; [wanted] are the outputs to return, null for all of them, and
-     * [extra] has memory of the caller's for some.
+     * Run on the user's inputs, which were checked; [wanted] are the outputs to return, null for
+     * all of them, and [extra] has memory of the caller's for some.
      */
     fun run(
         feeds: Map<String, OnnxTensorLike>,
@@ -64,7 +65,7 @@ internal interface Model : AutoCloseable {
 internal class Graph(
     env: OrtEnvironment,
     private val session: OrtSession,
-    private val specs: List<Spec>,
+    specs: List<Spec>,
     private val outputs: List<Spec>,
     private val bound: Map<String, Pair<Tensor, OnnxTensor>>,
     private val hint: String = "nothing was changed by it",
@@ -101,8 +102,6 @@ internal class Graph(
         extra: Map<String, OnnxValue>,
         options: RunOptions?,
     ): Result {
-        checkBatch(specs, feeds)
-        checkPinned(outputs, extra)
         inputs.putAll(feeds)
         val own = if (extra.isEmpty()) pinned else LinkedHashMap(pinned).apply { putAll(extra) }
         val all = wanted ?: requested
@@ -143,12 +142,12 @@ internal fun memoryOf(name: String, info: TensorInfo, found: Pair<Tensor, OnnxTe
     return value
 }
 
-/** Check the memory of the caller's for outputs: those of parameters have memory of their own. */
-internal fun checkPinned(outputs: List<Spec>, pinned: Map<String, OnnxValue>) {
+/** Check what a caller asks for, and its memory: outputs of parameters have memory of their own. */
+internal fun checkOutputs(outputs: List<Spec>, wanted: Set<String>, pinned: Map<String, OnnxValue>) {
+    (wanted + pinned.keys).find { name -> outputs.none { it.name == name } }?.let {
+        fail("unknown-output", "The model has no output '$it'.")
+    }
     for ((name, value) in pinned) {
-        if (outputs.none { it.name == name }) {
-            fail("unknown-output", "The model has no output '$name'.")
-        }
         if (value.isClosed) fail("output-type", "The value for the output '$name' is closed.")
     }
 }

@@ -9,7 +9,7 @@ import ai.onnxruntime.OrtException
  */
 open class OdtpackException(
     val errorCode: String,
-    what: String,
+    internal val what: String,
     where: String = "",
     hint: String = "",
 ) : OrtException(

@@ -43,11 +43,12 @@ internal class Optimizer(
     private val norm = zeros(flat.type, longArrayOf(1))
     private val runs = ArrayList<Pair<Map<String, OnnxTensor>, Map<String, OnnxTensor>>>()
 
-
     /** What it carries, which is the state's until another session is made on that. */
     val own: OptimizerState
 
     init {
+        val taken = session.inputNames
+        (taken - inputs + (inputs - taken)).firstOrNull()?.let { odd(it) }
         if (trainable.isEmpty()) fail("nothing-trainable", "The checkpoint has nothing to train.")
         for (entry in layout["state"].list(emptyList())) {
             val axes = entry["axes"].let { list ->
@@ -222,14 +223,16 @@ internal class Optimizer(
             "step" to step,
         )
         val bound = inputs.associateWith { name ->
-            (all[name] ?: mismatch("the optimizer model takes '$name'")).onnx(env)
+            (all[name] ?: odd(name)).onnx(env)
         }
         val outputs = vectors.filter { it.name != "gradients" }.associate { vector ->
-            val own = bound[vector.name] ?: mismatch("the optimizer does not take '${vector.name}'")
-            "${vector.name}.out" to own
+            "${vector.name}.out" to (bound[vector.name] ?: odd(vector.name))
         }
         runs.add(bound to outputs)
     }
+
+    private fun odd(name: String): Nothing =
+        mismatch("the models and the manifest do not agree on '$name'")
 
     /** The L2 norm of all gradients, squared and summed in float64. */
     private fun gradientNorm(): Double = state.gradients.let { all ->

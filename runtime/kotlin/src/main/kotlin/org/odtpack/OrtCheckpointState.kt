@@ -44,6 +44,9 @@ abstract class Properties internal constructor() {
     private fun setProperty(name: String, value: Any) = own {
         val texts = listOf(name, value as? String ?: "")
         if (name.isEmpty()) fail("property-type", "A property needs a name.")
+        if (name == OPTIMIZER_PROPERTY) {
+            fail("property-type", "'$name' is reserved: files keep the optimizer's kind there.")
+        }
         if (texts.any { String(it.toByteArray(), Charsets.UTF_8) != it }) {
             fail("property-not-text", "A property's name and its text must be Unicode.")
         }

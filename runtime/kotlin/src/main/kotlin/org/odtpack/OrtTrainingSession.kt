@@ -50,14 +50,13 @@ class OrtTrainingSession private constructor(
     private val evaluation: Model?
     private val optimizer: Optimizer?
     private var schedule: Pair<Schedule, Double>? = null
-    private var pending = 0L
+    private var pending = 0L // batches since the last reset, of trainBatch
     private val statistics by lazy {
         // Gradients that are not finite are to change the loss scale.
         val changed = pack.parameters.filter { it.role == "state" && !it.name.startsWith("mixed.") }
         Copy(changed.map { state.value(it.name) })
     }
     private val accumulated by lazy { Copy(listOf(state.gradients)) }
-    private var spoiled = false // the gradients are of a bad step, and no other was made since
 
     @Volatile
     private var closed = false
@@ -81,6 +80,7 @@ class OrtTrainingSession private constructor(
 
     init {
         state.turn.begin()
+        val undo = state.undo()
         try {
             Telemetry.stop(env)
             val open = { path: String -> openSession(env, path, options).also(opened::add) }
@@ -107,6 +107,7 @@ class OrtTrainingSession private constructor(
             }
         } catch (error: Throwable) {
             close()
+            undo()
             throw error
         } finally {
             state.turn.end()
@@ -143,6 +144,7 @@ class OrtTrainingSession private constructor(
         inputs: Map<String, OnnxTensorLike>,
         runOptions: RunOptions?,
     ): Result {
+        checkBatch(pack.inputs, inputs)
         statistics.take()
         val result = try {
             model.run(inputs, runOptions)
@@ -175,13 +177,16 @@ class OrtTrainingSession private constructor(
         runOptions: RunOptions? = null,
     ): Result = own {
         state.requireValues()
+        checkBatch(pack.inputs, inputs)
+        checkOutputs(pack.outputs, requestedOutputs.orEmpty(), pinnedOutputs)
         val model = training ?: openTraining()
+        if (state.spoiled) reset.data.put(0, 1) // by another session: there is nothing to add to
         val adds = reset.data.get(0) == 0.toByte()
         statistics.take()
         if (adds) accumulated.take()
         val putBack = {
             statistics.putBack()
-            if (adds) accumulated.putBack() else spoiled = true
+            if (adds) accumulated.putBack() else state.dropGradients()
         }
         val result = try {
             model.run(inputs, requestedOutputs, pinnedOutputs, runOptions)
@@ -192,7 +197,7 @@ class OrtTrainingSession private constructor(
         val hasLoss = hasFiniteLoss(result)
         if (hasLoss && isFinite(state.gradients)) {
             reset.data.put(0, 0)
-            spoiled = false
+            state.spoiled = false
             return@own result
         }
         val names = if (!hasLoss) emptyList() else pack.parameters.filter {
@@ -224,6 +229,8 @@ class OrtTrainingSession private constructor(
     ): Result = own {
         state.requireValues()
         val model = evaluation ?: fail("no-eval-model", "No evaluation model was given.")
+        checkBatch(pack.inputs, inputs)
+        checkOutputs(pack.evaluationOutputs, requestedOutputs.orEmpty(), pinnedOutputs)
         model.run(inputs, requestedOutputs, pinnedOutputs, runOptions)
     }
 
@@ -242,19 +249,19 @@ class OrtTrainingSession private constructor(
     @Throws(OrtException::class)
     fun lazyResetGrad() = own {
         reset.data.put(0, 1)
-        Unit
+        pending = 0
     }
 
     /**
      * Change the parameters by the accumulated gradients, which remain as they are. Nothing happens
-     * where no step since the last reset had a finite loss and gradients.
+     * where all steps since the last reset failed, or their loss or gradients were not finite.
      */
     @JvmOverloads
     @Throws(OrtException::class)
     fun optimizerStep(runOptions: RunOptions? = null) = own {
         optimizer().requireOwn()
         state.requireValues()
-        if (!spoiled) optimizer().step(runOptions)
+        if (!state.spoiled) optimizer().step(runOptions)
     }
 
     /** The loss of a step as a number. */

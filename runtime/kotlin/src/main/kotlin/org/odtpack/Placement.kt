@@ -22,7 +22,12 @@ internal fun place(pack: TrainingPackage, state: State): List<Spec> {
         mismatch("one has parameters that the other does not know")
     }
     val trainable = pack.parameters.filter { it.trainable }.sortedBy { it.offset }
-    val flat = state.flat ?: zeros(type, longArrayOf(layout["elements"].whole()))
+    val elements = layout["elements"].whole()
+    val places = Pair(elements, trainable.map { Pair(it.name, it.offset) })
+    if (!fresh && state.layout != places) {
+        mismatch("the state belongs to a session whose package lays its parameters out differently")
+    }
+    val flat = state.flat ?: zeros(type, longArrayOf(elements))
     for (spec in pack.parameters) {
         val own = state.parameters.getValue(spec.name)
         val given = own.value.takeUnless { state.nominal && fresh }
@@ -34,6 +39,7 @@ internal fun place(pack: TrainingPackage, state: State): List<Spec> {
         }
     }
     state.flat = flat
+    state.layout = places
     return trainable
 }
 

@@ -26,7 +26,8 @@ internal class Score(pack: TrainingPackage) {
         for (i in 0 until truth.remaining()) {
             if (truth.get(i) == labels.ignored) continue
             val start = i / inner * classes * inner + i % inner
-            val best = (0 until classes).maxByOrNull { values.real(start + it * inner) }
+            // As numpy: of equal ones the first, 0 and -0 among them, and NaN before all others.
+            val best = (0 until classes).maxByOrNull { values.real(start + it * inner) + 0.0 }
             counted++
             if (best?.toLong() == truth.get(i)) right++
         }

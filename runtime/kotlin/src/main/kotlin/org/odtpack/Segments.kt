@@ -131,7 +131,7 @@ internal class Segments(
 internal class SegmentedGraph(
     env: OrtEnvironment,
     private val segments: Segments,
-    private val specs: List<Spec>,
+    specs: List<Spec>,
     private val outputs: List<Spec>,
     private val bound: Map<String, Pair<Tensor, OnnxTensor>>,
     training: Boolean,
@@ -157,8 +157,6 @@ internal class SegmentedGraph(
         extra: Map<String, OnnxValue>,
         options: RunOptions?,
     ): Result {
-        checkBatch(specs, feeds)
-        checkPinned(outputs, extra)
         given.clear()
         given.putAll(feeds)
         var result: Result? = null

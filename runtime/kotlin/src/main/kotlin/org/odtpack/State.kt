@@ -65,12 +65,36 @@ internal class State(var nominal: Boolean) {
     val properties = LinkedHashMap<String, Any>() // Long, Float or String
     var optimizer: OptimizerState? = null
     var flat: Tensor? = null
+    var layout: Any? = null // where the package that placed it wants the parameters
+    var spoiled = false // the gradients are of no use: the step that was to make them is void
     var checked = false // whether its file carried a digest, which was right
     var recovered: String? = null // what is wrong with the file in whose place it was loaded
     var whole: Any? = null // the identity of the file that was loaded or saved last
 
+    private var made: Tensor? = null
+
     /** As large as [flat], and there only once something asks: direct memory is touched at once. */
-    val gradients: Tensor by lazy { zeros(flat!!.type, flat!!.shape) }
+    val gradients get() = made ?: zeros(flat!!.type, flat!!.shape).also { made = it }
+
+    /** After a step that was to replace the gradients, and is void. */
+    fun dropGradients() {
+        spoiled = true
+        gradients.bytes().run { while (hasRemaining()) putLong(0) } // multiples of 64 bytes
+    }
+
+    /** What a session undoes that cannot be made. Values stay where they are: the next moves them. */
+    fun undo(): () -> Unit {
+        val placed = flat != null
+        val owned = optimizer.takeIf { placed } // else nobody has it, and its memory is given back
+        return {
+            if (placed) optimizer = owned
+            else {
+                flat = null
+                layout = null
+                made = null
+            }
+        }
+    }
 
     fun requireValues() {
         if (nominal) {
