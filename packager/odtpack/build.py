@@ -195,7 +195,7 @@ def build(
                     hint="train an adapter (--adapter lora), or name what is trained (--train)",
                 )
             newest = targets.newest_opset(spec.onnxruntime)
-            loaded = quantize_base(loaded, spec.base, wanted, newest)
+            loaded = quantize_base(loaded, spec.base, wanted, newest, say)
         inserted = None if adapter is None else insert_adapter(loaded, adapter)
         if inserted is not None:
             loaded = inserted.model
