@@ -49,6 +49,7 @@ from odtpack.package.parameters import (
     choose,
     constants_like_weights,
     frozen_rows,
+    nothing_to_train,
     unreached,
     zero_rows,
 )
@@ -56,6 +57,7 @@ from odtpack.package.self_check import MEASURE
 from odtpack.package.task import Remark, Task, silent
 from odtpack.package.training import attach_losses, read_by, select
 from odtpack.package.write import check_folder, write_artifacts
+from odtpack.passes.precision import refuse_bfloat16
 from odtpack.quantized import quantize_base
 from odtpack.spec import AdapterSpec, BuildSpec
 from odtpack_runtime.apart.worker import worker
@@ -131,7 +133,9 @@ def load(spec: BuildSpec) -> ir.Model:
         content = add_head(model, head.pool, head.classes, seed=head.seed, name=head.input)
         model = onnx.load_from_string(content)
     named = (*spec.train, *spec.freeze)
-    return load_model(model, named, spec.untie, spec.stop_gradient, spec.sizes)
+    loaded = load_model(model, named, spec.untie, spec.stop_gradient, spec.sizes)
+    refuse_bfloat16(loaded.graph)
+    return loaded
 
 
 @paused_collector()
@@ -222,13 +226,7 @@ def build(
             ):
                 remark(sentence)
         if not found.trained:
-            raise OdtpackError(
-                "nothing-to-train",
-                "no parameter is left to train"
-                if spec.freeze
-                else "the model has no parameter that a gradient reaches",
-                hint="odtpack inspect MODEL.onnx lists the parameters",
-            )
+            raise nothing_to_train(loaded.graph, left=bool(spec.freeze))
         task = Task(
             loaded,
             found.trained,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -185,7 +186,7 @@ def quantize_base(
             f"{len(narrow)} {'matrices are' if narrow[1:] else 'matrix is'} stored as int8, as the "
             f"number of inputs is not a multiple of {_SMALLEST_BLOCK}: {some(narrow)}"
         )
-    op = Ops(graph, "base/")
+    op, stored = Ops(graph, "base/"), Counter[str]()
     for each in matrices:
         tensor = each.source.const_value
         assert tensor is not None  # noqa: S101 - of each that was found
@@ -201,6 +202,9 @@ def quantize_base(
         called = called or (each.layer.name if each.layer else each.name.removesuffix(".weight"))
         _replace(op, each.source, codes, each.lookups, called)
         release_pages(array)
+        stored[each.kind] += array.size
+    parts = (f"{count:,} weights as {how}" for how, count in stored.items())
+    remark(f"stored inside the models: {' and '.join(parts)}")
     return infer_shapes(model)
 
 

@@ -82,6 +82,7 @@ def refuse_bfloat16(graph: ir.Graph) -> None:
                 "bfloat16-not-supported",
                 f"{value.name!r} is of type BFLOAT16, for which ONNX Runtime has no kernels on a "
                 "processor",
+                hint="export the model in float32",
             )
 
 
