@@ -474,7 +474,6 @@ def build_within(
     from odtpack.memory.compile import input_shapes
     from odtpack_simulator.device.app import MARGIN, memory_fit, with_margin
     from odtpack_simulator.memory.memory_plan import plan_memory
-    from odtpack_simulator.memory.planning import MEASURED_AS
     from odtpack_simulator.values.units import format_bytes, format_percent
 
     scratch = dataclasses.replace(
@@ -512,18 +511,15 @@ def build_within(
                 break
         asked = dataclasses.replace(spec, limit=limit, slowdown=_ANY_TIME)
     least = format_bytes(with_margin(plan.peak.nbytes))
-    is_step = plan.peak.name in MEASURED_AS["step"]
+    parts = [f"{each.name} {format_bytes(each.bytes)}" for each in plan.tensors_at_peak()[:2]]
     raise OdtpackError(
         "memory-budget-too-small",
         f"the phase '{plan.peak.name}' takes {least}, the plan's error of {format_percent(MARGIN)} "
-        f"included, {'even with every useful recomputation' if is_step else _SAME_ANYWAY}; "
+        f"included, even with every useful recomputation (most of it: {', '.join(parts)}); "
         f"{format_bytes(spec.budget or 0)} are allowed",
         hint=f"allow more, a batch size below {spec.batch} (--memory-batch), an optimizer "
         "that keeps less, or freeze layers",
     )
-
-
-_SAME_ANYWAY = "which recomputation in a step does not change"
 
 
 def _kept(graphs: Graphs, plan: MemoryPlan) -> int:
