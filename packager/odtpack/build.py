@@ -57,7 +57,6 @@ from odtpack.package.self_check import MEASURE
 from odtpack.package.task import Remark, Task, silent
 from odtpack.package.training import attach_losses, read_by, select
 from odtpack.package.write import check_folder, write_artifacts
-from odtpack.passes.precision import refuse_bfloat16
 from odtpack.quantized import quantize_base
 from odtpack.spec import AdapterSpec, BuildSpec
 from odtpack_runtime.apart.worker import worker
@@ -133,9 +132,7 @@ def load(spec: BuildSpec) -> ir.Model:
         content = add_head(model, head.pool, head.classes, seed=head.seed, name=head.input)
         model = onnx.load_from_string(content)
     named = (*spec.train, *spec.freeze)
-    loaded = load_model(model, named, spec.untie, spec.stop_gradient, spec.sizes)
-    refuse_bfloat16(loaded.graph)
-    return loaded
+    return load_model(model, named, spec.untie, spec.stop_gradient, spec.sizes)
 
 
 @paused_collector()

@@ -129,11 +129,9 @@ def _model(path: Path) -> dict[str, Any]:
     from odtpack.model.shared_tensors import shared_tensors
     from odtpack.ort.kernel_needs import oldest_runtime
     from odtpack.package.parameters import candidates
-    from odtpack.passes.precision import refuse_bfloat16
 
     try:
         model = load_model(path)
-        refuse_bfloat16(model.graph)
     except OdtpackError as error:
         if error.code == "not-onnx":
             error.what = f"{str(path)!r} is neither a package nor an ONNX model nor a checkpoint"

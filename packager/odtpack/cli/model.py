@@ -232,11 +232,9 @@ def check(
     from odtpack.model.loading import load_model
     from odtpack.package.coverage import find_fallbacks, find_obstacles
     from odtpack.package.parameters import look_alikes, resolve, unreached
-    from odtpack.passes.precision import refuse_bfloat16
 
     _console.results(as_json=as_json)
     loaded = load_model(model, named=(*(train or ()), *(freeze or ())))
-    refuse_bfloat16(loaded.graph)
     outputs = [str(value.name) for value in loaded.graph.outputs]
     for name in loss_input or ():
         if name not in outputs:
