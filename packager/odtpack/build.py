@@ -50,6 +50,7 @@ from odtpack.package.parameters import (
     choose,
     constants_like_weights,
     frozen_rows,
+    nothing_to_train,
     unreached,
     zero_rows,
 )
@@ -196,7 +197,7 @@ def build(
                     hint="train an adapter (--adapter lora), or name what is trained (--train)",
                 )
             newest = targets.newest_opset(spec.onnxruntime)
-            loaded = quantize_base(loaded, spec.base, wanted, newest)
+            loaded = quantize_base(loaded, spec.base, wanted, newest, say)
         inserted = None if adapter is None else insert_adapter(loaded, adapter)
         if inserted is not None:
             loaded = inserted.model
@@ -223,13 +224,7 @@ def build(
             ):
                 remark(sentence)
         if not found.trained:
-            raise OdtpackError(
-                "nothing-to-train",
-                "no parameter is left to train"
-                if spec.freeze
-                else "the model has no parameter that a gradient reaches",
-                hint="odtpack inspect MODEL.onnx lists the parameters",
-            )
+            raise nothing_to_train(loaded.graph, left=bool(spec.freeze))
         task = Task(
             loaded,
             found.trained,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -13,14 +15,14 @@ import onnx_ir as ir
 from odtpack.adapters.layers import Layer, find_layers, home_of
 from odtpack.autodiff.expand import SMALLEST
 from odtpack.choices import BaseKind
-from odtpack.errors import OdtpackError
+from odtpack.errors import OdtpackError, some
 from odtpack.graph import graphs
 from odtpack.graph.graphs import LOOK_UP, mark_constant, redirect, typed
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import matching, module_names
 from odtpack.model.source import release_pages
-from odtpack.passes.patterns import to_blocks
+from odtpack.passes.patterns import BLOCKS, to_blocks
 
 # How numbers become codes of 8 or 4 bits, and how a graph makes numbers of them again.
 #
@@ -31,7 +33,8 @@ from odtpack.passes.patterns import to_blocks
 #                                             2023, QLoRA, appendix E)
 #
 # A block is 32 (nf4: 64) weights of one output that follow each other along the inputs, or fewer
-# where that does not divide their number.
+# where that does not divide their number. With fewer than 16, scales would take so much that int8
+# takes no more: a block of 8 makes it 8 bits for each weight.
 
 NF4 = np.array(
     [
@@ -44,7 +47,7 @@ NF4 = np.array(
 )  # fmt: skip
 
 _BLOCKS = {"int4": 32, "nf4": 64}
-_SMALLEST_BLOCK = 8
+_SMALLEST_BLOCK = 16
 _STORED = (ir.DataType.FLOAT, ir.DataType.FLOAT16)
 _LEAST = np.finfo(np.float32).tiny
 
@@ -62,13 +65,18 @@ class Codes:
     block: int  # weights that share a scale; 0 for all of an output
 
 
+def _block(kind: BaseKind, size: int) -> int:
+    """How many of the weights of an output share a scale; 0 where all do, as int8."""
+    block = math.gcd(size, _BLOCKS.get(kind, 1))
+    return block if block >= _SMALLEST_BLOCK else 0
+
+
 def quantize(matrix: np.ndarray, kind: BaseKind, axis: int) -> Codes:
     """Codes of a matrix, rounding to nearest."""
     # matrix: Finite floating-point numbers, of two axes. kind: What to make of it. Where blocks
-    # would have fewer than 8 weights it is int8. axis: Axis of the inputs.
-    size = matrix.shape[axis]
-    block = math.gcd(size, _BLOCKS.get(kind, 1))
-    if kind == "int8" or block < _SMALLEST_BLOCK:
+    # would have fewer than 16 weights it is int8. axis: Axis of the inputs.
+    block = _block(kind, matrix.shape[axis])
+    if not block:
         values, scales = to_int8(matrix, (axis,))
         return Codes("int8", values, scales.reshape(-1), axis, 0)
     rows = np.moveaxis(matrix, axis, 1).astype(np.float32)
@@ -119,11 +127,24 @@ def write(op: Ops, codes: Codes, values: ir.Value, scales: ir.Value) -> ir.Value
 
 # Stores the weights of frozen linear layers and look-up tables of a model in few bits.
 
-_BLOCKED_OPSET = 21  # of DequantizeLinear with 4 bits and blocks
+
+class _Matrix(NamedTuple):
+    """A frozen matrix: a layer's, a table's, or of both."""
+
+    name: str
+    source: ir.Value
+    layer: Layer | None
+    lookups: list[ir.Node]
+    axis: int  # of its inputs
+    kind: BaseKind  # how it is stored
 
 
 def quantize_base(
-    model: ir.Model, kind: BaseKind, trained: Sequence[str] = (), newest_opset: int = 21
+    model: ir.Model,
+    kind: BaseKind,
+    trained: Sequence[str] = (),
+    newest_opset: int = 21,
+    remark: Callable[[str], None] = lambda _: None,
 ) -> ir.Model:
     """Store the matrices of linear layers, and look-up tables, as codes with scales."""
     # The codes are constants of the model, and no parameters. Everything that reads a weight reads
@@ -132,21 +153,66 @@ def quantize_base(
     # unpacked.
     # model: As :func:`odtpack.model.loading.load_model` returns it; changed in place. kind:
     # ``int8``, ``int4`` or ``nf4``. trained: Patterns of parameters that stay as they are, for
-    # training. newest_opset: The newest opset that the loading runtime knows.
+    # training. newest_opset: The newest opset that the loading runtime knows. remark: Takes a
+    # sentence about what is stored in more bits than that.
     # Returns the model, with shapes inferred.
     graph = model.graph
+    matrices = list(_matrices(graph, kind, trained))
+    narrow = [m.layer.name for m in matrices if m.layer and not m.lookups and m.kind != kind]
+    few = any(each.kind != "int8" for each in matrices)
+    if not matrices:
+        raise OdtpackError(
+            "base-not-used",
+            f"the model has no frozen matrix to store as {kind}",
+            hint=f"it needs one of {SMALLEST} elements or more that is not trained; leave --base "
+            "out otherwise",
+        )
+    if narrow and not few:
+        raise OdtpackError(
+            "base-not-used",
+            f"no matrix can be stored as {kind}, as none has a multiple of {_SMALLEST_BLOCK} "
+            f"inputs: {some(narrow)}",
+            hint="use --base int8",
+        )
     opset = graph.opset_imports[""]
-    new_enough = kind == "int8" or opset >= _BLOCKED_OPSET
-    if not new_enough and (newest_opset < _BLOCKED_OPSET or not to_blocks(graph)):
+    if few and opset < BLOCKS and (newest_opset < BLOCKS or not to_blocks(graph)):
         raise OdtpackError(
             "base-needs-opset",
-            f"weights of 4 bits need opset {_BLOCKED_OPSET}, and the model has {opset}",
+            f"weights of 4 bits need opset {BLOCKS}, and the model has {opset}",
             hint="export the model with opset 21, choose a newer --onnxruntime, or --base int8",
         )
-    op, count = Ops(graph, "base/"), 0
+    if narrow:
+        remark(
+            f"{len(narrow)} {'matrices are' if narrow[1:] else 'matrix is'} stored as int8, as the "
+            f"number of inputs is not a multiple of {_SMALLEST_BLOCK}: {some(narrow)}"
+        )
+    op, stored = Ops(graph, "base/"), Counter[str]()
+    for each in matrices:
+        tensor = each.source.const_value
+        assert tensor is not None  # noqa: S101 - of each that was found
+        array = tensor.numpy()
+        if not np.isfinite(array).all():
+            raise OdtpackError(
+                "value-out-of-range",
+                f"{each.name!r} holds infinity or NaN, which {kind} cannot store",
+                hint="leave --base out, or train it (--train)",
+            )
+        codes = quantize(array.astype(np.float32, copy=False), each.kind, each.axis)
+        called = home_of(each.source, each.lookups[0], 0) if each.lookups else ""
+        called = called or (each.layer.name if each.layer else each.name.removesuffix(".weight"))
+        _replace(op, each.source, codes, each.lookups, called)
+        release_pages(array)
+        stored[each.kind] += array.size
+    parts = (f"{count:,} weights as {how}" for how, count in stored.items())
+    remark(f"stored inside the models: {' and '.join(parts)}")
+    return infer_shapes(model)
+
+
+def _matrices(graph: ir.Graph, kind: BaseKind, trained: Sequence[str]) -> Iterator[_Matrix]:
+    """What can be stored as codes, in the order of the file."""
     modules = module_names(graph)
     layers = {layer.source: layer for layer in find_layers(graph) if len(layer.shape) == 2}
-    for name, source in [*graph.initializers.items()]:
+    for name, source in graph.initializers.items():
         tensor, layer = source.const_value, layers.get(source)
         lookups = [node for node, i in source.uses() if node.op_type == "Gather" and i == 0]
         if tensor is None or tensor.dtype not in _STORED or tensor.size < SMALLEST:
@@ -155,34 +221,11 @@ def quantize_base(
             continue
         if any(matching(pattern, [name], modules) for pattern in trained):
             continue
-        if not _is_all(source, layer, lookups):
-            continue
-        array = tensor.numpy()
-        if not np.isfinite(array).all():
-            raise OdtpackError(
-                "value-out-of-range",
-                f"{name!r} holds infinity or NaN, which {kind} cannot store",
-                hint="leave --base out, or train it (--train)",
-            )
-        outputs_first = layer is None or layer.uses[0].outputs_first != layer.uses[0].swapped
-        codes = quantize(
-            array.astype(np.float32, copy=False),
-            "int8" if lookups else kind,
-            axis=int(outputs_first),
-        )
-        called = home_of(source, lookups[0], 0) if lookups else ""
-        called = called or (layer.name if layer else name.removesuffix(".weight"))
-        _replace(op, source, codes, lookups, called)
-        release_pages(array)
-        count += 1
-    if not count:
-        raise OdtpackError(
-            "base-not-used",
-            f"the model has no frozen matrix to store as {kind}",
-            hint=f"it needs one of {SMALLEST} elements or more that is not trained; leave --base "
-            "out otherwise",
-        )
-    return infer_shapes(model)
+        if _is_all(source, layer, lookups):
+            outputs_first = layer is None or layer.uses[0].outputs_first != layer.uses[0].swapped
+            axis = int(outputs_first)
+            bits8 = bool(lookups) or not _block(kind, tensor.shape.numpy()[axis])
+            yield _Matrix(name, source, layer, lookups, axis, "int8" if bits8 else kind)
 
 
 def _is_all(source: ir.Value, layer: Layer | None, lookups: Sequence[ir.Node]) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import onnx.numpy_helper
+import onnx.reference
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -98,6 +101,80 @@ def test_a_base_of_float16(kind: BaseKind) -> None:
         logits += ours.run(None, {"x": np.arange(40)})
     # Each of 64 products of about 0.64 is rounded four times, to 11 bits.
     np.testing.assert_allclose(logits[1], logits[0], rtol=0, atol=4 * 64 * 0.64 / 2**11)
+
+
+def layers_of(*widths: int, table: bool = False, opset: int = 17) -> onnx.ModelProto:
+    """Products with matrices ``w0``, ``w1`` and so on, or of rows of a table."""
+    nodes = ["x0 = Gather(table, x)"] if table else ["x0 = Identity(x)"]
+    nodes += [f"x{i + 1} = MatMul(x{i}, w{i})" for i in range(len(widths) - 1)]
+    taken = "int64[n]" if table else f"float[n, {widths[0]}]"
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["" : {opset}]> g ({taken} x) => '
+        f"(float[n, {widths[-1]}] y) {{ {' '.join(nodes)} y = Identity(x{len(widths) - 1}) }}"
+    )
+    shapes = {f"w{i}": pair for i, pair in enumerate(itertools.pairwise(widths))}
+    if table:
+        shapes["table"] = (40, widths[0])
+    for i, (name, shape) in enumerate(shapes.items()):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(normal(*shape, seed=i), name))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "widths", "narrow"),
+    [
+        ("int4", (64, 50, 48, 200, 16), ["w1", "w3"]),
+        ("nf4", (64, 50, 48, 200, 16), ["w1", "w3"]),
+        ("int4", (96, 32, 64, 16), []),
+        ("int8", (50, 70, 33), []),
+    ],
+)
+def test_what_4_bits_would_not_make_smaller_is_int8(
+    kind: BaseKind, widths: tuple[int, ...], narrow: list[str]
+) -> None:
+    """Each stands for its weights as well as its kind can, takes less, and is named."""
+    said: list[str] = []
+    model = layers_of(*widths, opset=19)
+    loaded = quantize_base(load_model(model), kind, remark=said.append)
+    *about, total = said
+    assert [line.rpartition(": ")[2].split(", ") for line in about] == [narrow] * bool(narrow)
+    numbers = [int(n.replace(",", "")) for n in re.findall(r"([\d,]+) weights", total)]
+    assert sum(numbers) == sum(a * b for a, b in itertools.pairwise(widths))
+    stored = loaded.graph.initializers
+    for i, (rows, columns) in enumerate(itertools.pairwise(widths)):
+        codes, scales = (stored[f"w{i}.weight_{end}"].const_value for end in ("quantized", "scale"))
+        assert codes is not None
+        assert scales is not None
+        is_int8 = kind == "int8" or f"w{i}" in narrow
+        assert (codes.dtype == ir.DataType.INT8) == is_int8
+        taken = (codes.nbytes + scales.nbytes) / (rows * columns)
+        assert taken <= (1.1 if is_int8 else 0.75)
+    given = {"x": normal(5, widths[0], seed=9)}
+    ours = onnx.reference.ReferenceEvaluator(ir.to_proto(loaded)).run(None, given)[0]
+    exact = onnx.reference.ReferenceEvaluator(model).run(None, given)[0]
+    error = np.linalg.norm(ours - exact) / np.linalg.norm(exact)
+    assert error < {"int8": 0.02, "int4": 0.25, "nf4": 0.25}[kind]
+    np.testing.assert_allclose(
+        session(ir.to_proto(loaded), "off").run(None, given)[0], ours, rtol=1e-3, atol=1e-3
+    )
+
+
+@pytest.mark.parametrize("kind", ["int4", "nf4"])
+def test_a_model_in_which_nothing_would_have_4_bits(kind: BaseKind) -> None:
+    with refused("base-not-used") as caught:
+        quantize_base(load_model(layers_of(50, 70, 200, 33)), kind)
+    assert caught.value.hint == "use --base int8"
+
+
+@pytest.mark.parametrize("kind", ["int4", "nf4"])
+def test_a_table_alone_is_int8_and_needs_no_newer_opset(kind: BaseKind) -> None:
+    model = layers_of(50, table=True)
+    loaded = quantize_base(load_model(model), kind, newest_opset=17)
+    assert loaded.graph.opset_imports[""] == 17
+    rows = {"x": np.arange(40)}
+    exact = onnx.numpy_helper.to_array(model.graph.initializer[0])
+    ours = onnx.reference.ReferenceEvaluator(ir.to_proto(loaded)).run(None, rows)[0]
+    np.testing.assert_allclose(ours, exact, rtol=0, atol=np.abs(exact).max() / 250)
 
 
 # Weights of 4 bits that a model takes apart from bytes.

@@ -112,6 +112,37 @@ def test_operator_without_gradient(refused: Refused, tmp_path: Path) -> None:
     refused(command(path, tmp_path), "no-gradient", "Wobble", "'the_wobble'", "acme", "help:")
 
 
+def stored_as(kind: int, path: Path) -> Path:
+    """A layer whose weight is stored in a type, and made float32 of where it is read."""
+    node = "Cast<to = 1>(w)" if kind == onnx.TensorProto.BFLOAT16 else "DequantizeLinear(w, s)"
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 8] input) => '
+        f"(float[batch, 4] output) {{ f = {node} output = MatMul(input, f) }}"
+    )
+    weight = onnx.helper.make_tensor("w", kind, (8, 4), [1] * 32)
+    scale = onnx.helper.make_tensor("s", onnx.TensorProto.FLOAT, (), [0.1])
+    model.graph.initializer.extend([weight, scale])
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("more", [(), ("--train", "c.*")])
+def test_weights_that_are_integers(refused: Refused, tmp_path: Path, more: tuple[str, ...]) -> None:
+    path = stored_as(onnx.TensorProto.INT8, tmp_path / "integers.onnx")
+    words = "stored as integers", "--adapter lora", "AddQDQPairToWeight"
+    refused(command(path, tmp_path, *more), "nothing-to-train", str(path), *words)
+
+
+def test_bfloat16_is_named_wherever_a_model_is_read(refused: Refused, tmp_path: Path) -> None:
+    path = stored_as(onnx.TensorProto.BFLOAT16, tmp_path / "brain.onnx")
+    adapter = "--adapter", "lora", "--on", "*", "--base", "int8"
+    for arguments in (
+        command(path, tmp_path), command(path, tmp_path, *adapter),
+        ("inspect", path), ("ops", "check", path),
+    ):  # fmt: skip
+        refused(arguments, "bfloat16-not-supported", "'w'", "float32")
+
+
 @pytest.mark.parametrize(
     ("name", "out", "code", "word"),
     [

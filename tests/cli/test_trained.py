@@ -251,3 +251,4 @@ def test_frozen_dtype_without_frozen_weights(run: Run, shared: Shared, tmp_path:
         "build", shared.model, "--out", tmp_path / "p", "--loss", "cross_entropy",
         "--frozen-dtype", "int8", code=2)  # fmt: skip
     assert "error[storage-not-used]" in outcome.err
+    assert "--freeze" in outcome.err

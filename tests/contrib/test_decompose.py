@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -10,7 +12,9 @@ import pytest
 import torch
 
 from odtpack import contrib
+from odtpack.adapters import AdapterSpec
 from odtpack.autodiff.backward import REASON
+from odtpack.build import build_package
 from odtpack.graph.inference import infer_shapes
 from odtpack.losses import make_loss
 from odtpack.model.loading import load_model
@@ -285,3 +289,32 @@ def test_a_model_that_onnx_runtime_has_optimized_trains_as_before(tmp_path: obje
         losses.append(running.run(None, {k: np.asarray(v) for k, v in feeds.items()}))
     for one, other in zip(*losses, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_scales_that_are_stored_otherwise_are_no_parameters(tmp_path: Path) -> None:
+    """The loss depends on them; the build said that it does not."""
+    rows, columns, block = 16, 64, 32
+    rng = np.random.default_rng(0)
+    model = parse(
+        f"g (float[n, {columns}] x) => (float[n, {rows}] y) {{ y = com.microsoft.MatMulNBits<"
+        f"K = {columns}, N = {rows}, bits = 4, block_size = {block}>(x, codes, scales) }}",
+        opset=21,
+    )
+    codes = rng.integers(0, 256, (rows, columns // block, block // 2), np.uint8)
+    scales = rng.uniform(0.1, 1, rows * columns // block).astype(np.float32)
+    for name, array in (("codes", codes), ("scales", scales)):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    said: list[str] = []
+    build_package(
+        model, tmp_path / "p", loss="cross_entropy", remark=said.append,
+        adapter=AdapterSpec("lora", ("*",), (), 2, 4.0),
+    )  # fmt: skip
+    assert not any("does not depend" in line for line in said)
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    changed.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array(2 * scales, "scales"))
+    x = rng.standard_normal((3, columns)).astype(np.float32)
+    once, twice = (
+        session(ir.to_proto(load_model(m)), "off").run(None, {"x": x})[0] for m in (model, changed)
+    )
+    np.testing.assert_allclose(twice, 2 * once, rtol=1e-5)

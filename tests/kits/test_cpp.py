@@ -14,9 +14,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from odtpack.build import build_package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_simulator.measure.measured_profile import imported_profile, load_measurements
-from tests.kits import cpp_kit, fuzz_cpp, harness
+from tests.kits import cpp_kit, fuzz_cpp, harness, models
 from tests.kits.cpp_kit import KIT, ROOT, make, measure, run
 from tests.kits.harness import (
     ARM64_CASES,
@@ -120,15 +121,20 @@ def test_the_conformance_suite_passes_on_arm64(suite: Path) -> None:
     assert sorted(done.stdout.split("\n")) == sorted(["", *(f"passed {c}" for c in ARM64_CASES)])
 
 
+@pytest.mark.parametrize("steps", [1, 3])
 def test_the_self_check_passes_and_notices_a_wrong_figure(
-    packages: dict[str, Path], tmp_path: Path
+    steps: int, packages: dict[str, Path], tmp_path: Path
 ) -> None:
-    content = json.loads((packages["adamw"] / "manifest.json").read_text())
+    built = packages["adamw"]
+    if steps > 1:
+        built = tmp_path / "accumulating"
+        build_package(models.mlp(), built, loss="cross_entropy", accumulation_steps=steps)
+    content = json.loads((built / "manifest.json").read_text())
     assert "losses" in content["self_check"]
     content["self_check"]["losses"][2] += 0.01
     for name, code in (("right", None), ("wrong", "self-check-failed")):
         folder = tmp_path / name
-        shutil.copytree(packages["adamw"], folder / "package")
+        shutil.copytree(built, folder / "package")
         if code:
             (folder / "package" / "manifest.json").write_text(json.dumps(content))
         case = {"name": name, "kind": "self_check", "package": "package"}

@@ -73,3 +73,13 @@ def test_an_alias_that_does_not_hold_is_refused() -> None:
     text = MOMENTUM.replace("=> (", "=> (float[n] late, ").replace("kept =", "late = Neg(p) kept =")
     with pytest.raises(UnsafeAliasError, match="after"):
         wrap(parse(text))
+
+
+def test_a_constant_that_only_a_body_reads_is_left_to_it() -> None:
+    """ONNX Runtime warns of an initializer that nothing reads, at each session."""
+    text = """m (float[64, 128] x) => (float[64, 128] y) <int64[1] axes = {1}> {
+        m = ReduceMax<axes = [1]>(x) d = Sub(x, m) e = Exp(d) s = ReduceSum(e, axes) y = Div(e, s)
+    }"""
+    model = wrap(parse(text))
+    assert "Kernel0" in op_types(model.graph)
+    assert all(value.uses() for value in model.graph.initializers.values())

@@ -515,3 +515,20 @@ def test_an_optimizer_whose_state_another_took_over_refuses(tmp_path: Path) -> N
     other.step()
     assert state.optimizer is not None
     assert state.optimizer.step == 2
+
+
+def test_one_batch_is_no_step_of_several(tmp_path: Path) -> None:
+    """It would move a fourth of the way, as each gradient is divided by the number of batches."""
+    said: list[str] = []
+    build_package(
+        zoo.mlp((6, 5, 3)), tmp_path / "package", loss="cross_entropy", optimizer="sgd",
+        accumulation_steps=4, step_model="always", remark=said.append,
+    )  # fmt: skip
+    assert said == ["the package gets no step model: an optimizer step needs several batches"]
+    state, _, optimizer = open_training(tmp_path / "package")
+    before = {name: parameter.data.copy() for name, parameter in state.parameters}
+    with refused("step-of-several", "4 batches"):
+        optimizer.step_on(np.ones((2, 6), np.float32), np.array([0, 1]))
+    assert optimizer.step_count == 0
+    for name, parameter in state.parameters:
+        np.testing.assert_array_equal(parameter.data, before[name])

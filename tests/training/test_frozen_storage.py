@@ -223,6 +223,15 @@ def test_nothing_to_store_is_an_error(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
+def test_what_a_base_stores_is_stored_already(tmp_path: Path) -> None:
+    with refused("storage-not-used", "--base int8 stores them already") as caught:
+        build_package(
+            linear(np.ones((40, 40))), tmp_path / "p", loss="cross_entropy", train=["head"],
+            base="int8", frozen_storage="int8",
+        )  # fmt: skip
+    assert caught.value.hint == "leave --frozen-dtype out"
+
+
 @pytest.mark.parametrize("kind", choices.STORAGES)
 def test_lowest_opset(kind: choices.Storage, tmp_path: Path) -> None:
     weight = np.random.default_rng(1).standard_normal((40, 40))

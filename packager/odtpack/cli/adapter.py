@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 from typing import Annotated
@@ -130,7 +129,6 @@ def merge(
     from odtpack.cli._files import check_writable, write_file
     from odtpack_runtime.package.adapter import read_peft
 
-    logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it names shapes of unknown type
     check_writable(out, "--out", [model])
     beside = out.resolve().parent == model.resolve().parent
     content = merge_adapter(

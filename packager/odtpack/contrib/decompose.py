@@ -67,6 +67,12 @@ def _replace(op: Ops, node: ir.Node) -> bool:
             copy = op.Identity(new) if new.producer() is None or new in node.inputs else new
             old.type = old.type or new.type
             replace(old, copy, [])
-    if node.graph is not None:
-        node.graph.remove(node, safe=True)
+    graph, inputs = node.graph, list(node.inputs)
+    if graph is not None:
+        graph.remove(node, safe=True)
+        for value in inputs:  # what only it read, such as scales, is stored otherwise now
+            if value is None or value.uses() or value.is_graph_output():
+                continue
+            if value is graph.initializers.get(str(value.name)):
+                graph.initializers.pop(str(value.name))
     return True

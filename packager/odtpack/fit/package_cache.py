@@ -44,7 +44,7 @@ def step_work(package: Package, shapes: Mapping[str, Sequence[int]]) -> float:
     return manifest.accumulation_steps * work + 4 * _VECTORS * trained
 
 
-def _graph_work(graph: RuntimeGraph, outer: Mapping[str, tuple[tuple[int, ...], int]]) -> float:
+def _graph_work(graph: RuntimeGraph, outer: Mapping[str, tuple[tuple[int, ...], float]]) -> float:
     """Bytes and operations of every node; ``outer`` are shapes and sizes around the graph."""
     known = dict(outer)
     for value in graph.values.values():
@@ -59,7 +59,7 @@ def _graph_work(graph: RuntimeGraph, outer: Mapping[str, tuple[tuple[int, ...], 
     return total
 
 
-def _flops(node: Node, known: Mapping[str, tuple[tuple[int, ...], int]]) -> float:
+def _flops(node: Node, known: Mapping[str, tuple[tuple[int, ...], float]]) -> float:
     """Operations of a product; 0 for other operators, and where a shape is unknown."""
     used = [known.get(name, (None, 0))[0] for name in (*node.inputs[:2], *node.outputs[:1])]
     if len(used) < 3 or any(shape is None for shape in used):

@@ -71,7 +71,22 @@ def load_model(
     # which are not taken for folded copies of others. untie: Patterns of shared tensors of which
     # each place gets its own copy (see :mod:`odtpack.model.shared_tensors`). stop: Values through
     # which no gradient passes. sizes: Axes that are fixed (see :func:`.inputs.fix_sizes`).
-    return load_source(source.open_model(model), named, untie, stop, sizes)
+    loaded = load_source(source.open_model(model), named, untie, stop, sizes)
+    _refuse_bfloat16(loaded.graph)
+    return loaded
+
+
+def _refuse_bfloat16(graph: ir.Graph) -> None:
+    """Refuse a type for which ONNX Runtime has no kernels on a processor."""
+    values = (*graph.initializers.values(), *graph.inputs)
+    for value in (*values, *(y for node in nodes_of(graph) for y in node.outputs)):
+        if value.dtype == ir.DataType.BFLOAT16 and value.uses():
+            raise OdtpackError(
+                "bfloat16-not-supported",
+                f"{value.name!r} is of type BFLOAT16, for which ONNX Runtime has no kernels on a "
+                "processor",
+                hint="export the model in float32",
+            )
 
 
 def _open_axes(graph: onnx.GraphProto) -> None:

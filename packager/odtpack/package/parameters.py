@@ -430,6 +430,32 @@ def _check_reached(
         )
 
 
+def nothing_to_train(graph: ir.Graph, *, left: bool = False) -> OdtpackError:
+    """The error for a model without a parameter that a gradient reaches."""
+    # left: Whether some are left out, as they are frozen.
+    integers = any(
+        node.op_type == "DequantizeLinear"
+        and (codes := node.inputs[0]) is not None
+        and codes.const_value is not None
+        and len(codes.const_value.shape) > 1
+        for node in graph
+    )
+    if integers and not left:
+        return OdtpackError(
+            "nothing-to-train",
+            "the weights are stored as integers, which have no gradient",
+            hint="train an adapter (--adapter lora), or quantize the model with float weights and "
+            "fake quantization (AddQDQPairToWeight)",
+        )
+    return OdtpackError(
+        "nothing-to-train",
+        "no parameter is left to train"
+        if left
+        else "the model has no parameter that a gradient reaches",
+        hint="odtpack inspect MODEL.onnx lists the parameters",
+    )
+
+
 def _matched(
     model: ir.Model,
     alike: Sequence[str],
@@ -446,6 +472,8 @@ def _matched(
             hits = [pattern]
         if not hits and option == _FREEZE and matching(pattern, alike, original):
             continue  # no gradient reaches them: they stay as they are anyway
+        if not hits and not names:
+            raise nothing_to_train(model.graph)
         if not hits:
             near = ", ".join(repr(original.get(name, name)) for name in names[:4])
             raise UnknownNameError(
@@ -647,9 +675,10 @@ def check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
 
 
 def store_frozen(
-    graph: ir.Graph, parameters: Sequence[Parameter], wanted: Storage
+    graph: ir.Graph, parameters: Sequence[Parameter], wanted: Storage, base: str | None = None
 ) -> tuple[Parameter, ...]:
     """Store large frozen weights in fewer bytes; a scale follows the weight it belongs to."""
+    # base: How matrices are stored inside the models already, if they are.
     found: list[Parameter] = []
     for parameter in parameters:
         stored = None
@@ -669,8 +698,11 @@ def store_frozen(
     if all(parameter.stored is None for parameter in found):
         raise OdtpackError(
             "storage-not-used",
-            f"the model has no frozen weight to store as {wanted}",
-            hint=f"freeze some of its float32 weights with {SMALLEST} elements or more "
+            f"the model has no frozen weight to store as {wanted}"
+            + (f": --base {base} stores them already" if base else ""),
+            hint="leave --frozen-dtype out"
+            if base
+            else f"freeze some of its float32 weights with {SMALLEST} elements or more "
             "(--freeze GLOB), or leave --frozen-dtype out",
         )
     return tuple(found)

@@ -278,7 +278,7 @@ def prepare(task: Task) -> Prepared:
         forward = expand(infer_shapes(forward, new_only=True), sources)
     batch_norm.check(forward.graph)
     if spec.frozen_storage is not None:
-        parameters = store_frozen(forward.graph, parameters, spec.frozen_storage)
+        parameters = store_frozen(forward.graph, parameters, spec.frozen_storage, spec.base)
     evaluation = forward.clone()
     if states:
         kept = [v for v in evaluation.graph.outputs if not str(v.name).endswith(STATE_SUFFIX)]

@@ -511,10 +511,11 @@ def build_within(
                 break
         asked = dataclasses.replace(spec, limit=limit, slowdown=_ANY_TIME)
     least = format_bytes(with_margin(plan.peak.nbytes))
+    parts = [f"{each.name} {format_bytes(each.bytes)}" for each in plan.tensors_at_peak()[:2]]
     raise OdtpackError(
         "memory-budget-too-small",
         f"the phase '{plan.peak.name}' takes {least}, the plan's error of {format_percent(MARGIN)} "
-        "included, even with every useful recomputation; "
+        f"included, even with every useful recomputation (most of it: {', '.join(parts)}); "
         f"{format_bytes(spec.budget or 0)} are allowed",
         hint=f"allow more, a batch size below {spec.batch} (--memory-batch), an optimizer "
         "that keeps less, or freeze layers",
@@ -591,7 +592,7 @@ def write_artifacts(task: Task, folder: Path, remark: Remark = silent) -> Manife
     made = _made(task, graphs)
     if made is not None:
         made = dataclasses.replace(
-            made, step_model=_step_model(made.step, graphs), digest=_digest(graphs, made)
+            made, step_model=_step_model(made.step, graphs, remark), digest=_digest(graphs, made)
         )
     models = () if made is None else (made.optimizer, made.step_model)
     oldest = backend.oldest_runtime(
@@ -654,17 +655,17 @@ def _digest(graphs: Graphs, made: Made) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _step_model(step: OptimizerStep, graphs: Graphs) -> ir.Model | None:
+def _step_model(step: OptimizerStep, graphs: Graphs, remark: Remark) -> ir.Model | None:
     """The step model, if the package is to have one and the step allows it."""
-    choice = graphs.task.spec.step_model
+    spec, choice = graphs.task.spec, graphs.task.spec.step_model
     trained = sum(p.tensor.size for p in graphs.parameters if p.role == "trainable")
-    if (
-        graphs.segments is not None
-        or choice == "never"
-        or (choice == "auto" and trained < _WORTH_A_STEP_MODEL)
-    ):
+    if choice == "never" or (choice == "auto" and trained < _WORTH_A_STEP_MODEL):
         return None
-    model = step.step_model(graphs)
+    model = None if graphs.segments is not None else step.step_model(graphs)
+    if model is None and choice == "always":
+        needed = "several batches" if spec.accumulation_steps > 1 else "all gradients at once"
+        why = "it has segments" if spec.segments else f"an optimizer step needs {needed}"
+        remark(f"the package gets no step model: {why}")
     backend = graphs.backend
     return backend.lower(model) if model is not None and backend.lowers else model
 

@@ -79,6 +79,7 @@ def wrap(model: ir.Model) -> ir.Model:
         wrapper.wrap_group(model.graph, group, sizes.get)
     if rows:
         model.graph.sort()
+    common_passes.RemoveUnusedNodesPass()(model)  # and the constants that lie in bodies now
     inputs = {str(value.name): value for value in model.graph.inputs}
     for value in model.graph.outputs if wrapper.bodies else ():
         for suffix in (UPDATE_SUFFIX, ".out"):

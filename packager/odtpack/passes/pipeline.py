@@ -46,7 +46,6 @@ def on_reading(model: ir.Model, newest_opset: int) -> None:
     """Bring a forward model into a form that has kernels everywhere."""
     if newest_opset >= patterns.TO:
         apply(model, patterns.upgrade)
-    apply(model, precision.refuse_bfloat16)
     apply(model, precision.widen)
 
 

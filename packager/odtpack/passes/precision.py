@@ -73,18 +73,6 @@ def widen(graph: ir.Graph) -> None:
         graph.remove(node, safe=True)
 
 
-def refuse_bfloat16(graph: ir.Graph) -> None:
-    """Refuse a type for which ONNX Runtime has no kernels on a processor."""
-    values = (*graph.initializers.values(), *graph.inputs)
-    for value in (*values, *(y for node in nodes_of(graph) for y in node.outputs)):
-        if value.dtype == ir.DataType.BFLOAT16:
-            raise OdtpackError(
-                "bfloat16-not-supported",
-                f"{value.name!r} is of type BFLOAT16, for which ONNX Runtime has no kernels on a "
-                "processor",
-            )
-
-
 # Writes out what ONNX Runtime has no kernel for in double, with operators that it has one for.
 #
 # Its convolutions, averages, Erf and most activations take float32 only. The last pass on every

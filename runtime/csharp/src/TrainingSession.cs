@@ -182,7 +182,8 @@ namespace Odtpack {
         }
         /// <summary>An optimizer step on one batch: what TrainStep, OptimizerStep and LazyResetGrad
         /// do, and with less memory where the session has a step model. Returns the user's outputs,
-        /// the loss before the step first. Dispose of them.</summary>
+        /// the loss before the step first. Dispose of them. The error <c>step-of-several</c> if
+        /// the package accumulates batches.</summary>
         public IDisposableReadOnlyCollection<OrtValue> StepOn(IReadOnlyList<OrtValue> inputs) =>
             Run(RunKind.StepOn, inputs, out _);
         /// <summary>Loss and gradients of a batch, which are added to those that are accumulated.

@@ -320,7 +320,8 @@ class Optimizer:
             What a call of the module in training mode returns; the loss is that before the step.
 
         Raises:
-            OdtpackError: As a call of the module, before anything is changed; as :meth:`step`;
+            OdtpackError: ``step-of-several`` if the package accumulates the gradients of several
+                batches; as a call of the module, before anything is changed; as :meth:`step`;
                 ``run-failed`` if ONNX Runtime fails in the middle: with a step model some
                 parameters may have been updated then, so go back to the last checkpoint.
         """
@@ -330,6 +331,13 @@ class Optimizer:
             module.require_values()
             self._require_private(privatized=False)
             self._require_own_state()
+            if module.accumulation_steps > 1:
+                raise OdtpackError(
+                    "step-of-several",
+                    f"A step of this package takes {module.accumulation_steps} batches, and each "
+                    "gradient is divided by so many: one batch makes no step.",
+                    hint="train_step(module, optimizer, batches) of odtpack_runtime.training.loop",
+                )
             if module.step_graph is not None:
                 results = self._step_on(module.step_graph, user_inputs)
                 return results[0] if len(results) == 1 else tuple(results)

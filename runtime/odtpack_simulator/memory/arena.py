@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -397,8 +398,9 @@ class _Planner:
         return workspaces(
             node.op_type,
             node.attributes,
-            [(value.shape, value.itemsize) for value in inputs],
-            [(value.shape, value.itemsize) for value in outputs],
+            # No kernel that takes any computes with 4 bits.
+            [(value.shape, math.ceil(value.itemsize)) for value in inputs],
+            [(value.shape, math.ceil(value.itemsize)) for value in outputs],
             self._threads,
             domain=node.domain,
         )

@@ -100,9 +100,7 @@ def plan_gpu_memory(
             _play(buffers, graph, allocate(graph, device=True), ())
         constants.append(graph)
     return buffers.most + sum(
-        _rounded(nbytes // 2 if name in graph.packed else nbytes)
-        for graph in constants
-        for name, nbytes in graph.initializers.items()
+        _rounded(nbytes) for graph in constants for nbytes in graph.initializers.values()
     )
 
 

@@ -605,7 +605,7 @@ class _PassOf:
                 fresh.append(own)
             if shape is not None:
                 self._known[name] = shape
-                nbytes = allocated_size(math.prod(shape) * value.itemsize)
+                nbytes = allocated_size(math.ceil(math.prod(shape) * value.itemsize))
                 held[called] = max(held.get(called, 0), nbytes)
         plan = session.plan(self._models.threads, fresh, self._conditions)
         labels = self._models.labels(session, names, gradient=gradient)

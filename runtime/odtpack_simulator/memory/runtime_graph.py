@@ -152,7 +152,8 @@ class Value:
     """A tensor of the graph."""
 
     name: str  # Its name
-    itemsize: int  # Bytes per element; 0 for text and for what is not a tensor
+    # Bytes per element, 0.5 for 4 bits; 0 for text and for what is not a tensor
+    itemsize: float
     # Shape as ONNX Runtime knows it when it plans: sizes, names of sizes, None for an unknown size;
     # None as a whole if not even the rank is known.
     dims: Dims | None
@@ -161,7 +162,7 @@ class Value:
     @property
     def nbytes(self) -> int | None:
         """Bytes of the elements; None where the shape depends on data."""
-        return None if self.shape is None else math.prod(self.shape) * self.itemsize
+        return None if self.shape is None else math.ceil(math.prod(self.shape) * self.itemsize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,14 +191,13 @@ class RuntimeGraph:
     """A graph in the order of execution."""
 
     # `values` covers this graph only; a subgraph's nodes may name values of the graphs around it.
-    # `initializers` maps names to bytes; of those in `packed`, ONNX Runtime keeps two in one.
+    # `initializers` maps names to bytes.
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     nodes: tuple[Node, ...]
     values: Mapping[str, Value]
     initializers: Mapping[str, int]
-    packed: frozenset[str] = frozenset()
 
     def bodies(self) -> Iterator[RuntimeGraph]:
         """The subgraphs of its nodes, not those inside them."""
@@ -348,10 +348,12 @@ def _set_sizes(whole: onnx.GraphProto, sizes: Mapping[str, int]) -> None:
                     dim.dim_value = sizes[dim.dim_param]
 
 
-def item_size(elem_type: int) -> int:
+def item_size(elem_type: int) -> float:
     """Bytes per element of an ONNX element type; 0 where elements have no fixed size."""
     if elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
         return 0
+    if elem_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4):
+        return 0.5  # two lie in a byte
     return int(onnx.helper.tensor_dtype_to_np_dtype(elem_type).itemsize)
 
 
@@ -405,11 +407,6 @@ def _convert(
         tuple(nodes),
         values,
         initializers,
-        frozenset(
-            tensor.name
-            for tensor in graph.initializer
-            if tensor.data_type in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4)
-        ),
     )
 
 

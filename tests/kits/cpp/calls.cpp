@@ -296,7 +296,9 @@ void Nan(const Job& job, int times) {
   }
   session.SetOnNotFinite(odtpack::OnNotFinite::kStop);
   const auto before = DigestOf(*training);
-  Require(CodeOf([&] { session.StepOn(bad.values); }) == "loss-not-finite", "the policy to stop");
+  const auto stopped = CodeOf(
+      [&] { steps > 1 ? session.TrainStep(bad.values) : session.StepOn(bad.values); });
+  Require(stopped == "loss-not-finite", "the policy to stop");
   Require(DigestOf(*training) == before, "a step that stopped changed something");
   if (session.HasStepModel())  // it is no training step: none of these was made, good or bad
     Require(CodeOf([&] { session.TrainStep(bad.values); }) == "loss-not-finite", "a training step");
@@ -586,10 +588,12 @@ void Pending(const Job& job, int) {
   for (const bool whole : {false, true}) {
     const int64_t before = session.StepCount() + whole;
     session.TrainBatch(job.batch.values);
-    if (whole)
-      session.StepOn(job.batch.values);
-    else
-      session.LazyResetGrad();
+    const auto digest = DigestOf(*training);
+    Require(CodeOf([&] { session.StepOn(job.batch.values); }) == "step-of-several" &&
+                DigestOf(*training) == digest,
+            "a step of one batch of several");
+    if (whole) session.OptimizerStep();
+    session.LazyResetGrad();
     for (int64_t i = 1; i < steps; ++i) session.TrainBatch(job.batch.values);
     Require(steps > 1 && session.StepCount() == before, "batches before a reset count");
     session.TrainBatch(job.batch.values);

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
+from odtpack.choices import BaseKind
 from odtpack.optimizers import SGD, Adafactor, AdamW, Lion, Optimizer
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.package.package import Package
@@ -156,6 +158,38 @@ def test_mobilenet(tmp_path: Path) -> None:
 
 
 # The plan knows what every optimizer keeps, and a real run agrees.
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
+@pytest.mark.parametrize("base", ["int8", "int4", "nf4"])
+def test_a_base_of_few_bits(base: BaseKind, tmp_path: Path) -> None:
+    """Two codes of 4 bits lie in a byte, in each session that has them as constants."""
+    model, size = zoo.mlp((768, 1024, 1024, 1024, 1024, 10)), 16
+    build_package(
+        model, tmp_path / "p", loss="cross_entropy", base=base,
+        adapter=AdapterSpec("lora", ("*",), (), 2, 4.0),
+    )  # fmt: skip
+    package = Package.open(tmp_path / "p")
+    inputs, labels = batch(model, 5 * size)
+    np.save(tmp_path / "input.npy", inputs)
+    np.save(tmp_path / "labels.npy", labels)
+    job = Job(
+        "train", str(package.training_model), str(package.eval_model),
+        str(package.optimizer_model), str(package.checkpoint), str(tmp_path),
+        {name: str(tmp_path / f"{name}.npy") for name in ("input", "labels")}, len(inputs), size,
+        epochs=1, seed=0, full_batches=True, learning_rate=1e-3, threads=1,
+    )  # fmt: skip
+    plan = plan_memory(package, {"input": (size, 768), "labels": (size,)})
+    measured = run_training_child(job)
+    assert measured.outcome == "completed"
+    for phase in plan.phase_peaks():
+        if phase.phase in ("loading", "evaluation", "step", "saving"):
+            taken, near = (
+                measured.phase_peaks[phase.phase],
+                0.25 if phase.phase == "loading" else 0.04,
+            )
+            assert phase.predicted_bytes == pytest.approx(taken, rel=near), phase.phase
+
 
 SIZES = (784, 512, 512, 10)
 VECTOR = 4 * sum(a * b + -(-b // 16) * 16 for a, b in itertools.pairwise(SIZES))

@@ -114,9 +114,16 @@ inline void SelfCheck(const Ort::Env& env, const Package& package,
   }
   const auto& losses = check.Get<detail::Json::List>("losses");
   const auto& tolerances = check.Get<detail::Json::List>("tolerances");
+  const bool whole = session.AccumulationSteps() == 1;
   for (size_t step = 0; step <= losses.size() && step < tolerances.size(); ++step) {
     const bool last = step == losses.size();
-    const auto results = last ? session.EvalStep(batch) : session.StepOn(batch);
+    const auto results = last    ? session.EvalStep(batch)
+                         : whole ? session.StepOn(batch)
+                                 : session.TrainStep(batch);
+    if (!last && !whole) {
+      session.OptimizerStep();
+      session.LazyResetGrad();
+    }
     const double wanted = last ? check.Get<double>("evaluation_loss") : losses[step].As<double>();
     const double found = detail::AsDouble(results[0]);
     if (!(std::abs(found - wanted) <= tolerances[step].As<double>())) {

@@ -123,10 +123,16 @@ class TrainingSession {
 
   /// Make an optimizer step on one batch: what TrainStep, OptimizerStep and LazyResetGrad do, and
   /// with less memory where the session has a step model. Returns the user's outputs, the loss
-  /// before the step first.
+  /// before the step first. The error `step-of-several` if AccumulationSteps() is not 1.
   std::vector<Ort::Value> StepOn(const std::vector<Ort::Value>& inputs) {
     const auto call = Enter();
     Optimizer().RequireOwn();
+    if (const int64_t steps = AccumulationSteps(); steps > 1) {
+      throw Error("step-of-several",
+                  "A step of this package takes " + std::to_string(steps) +
+                      " batches, and each gradient is divided by so many: one batch makes no step.",
+                  "", "call TrainBatch for each batch");
+    }
     return MakeStep(inputs);
   }
   /// Whether StepOn makes its steps in a step model.

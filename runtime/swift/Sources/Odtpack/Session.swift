@@ -115,7 +115,7 @@ public final class ORTTrainingSession {
 
   /// Make an optimizer step on one batch: what trainStep, optimizerStep and lazyResetGrad do, and
   /// with less memory where the session has a step model. Returns the user's outputs, the loss
-  /// before the step first.
+  /// before the step first. The error `step-of-several` if the package accumulates batches.
   public func stepOn(_ inputs: [ORTValue]) throws -> [ORTValue] {
     try run(ODTPACK_STEP_ON, inputs)
   }
