@@ -71,8 +71,12 @@ def test_gradients_of_a_step_that_is_void_are_never_used(
     assert found[kind] == [code, True, True, steps, True, steps + 1]
 
 
-def test_a_reset_and_a_step_begin_the_count_of_batches_again(found: dict[str, Any]) -> None:
-    assert found["counts"] == [0, 1, 2, 3]
+def test_a_reset_begins_the_count_of_batches_again(found: dict[str, Any]) -> None:
+    assert found["counts"] == [0, 1]
+
+
+def test_one_batch_is_no_step_of_several(found: dict[str, Any]) -> None:
+    assert found["single"] == "step-of-several"
 
 
 def test_a_rate_that_was_set_stays_where_no_step_is_made(found: dict[str, Any]) -> None:

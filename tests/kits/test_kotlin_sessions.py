@@ -341,11 +341,17 @@ def test_a_reset_begins_the_count_of_batches_again(
     packages: dict[str, Path], batches: dict[str, list[Any]]
 ) -> None:
     batch = ["batch 0"] * 3
-    for first in ("reset", "step"):
-        found = act(packages["accumulating"], batches["pictures"], *calls(*batch, first, *batch))
-        assert found["step"] == (first == "step")
+    found = act(packages["accumulating"], batches["pictures"], *calls(*batch, "reset", *batch))
+    assert found["step"] == 0
     whole = calls(*batch, "reset", *batch, "batch 1")
     assert act(packages["accumulating"], batches["pictures"], *whole)["step"] == 1
+
+
+def test_one_batch_is_no_step_of_several(
+    packages: dict[str, Path], batches: dict[str, list[Any]]
+) -> None:
+    found = act(packages["accumulating"], batches["pictures"], *calls("step"))
+    assert (found["results"], found["step"]) == (["step-of-several"], 0)
 
 
 def test_a_state_goes_with_packages_that_lay_it_out_alike(

@@ -253,9 +253,17 @@ export class TrainingSession {
    * A training step, an optimizer step and a lazy reset on one batch.
    *
    * @returns As `runTrainStep`.
+   * @throws OdtpackError `step-of-several` if `accumulationSteps` is not 1.
    */
   async stepOn(feeds: Batch, options?: RunOptions): Promise<Feeds> {
-    return this.#use(() => this.#step(feeds, options));
+    return this.#use(async () => {
+      const steps = this.accumulationSteps;
+      if (steps > 1) {
+        fail('step-of-several', `A step of this package takes ${steps} batches, and each gradient is divided `
+          + 'by so many: one batch makes no step.', '', 'call trainBatch for each batch');
+      }
+      return this.#step(feeds, options);
+    });
   }
 
   async #step(feeds: Batch, options?: RunOptions): Promise<Feeds> {

@@ -178,12 +178,12 @@ class TrainingSession {
   double TrainBatch(const std::vector<Ort::Value>& inputs) {
     const auto call = Enter();
     Optimizer().RequireOwn();
-    const int64_t steps = AccumulationSteps();
+    const int64_t steps = AccumulationSteps(), before = StepCount();
     const double loss = detail::AsDouble((steps == 1 ? MakeStep(inputs) : Train(inputs))[0]);
     if (++own_->pending < steps) return loss;
     own_->pending = 0;
     if (steps > 1) Update();
-    if (own_->schedule) FollowSchedule();
+    if (own_->schedule && StepCount() != before) FollowSchedule();
     if (steps > 1) Reset();
     return loss;
   }

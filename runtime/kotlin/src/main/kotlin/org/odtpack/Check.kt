@@ -24,8 +24,17 @@ fun selfCheck(env: OrtEnvironment, pack: TrainingPackage, threads: Int = 0) {
             val tolerances = check["tolerances"].list()
             for ((i, tolerance) in tolerances.withIndex()) {
                 val last = i == wanted.size - 1
-                val result = if (last) session.evalStep(batch) else session.stepOn(batch)
+                val whole = session.accumulationSteps == 1L
+                val result = when {
+                    last -> session.evalStep(batch)
+                    whole -> session.stepOn(batch)
+                    else -> session.trainStep(batch)
+                }
                 val found = result.use(session::lossOf)
+                if (!last && !whole) {
+                    session.optimizerStep()
+                    session.lazyResetGrad()
+                }
                 if (!(abs(found - wanted[i].number()) <= tolerance.number())) {
                     fail(
                         "self-check-failed", "Training is not right here: the loss " +

@@ -120,12 +120,20 @@ class OrtTrainingSession private constructor(
     /**
      * An optimizer step on one batch: what [trainStep], [optimizerStep] and [lazyResetGrad] do, and
      * with less memory where the session has a step model. Returns what [trainStep] does; the loss
-     * is that before the step.
+     * is that before the step. The error `step-of-several` if [accumulationSteps] is not 1.
      */
     @JvmOverloads
     @Throws(OrtException::class)
     fun stepOn(inputs: Map<String, OnnxTensorLike>, runOptions: RunOptions? = null): Result = own {
         optimizer().requireOwn()
+        if (accumulationSteps > 1) {
+            fail(
+                "step-of-several",
+                "A step of this package takes $accumulationSteps batches, and each gradient is " +
+                    "divided by so many: one batch makes no step.", "",
+                "call trainBatch for each batch",
+            )
+        }
         state.requireValues()
         step?.let { return@own stepWith(it, inputs, runOptions) }
         val result = trainStep(inputs, runOptions)
