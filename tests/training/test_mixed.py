@@ -20,6 +20,7 @@ from odtpack.optimizers import AdamW
 from odtpack.passes.precision import GROWS_AFTER
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.training.loop import train_step
 from tests import zoo
 from tests.packaging_tools import open_training
 from tests.refused import refused
@@ -147,6 +148,7 @@ def test_an_overflow_skips_one_step(tmp_path: Path, options: dict[str, Any]) -> 
     package = package_of(MLP, tmp_path, AdamW(), precision="mixed", **options)
     random = np.random.default_rng(0)
     batches = [(random.standard_normal((4, 6), "f"), random.integers(0, 3, 4)) for _ in range(4)]
+    several = [0] * options.get("accumulation_steps", 1)
     found = []
     for injected in (False, True):
         module, optimizer = opened(package, whole="step_model" in options)
@@ -154,16 +156,14 @@ def test_an_overflow_skips_one_step(tmp_path: Path, options: dict[str, Any]) -> 
             if index == 2 and injected:
                 before = contents(module)
                 module.state.parameters[SCALE] = np.array([np.inf], "f")
-                assert np.isfinite(optimizer.step_on(*batches[0]))
+                assert np.isfinite(train_step(module, optimizer, [batches[0]]))
                 assert module.skipped_steps == 1
                 assert module.last_not_finite.code == "gradient-not-finite"
                 after = contents(module)
                 assert {n for n in before if after[n] != before[n]} == {SCALE, GOOD}
                 assert module.state.parameters[GOOD].data == 0
                 module.state.parameters[SCALE] = np.array([256], "f")
-            if "accumulation_steps" in options:
-                module(*batches[index])
-            optimizer.step_on(*batches[index])
+            train_step(module, optimizer, [batches[index] for _ in several])
         assert module.skipped_steps == injected
         found.append(contents(module))
     without, with_one = found

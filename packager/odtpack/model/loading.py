@@ -111,6 +111,7 @@ def load_source(
 ) -> ir.Model:
     """:func:`load_model` of a model that is open already."""
     # as_stored: Whether equal parameters that were stored once stay one.
+    _check_bytes(given.proto, given.where)
     rename_misplaced(given.proto)
     _open_axes(given.proto.graph)
     if sizes:
@@ -376,6 +377,9 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
             f"initializer {sparse.values.name!r} is sparse, which odtpack does not read",
             where=where,
         )
+
+
+def _check_bytes(proto: onnx.ModelProto, where: str) -> None:
     for tensor in tensors(proto):
         source.check_bytes(tensor, where)
 

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from odtpack.autodiff import differentiate, expand
 from odtpack.autodiff.expand import SMALLEST
 from odtpack.errors import OdtpackError
-from odtpack.graph import four_bits
+from odtpack.graph import ops
 from odtpack.graph.graphs import RANDOM_OPERATORS, nodes_of, replace
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
@@ -288,7 +288,7 @@ def build_segments(task: Task) -> Graphs:
             tuple(plan[index] for index in sorted(plan)),
             # The parts of a matrix follow each other.
             {
-                name: four_bits.packed(tensors[name])
+                name: ops.packed_four_bits(tensors[name])
                 for name in sorted(named, key=lambda name: places[part_of(name)])
             },
             tuple(v for v in graph.inputs if v.name not in {p.name for p in parameters}),
