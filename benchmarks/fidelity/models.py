@@ -180,6 +180,7 @@ def _version() -> str:
     """A digest of everything that a package and its data are made by."""
     digest = hashlib.sha256(f"{onnx.__version__} {torch.__version__}".encode())
     sources = [*(ROOT / "tests/exported").glob("*.py"), *(ROOT / "packager").rglob("*.py")]
+    sources.append(ROOT / "tests/torch_twins.py")
     for source in (Path(architectures.__file__), Path(__file__), *sorted(sources)):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:12]

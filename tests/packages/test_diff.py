@@ -55,6 +55,16 @@ def _with_tanh(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
+def _renamed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same with other names for what lies between inputs and outputs."""
+    kept = {value.name for value in model.graph.output}
+    names = {y: f"other/{y}" for node in model.graph.node for y in node.output if y not in kept}
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    return model
+
+
 @pytest.mark.parametrize(
     ("new", "notes"),
     [
@@ -62,8 +72,10 @@ def _with_tanh(model: onnx.ModelProto) -> onnx.ModelProto:
         ({"loss_options": {"label_smoothing": 0.1}}, ["the loss has other options"]),
         ({"model": with_values(small_model())}, []),
         ({"optimizer": SGD()}, []),
+        ({"model": _renamed(small_model())}, []),
+        ({"outputs": [small_model().graph.node[0].output[0]]}, []),
     ],
-    ids=["another operator", "loss options", "values", "optimizer"],
+    ids=["another operator", "loss options", "values", "optimizer", "names", "one more output"],
 )
 def test_a_model_that_computes_something_else(
     new: dict[str, object], notes: list[str], tmp_path: Path

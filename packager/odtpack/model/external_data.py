@@ -15,8 +15,7 @@ import onnx.checker
 import onnx.external_data_helper
 
 from odtpack.errors import OdtpackError
-from odtpack_runtime.files.protobuf_wire import BYTES, MalformedError, fields, header
-from odtpack_runtime.session.model_file import tensors
+from odtpack_runtime.files.protobuf_wire import BYTES, MalformedError, fields, header, tensors
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -151,7 +150,7 @@ def _check_sum(copied: Sequence[onnx.TensorProto], path: Path) -> None:
         info = onnx.external_data_helper.ExternalDataInfo(tensor)
         file = (path.parent / info.location).resolve()
         size = sizes.setdefault(file, file.stat().st_size)
-        total += size - (info.offset or 0) if info.length is None else info.length
+        total += info.length or size - (info.offset or 0)  # older onnx reads all for a length of 0
     if total > _MOST_COPIES * sum(sizes.values()):
         raise OdtpackError(
             "external-data-repeated",

@@ -42,8 +42,8 @@ from odtpack.model.exporters import module_names
 from odtpack.model.inputs import fix_sizes
 from odtpack.model.source import ModelLike, open_model
 from odtpack.passes import patterns
+from odtpack_runtime.files.protobuf_wire import tensors
 from odtpack_runtime.package.records import MAX_ELEMENTS
-from odtpack_runtime.session.model_file import tensors
 
 CACHE = "odtpack.cache"
 """Metadata of a loaded model: the inputs that were left out with its key-value cache."""
@@ -72,15 +72,15 @@ def load_model(
     # each place gets its own copy (see :mod:`odtpack.model.shared_tensors`). stop: Values through
     # which no gradient passes. sizes: Axes that are fixed (see :func:`.inputs.fix_sizes`).
     loaded = load_source(source.open_model(model), named, untie, stop, sizes)
-    _refuse_bfloat16(loaded.graph)
+    refuse_bfloat16(loaded.graph)
     return loaded
 
 
-def _refuse_bfloat16(graph: ir.Graph) -> None:
+def refuse_bfloat16(graph: ir.Graph) -> None:
     """Refuse a type for which ONNX Runtime has no kernels on a processor."""
     values = (*graph.initializers.values(), *graph.inputs)
     for value in (*values, *(y for node in nodes_of(graph) for y in node.outputs)):
-        if value.dtype == ir.DataType.BFLOAT16 and value.uses():
+        if value.dtype == ir.DataType.BFLOAT16 and (value.uses() or value.is_graph_output()):
             raise OdtpackError(
                 "bfloat16-not-supported",
                 f"{value.name!r} is of type BFLOAT16, for which ONNX Runtime has no kernels on a "
@@ -111,7 +111,6 @@ def load_source(
 ) -> ir.Model:
     """:func:`load_model` of a model that is open already."""
     # as_stored: Whether equal parameters that were stored once stay one.
-    _check_bytes(given.proto, given.where)
     rename_misplaced(given.proto)
     _open_axes(given.proto.graph)
     if sizes:
@@ -377,9 +376,6 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
             f"initializer {sparse.values.name!r} is sparse, which odtpack does not read",
             where=where,
         )
-
-
-def _check_bytes(proto: onnx.ModelProto, where: str) -> None:
     for tensor in tensors(proto):
         source.check_bytes(tensor, where)
 

@@ -19,7 +19,7 @@ from odtpack import losses
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
 from odtpack.graph.graphs import dims_of, paused_collector
-from odtpack.model.loading import load_source
+from odtpack.model.loading import load_source, refuse_bfloat16
 from odtpack.model.source import Source, check_bytes
 from odtpack.optimizers import Clip, Optimizer
 from odtpack.ort_training.artifacts import Artifacts, open_artifacts
@@ -84,6 +84,7 @@ def import_artifacts(
 
 def _differentiate(artifacts: Artifacts, optimizer: Optimizer, clip: Clip) -> Graphs:
     model = load_source(forward_model(artifacts), artifacts.parameters, as_stored=True)
+    refuse_bfloat16(model.graph)
     graph = model.graph
     name = graph.outputs[0].name or ""
     additional = tuple(value.name or "" for value in graph.outputs[1:])

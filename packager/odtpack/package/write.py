@@ -664,7 +664,9 @@ def _step_model(step: OptimizerStep, graphs: Graphs, remark: Remark) -> ir.Model
     model = None if graphs.segments is not None else step.step_model(graphs)
     if model is None and choice == "always":
         needed = "several batches" if spec.accumulation_steps > 1 else "all gradients at once"
-        why = "it has segments" if spec.segments else f"an optimizer step needs {needed}"
+        why = f"an optimizer step needs {needed}"
+        if spec.segments or not graphs.backend.is_stock:
+            why = "it has segments" if spec.segments else "onnxruntime-training runs none"
         remark(f"the package gets no step model: {why}")
     backend = graphs.backend
     return backend.lower(model) if model is not None and backend.lowers else model

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -302,22 +302,36 @@ def _large_constants(package: Package) -> dict[str, bytes]:
     }
 
 
-def _computes(package: Package) -> bytes | None:
-    """A digest of what a model computes for inference, whatever it calls what lies between."""
+def _computes(package: Package) -> dict[str, str] | None:
+    """A digest of what each output for inference computes, whatever lies between is called."""
     file = package.manifest.files.inference_template
     if file is None:
         return None
-    graph = onnx.load_model(str(package.path / file.path)).graph
-    small = [each for each in graph.initializer if math.prod(each.dims) < _LARGE]
-    names = {each.name: str(onnx.numpy_helper.to_array(each).tolist()) for each in small}
-    digest = hashlib.sha256()
-    for place, node in enumerate(graph.node):
-        names |= {name: f"{place}.{index}" for index, name in enumerate(node.output)}
-        read = [names.get(name, name) for name in node.input]
-        set_to = [each.SerializeToString(deterministic=True) for each in node.attribute]
-        digest.update(repr((node.domain, node.op_type, read, sorted(set_to))).encode())
-    digest.update(repr([names.get(each.name) for each in graph.output]).encode())
-    return digest.digest()
+    graph = onnx.load_model(str(package.path / file.path), load_external_data=False).graph
+    known = _digests(graph, {})
+    return {value.name: known.get(value.name, value.name) for value in graph.output}
+
+
+def _digests(graph: onnx.GraphProto, outer: Mapping[str, str]) -> dict[str, str]:
+    """A digest of each value of a graph, of its operator and of what that reads."""
+    known = dict(outer)
+    for tensor in graph.initializer:
+        is_large = math.prod(tensor.dims) >= _LARGE  # those are compared by themselves
+        content = list(tensor.dims) if is_large else onnx.numpy_helper.to_array(tensor).tolist()
+        known[tensor.name] = repr((tensor.data_type, content))
+    for node in graph.node:
+        parts = [node.domain, node.op_type, *(known.get(name, name) for name in node.input)]
+        for each in sorted(node.attribute, key=lambda attribute: str(attribute.name)):
+            bodies = [each.g] if each.HasField("g") else each.graphs
+            for body in bodies:
+                places = {value.name: f"input {place}" for place, value in enumerate(body.input)}
+                inside = _digests(body, known | places)
+                parts += [each.name, *(inside.get(value.name, "") for value in body.output)]
+            if not bodies:
+                parts.append(each.SerializeToString(deterministic=True).hex())
+        digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+        known |= {name: f"{digest}.{place}" for place, name in enumerate(node.output)}
+    return known
 
 
 def _reset_reasons(old: Package, new: Package, fresh: Collection[str]) -> tuple[str, ...]:
@@ -363,12 +377,15 @@ def _notes(before: Package, after: Package, frozen: Collection[str]) -> list[str
         )
     if old.loss != new.loss:
         notes.append(
-            f"the loss changes from {old.loss} to {new.loss}: its moments were gathered "
-            "with the old one"
+            f"the loss changes from {old.loss} to {new.loss}: the optimizer's moments were "
+            "gathered with the old one"
         )
     elif old.loss_options != new.loss_options:
-        notes.append("the loss has other options: its moments were gathered with the old ones")
-    if _computes(before) != _computes(after):
+        notes.append(
+            "the loss has other options: the optimizer's moments were gathered with the old ones"
+        )
+    was, now = _computes(before) or {}, _computes(after) or {}
+    if any(was[name] != now[name] for name in was.keys() & now.keys()):
         notes.append(
             "the model computes something else; trained parameters were fitted to what it computed"
         )

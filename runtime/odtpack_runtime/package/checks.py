@@ -11,6 +11,7 @@ import numpy as np
 
 from odtpack_runtime.checkpoint.flatbuffer import Source, Table
 from odtpack_runtime.errors import OdtpackError, onnx_missing
+from odtpack_runtime.files.protobuf_wire import tensors
 from odtpack_runtime.package.manifest import contradiction, same
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX, GRADIENT_SUFFIX
@@ -19,7 +20,6 @@ from odtpack_runtime.session.model_file import (
     check_model_file,
     is_in_ort_format,
     outside_tensor,
-    tensors,
 )
 from odtpack_runtime.session.segments import segment_name
 

@@ -8,9 +8,9 @@ options where ``ORT_LOAD_CONFIG_FROM_MODEL`` is set.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.protobuf_wire import BYTES, VARINT, MalformedError, fields, messages
@@ -37,17 +37,6 @@ _TENSOR_NAME, _EXTERNAL_DATA, _DATA_LOCATION, _EXTERNAL = 8, 13, 14, 1
 def is_in_ort_format(path: Path) -> bool:
     """Whether ONNX Runtime will read a file as one in ORT format: it looks at the name alone."""
     return path.suffix.lower() == ".ort"
-
-
-def tensors(message: Any) -> Iterator[Any]:
-    """Every tensor in a protobuf message: initializers, attributes, those of subgraphs."""
-    if message.DESCRIPTOR.full_name == "onnx.TensorProto":
-        yield message
-        return
-    for field, value in message.ListFields():
-        if field.type == field.TYPE_MESSAGE:
-            for inner in [value] if hasattr(value, "ListFields") else value:
-                yield from tensors(inner)
 
 
 def outside_tensor(path: Path, name: str) -> OdtpackError:

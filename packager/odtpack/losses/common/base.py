@@ -363,12 +363,10 @@ class Classes(Loss):
 
     def not_as_the_reference(self, predictions: Sequence[ir.Value]) -> str | None:
         """What to know where the classes are inferred to be on another axis than 1."""
-        if self.layout is not None or self.class_axis(predictions[0]) == 1:
+        assumed = self.assumption(predictions)
+        if assumed is None or self.class_axis(predictions[0]) == 1:
             return None
-        return (
-            f"{self.assumption(predictions)}; onnxruntime-training takes axis 1, as does "
-            'onnxblock.loss.CrossEntropyLoss(layout="NC")'
-        )
+        return f"{assumed}; onnxruntime-training takes axis 1, as layout='NC' of a block does"
 
     def arranged(self, op: Ops, values: Sequence[ir.Value]) -> Sequence[ir.Value]:
         """Scores with the classes on axis 1."""
