@@ -677,7 +677,7 @@ def test_two_nodes_come_to_the_bits_of_this_process(address: str, tmp_path: Path
     assert other.arrays.keys() == state.arrays.keys()
     for name, array in state.arrays.items():
         assert array.tobytes() == other.arrays[name].tobytes(), name
-    (tmp_path / "fleet.toml").write_text(IDEAL)
+    (tmp_path / "fleet.toml").write_text(UNJUDGED)
     command = ["fleet", "run", str(files[0]), "--data", str(files[1])]
     command += ["--fleet", str(tmp_path / "fleet.toml"), "--out", str(tmp_path / "run")]
     assert main([*command, "--ray", address]) == 0

@@ -82,8 +82,8 @@ def test_what_is_found_is_what_its_federation_comes_to(
     folder: Path, federation: dict[str, Any]
 ) -> None:
     """Whatever the number of processes, and though it was stopped after fewer rounds first."""
-    fleet = fleet_of(**TABLES | ({"federation": federation | {"rounds": 9}} if federation else {}))
-    request = request_of(folder, fleet)
+    tables = TABLES | ({"federation": federation | {"rounds": 9}} if federation else {})
+    request = request_of(folder, fleet := fleet_of(**tables | {"budgets": {"learns": False}}))
     result = fit_fleet(request, jobs=1)
     assert fit_fleet(request, jobs=2) == result
     assert [(rung.rounds, rung.played, rung.kept) for rung in result.rungs] == [(3, 6, 2)]
@@ -114,7 +114,8 @@ def test_settings_over_a_budget_are_left_early_and_never_among_the_best(folder: 
     payload = Federation(
         folder / "package", folder / "digits.npz", fleet_of(**TABLES), DEVICES
     ).payload  # fmt: skip
-    fleet = fleet_of(**TABLES, budgets={"traffic_per_device": f"{5 * payload} B"})
+    budgets = {"traffic_per_device": f"{5 * payload} B", "learns": False}
+    fleet = fleet_of(**TABLES, budgets=budgets)
     result = fit_fleet(request_of(folder, fleet, space=[few, *many], trials=3, finalists=1))
     assert [each.number for each in result.best] == [1]
     assert not result.over_budget
