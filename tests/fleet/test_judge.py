@@ -19,7 +19,7 @@ from odtpack_simulator.fleet import federation as federation_module
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile, parse_fleet
 from odtpack_simulator.fleet.judge import compare_fleets, fleet_figures, join_seeds, judge_fleet
-from odtpack_simulator.fleet.result import FleetResult, RoundRecord
+from odtpack_simulator.fleet.result import FleetResult, RoundRecord, seed_runs
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.fleet import headline
 from odtpack_simulator.values.figure import Check
@@ -76,6 +76,10 @@ def test_a_loss_that_was_not_finite_once_does_not_ask_for_a_higher_rate(
         learned.model_copy(update={"rounds": [first, *learned.rounds[1:]]}), FleetBudgets()
     )
     assert check_of(found, "finite_loss").advice == "lower training.learning_rate"
+    accuracy = learned.rounds[0].accuracy
+    assert accuracy is not None
+    point = seed_runs(found)[0].reached(accuracy)
+    assert point is None or point.round > 1
 
 
 def test_fewer_held_out_samples_than_a_fixed_batch_are_not_judged(tmp_path: Path) -> None:
