@@ -182,11 +182,13 @@ def test_staleness_discounts_an_update() -> None:
     current = {"w": np.array([10.0, 20.0], np.float32)}
     answer = {"w": np.array([3.0, -2.0], np.float32)}
     # (3, -2) - (1, 2) = (2, -4), halved for a staleness of three.
-    np.testing.assert_array_equal(discounted(answer, begun, current, 3)["w"], [11.0, 18.0])
-    third = discounted(answer, begun, current, 8)["w"]
+    np.testing.assert_array_equal(discounted(answer, begun, current, 3, {"w"})["w"], [11.0, 18.0])
+    third = discounted(answer, begun, current, 8, {"w"})["w"]
     np.testing.assert_allclose(third, [10 + 2 / 3, 20 - 4 / 3], rtol=1e-7)
     assert third.dtype == np.float32
-    assert discounted(answer, begun, current, 0)["w"] is answer["w"]
+    assert discounted(answer, begun, current, 0, {"w"})["w"] is answer["w"]
+    # Without a gradient: half of the current one, half of the answer.
+    np.testing.assert_array_equal(discounted(answer, begun, current, 3, ())["w"], [6.5, 9.0])
 
 
 @pytest.fixture(scope="module")

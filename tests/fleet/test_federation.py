@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import torch
 from torch.nn import functional
 
 from odtpack.cli import main
-from odtpack.flower import fedavg
+from odtpack.flower import client, fedavg, server
 from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_simulator.fleet import federation as federation_module
 from odtpack_simulator.fleet import state as state_module
@@ -379,13 +380,20 @@ def test_a_server_steps_what_is_trained_and_averages_what_is_counted(kind: str) 
         np.testing.assert_array_equal(arrays["variance"], mean["variance"])
 
 
-@pytest.mark.parametrize("strategy", ["fedavgm", "fedadam"])
-def test_running_variances_stay_above_zero(strategy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "counted", "epochs"),
+    [("fedavgm", "minimum = 6", 2), ("fedadam", "minimum = 6", 2), ("fedavg", "buffer = 2", 6)],
+)
+def test_running_variances_stay_above_zero(
+    strategy: str, counted: str, epochs: int, tmp_path: Path
+) -> None:
     write_normalized(tmp_path)
     text = IDEAL.replace("rounds = 3", f'rounds = 8\nstrategy = "{strategy}"')
+    text = text.replace("minimum = 6", counted).replace("epochs = 2", f"epochs = {epochs}")
     fleet = parse_fleet(text.encode())
     result, state = Federation(tmp_path / "package", tmp_path / "digits.npz", fleet).simulate()
     assert state.arrays["norm_running_var"].min() >= 0
+    assert sum(result.staleness()[1:]) > 0 or "buffer" not in counted
     losses = [each.loss for each in result.rounds]
     assert np.isfinite(np.array(losses, np.float64)).all()
     assert all(np.isfinite(array).all() for array in state.arrays.values())
@@ -439,7 +447,7 @@ def test_a_client_without_a_finite_loss_is_refused(folder: Path, tmp_path: Path)
     assert all(np.isfinite(array).all() for array in state.arrays.values())
 
 
-def test_private_clients_repeat_and_answer_without_a_drawn_sample(tmp_path: Path) -> None:
+def test_private_clients_repeat_and_all_of_them_answer(tmp_path: Path) -> None:
     """Of two samples, drawn with a probability of a half for two batches, often none is."""
     write_digits(tmp_path, privacy_clip=1.0, privacy_noise=1.0)
     text = IDEAL.replace("[20, 40]", "2").replace("= 16\nepochs = 2", "= 1\nepochs = 1")
@@ -452,7 +460,7 @@ def test_private_clients_repeat_and_answer_without_a_drawn_sample(tmp_path: Path
     assert text_of(one[0]) == text_of(two[0])
     for name, array in one[1].arrays.items():
         assert array.tobytes() == two[1].arrays[name].tobytes()
-    assert one[0].ends() == {"averaged": 60}  # some four of which drew nothing
+    assert one[0].ends() == {"averaged": 60}  # whatever they draw
     assert np.isfinite(one[0].rounds[0].training_loss)
 
 
@@ -506,11 +514,14 @@ def test_only_sound_answers_are_averaged(package: Path, tmp_path: Path) -> None:
         (moved(package, tmp_path / "huge", 1e3), 30),
         (moved(package, tmp_path / "none", 0.2), 0),
         (moved(package, tmp_path / "text", 0.2), "a"),
+        (moved(package, tmp_path / "many", 0.2), 10**400),
+        (moved(package, tmp_path / "long", 0.2), 10**5000),
+        (moved(package, tmp_path / "unknown", 0.2), math.nan),
         (moved(package, tmp_path / "c", 0.1), 40),
     ]
     reasons = fedavg(package, answers, tmp_path / "mean")
     assert [reason is None for reason in reasons] == [
-        True, False, False, True, False, False, False, False, True,
+        True, False, False, True, False, False, False, False, False, False, False, True,
     ]  # fmt: skip
     for index, words in (
         (1, "NaN"),
@@ -518,10 +529,44 @@ def test_only_sound_answers_are_averaged(package: Path, tmp_path: Path) -> None:
         (5, "times the round"),
         (6, "samples"),
         (7, "'a'"),
+        (8, "beyond 2^63"),
+        (9, "beyond 2^63"),
+        (10, "is nan"),
     ):
         assert words in str(reasons[index]), reasons
     wanted = values(package / "checkpoint") + 0.125
     np.testing.assert_allclose(values(tmp_path / "mean"), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_an_error_of_a_private_client_does_not_show_its_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(client, "warn", lambda text, *what: said.append(text % what))
+    bad = OdtpackError("data-not-finite", "The inputs hold NaN, first in sample 17.")
+    assert client._reason(bad, private=False) == f"data-not-finite: {bad.what}"
+    assert client._reason(bad, private=True) == "data-not-finite"
+    assert "sample 17" in said[0]
+    asked = OdtpackError("fleet-config", "The server's configuration has lr = 'much'.")
+    assert client._reason(asked, private=True).endswith("lr = 'much'.")
+
+
+def test_a_strategy_that_steps_statistics_is_found_inside_a_wrapper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_normalized(tmp_path)
+    said: list[str] = []
+    monkeypatch.setattr(server, "warn", lambda text, *what: said.append(text % what))
+    steps, plain = SimpleNamespace(m_t=None), SimpleNamespace()
+    found = server._stepped_statistics(SimpleNamespace(strategy=steps), tmp_path / "package")
+    assert sorted(found) == ["norm_running_mean", "norm_running_var"]
+    assert server._stepped_statistics(SimpleNamespace(strategy=plain), None) == []
+    assert said == []
+    noisy = SimpleNamespace(strategy=steps, noise_multiplier=1.0)
+    assert server._stepped_statistics(noisy, tmp_path / "package") == []
+    assert "adds noise" in said[0]
+    assert server._stepped_statistics(noisy, None) == []
+    assert "pass package=" in said[1]
 
 
 def test_answers_of_other_packages_are_left_out(tmp_path: Path) -> None:

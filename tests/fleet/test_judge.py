@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
+from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.fit.federated import figures_of
+from odtpack.optimizers import OPTIMIZERS
 from odtpack_simulator.figures.compare import Change
 from odtpack_simulator.fleet import federation as federation_module
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile, parse_fleet
 from odtpack_simulator.fleet.judge import compare_fleets, fleet_figures, join_seeds, judge_fleet
-from odtpack_simulator.fleet.result import FleetResult, RoundRecord
+from odtpack_simulator.fleet.result import FleetResult, RoundRecord, seed_runs
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.fleet import headline
 from odtpack_simulator.values.figure import Check
@@ -65,6 +68,41 @@ def test_the_last_round_counts_whatever_its_loss(learned: FleetResult) -> None:
     assert figures_of(result, FleetBudgets()).costs()[0] == math.inf
 
 
+def test_a_loss_that_was_not_finite_once_does_not_ask_for_a_higher_rate(
+    learned: FleetResult,
+) -> None:
+    first = learned.rounds[0].model_copy(update={"loss": None})
+    found = judge_fleet(
+        learned.model_copy(update={"rounds": [first, *learned.rounds[1:]]}), FleetBudgets()
+    )
+    assert check_of(found, "finite_loss").advice == "lower training.learning_rate"
+    accuracy = learned.rounds[0].accuracy
+    assert accuracy is not None
+    point = seed_runs(found)[0].reached(accuracy)
+    assert point is None or point.round > 1
+
+
+def test_fewer_held_out_samples_than_a_fixed_batch_are_not_judged(tmp_path: Path) -> None:
+    write_digits(tmp_path)
+    model = onnx.load(tmp_path / "model.onnx")
+    for each in (*model.graph.input, *model.graph.output):
+        each.type.tensor_type.shape.dim[0].dim_value = 64
+    build_package(model, tmp_path / "fixed", loss="cross_entropy", optimizer=OPTIMIZERS["sgd"]())
+    digits = np.load(tmp_path / "digits.npz")
+    np.savez(tmp_path / "few.npz", **{name: digits[name][:100] for name in digits})
+    fleet = parse_fleet(IDEAL.replace("[20, 40]", "70").encode())
+    played, _ = Federation(tmp_path / "fixed", tmp_path / "few.npz", fleet).simulate()
+    assert [each.evaluated for each in played.rounds] == [False] * 3
+    result = judge_fleet(played, FleetBudgets(final_loss=1.0, accuracy=0.5, rounds=2))
+    why = "20 held-out samples are fewer than a batch of 64"
+    assert check_of(result, "answers").status == "pass"
+    for metric in ("finite_loss", "learns", "final_loss", "accuracy", "rounds"):
+        check = check_of(result, metric)
+        assert (check.status, check.message) == ("not judged", why)
+    assert headline(result) == "No loss is known after 3 rounds"
+    assert why in render_report(result, "html").decode()
+
+
 def test_a_model_that_is_never_finite_was_still_evaluated(learned: FleetResult) -> None:
     result = judge_fleet(broken(learned, 3, accuracy=None), FleetBudgets())
     assert headline(result) == "The loss is not finite after 3 rounds"
@@ -77,6 +115,7 @@ def test_results_of_earlier_versions_say_what_was_evaluated(learned: FleetResult
     assert RoundRecord.model_validate(row).evaluated
     without = row | {"loss": None, "accuracy": None}
     assert not RoundRecord.model_validate(without).evaluated
+    assert RoundRecord.model_validate(row | {"loss": None, "accuracy": 0.1}).evaluated
 
 
 def test_a_fleet_that_learns_passes(learned: FleetResult) -> None:
@@ -125,6 +164,7 @@ def test_most_answers_refused_fails_and_is_no_deadline(learned: FleetResult) -> 
     assert check_of(one, "refused").state == "warn"
     two = judge_fleet(refusing(learned, 2), FleetBudgets())
     assert check_of(two, "refused").state == "fail"
+    assert [check_of(each, "refused").limit for each in (one, two)] == [0.01, 0.5]
     assert check_of(two, "refused").message.startswith("12 of 18 answers were refused")
     said = check_of(two, "answers").message
     assert said == "1 of 3 rounds changed the model; in 2 all answers were refused"
@@ -273,6 +313,7 @@ def test_advice_does_not_ask_for_more_of_what_costs_too_much(
         advice = check_of(judged, metric).advice or ""
         assert advice.startswith(word)
         assert "fewer rounds, fewer clients" in advice
+        assert "over_selection" not in advice  # it is 1
     quiet = judge_fleet(
         learned, FleetBudgets(traffic_per_device="1 B", days=1e-9, accuracy=0.05)
     )  # fmt: skip

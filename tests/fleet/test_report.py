@@ -154,6 +154,9 @@ def test_rounds_of_more_clients_than_there_are_warn(
     assert run(work) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "waits for 20 answers, and the population has 6 clients" in said
+    (work / "fleet.toml").write_text(text.replace("rounds = 1", "rounds = 1\nbuffer = 3"))
+    assert run(work) == 0
+    assert "waits for" not in capsys.readouterr().err
 
 
 def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixture[str]) -> None:

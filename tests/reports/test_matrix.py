@@ -181,6 +181,12 @@ def test_what_to_change_first_is_of_the_device_that_is_furthest_off() -> None:
     floor = changed(base, metric="accuracy_floor", limit=0.9)
     pair = [(None, changed(floor, actual=actual)) for actual in (0.8, 0.5)]
     assert worst(pair, CHECKS, WORST_FIRST)[1].actual == 0.5
+    for limit, off, further in ((0.0, 1.0, 3.0), (-2.0, -1.0, 5.0)):
+        pair = [
+            (None, changed(base, metric="final_loss", limit=limit, actual=actual))
+            for actual in (off, further)
+        ]
+        assert worst(pair, CHECKS, WORST_FIRST)[1].actual == further
 
 
 def test_a_metric_without_a_title_is_called_by_its_name() -> None:

@@ -217,7 +217,7 @@ def fit(
         losses, steps, skipped = [], 0, module.skipped_steps
         tried = list[Indices]()
         while of_step := list(itertools.islice(cut, module.accumulation_steps)):
-            tried += of_step
+            tried += [batch for batch in of_step if len(batch)]  # an empty one gives no loss
             each = ([data[name][batch] for name in names] for batch in of_step)
             fed = [*each] if len(of_step) == 1 else each
             training_loop.train_step(

@@ -66,8 +66,9 @@ def run(
 ) -> None:
     """Simulate federated training: each client trains for real, on a virtual clock.
 
-    Exit code 0 within the budgets of the fleet file, 1 over budget, 2 for bad input. The state
-    is written after every round: --resume continues a stopped run, with bit-identical results.
+    Exit code 0 within the budgets of the fleet file, 1 over budget or where a check that needs no
+    budget fails, 2 for bad input. The state is written after every round: --resume continues a
+    stopped run, with bit-identical results.
     """
     from odtpack.cli._describe import of_fleet
     from odtpack.cli._files import (
@@ -102,9 +103,10 @@ def run(
     folder = out or opened.path.with_name(f"{opened.path.name}-fleet")
     before = _times_before(times, settings)
     federation = Federation(package, data, settings)
-    if settings.federation.clients > settings.population.clients:
+    rounds = settings.federation
+    if rounds.buffer is None and rounds.clients > settings.population.clients:
         _console.warn(
-            f"A round waits for {settings.federation.clients} answers, and the population has "
+            f"A round waits for {rounds.clients} answers, and the population has "
             f"{settings.population.clients} clients: each is in every round for which it is there."
         )
     for name in (STATE, CHECKPOINT):

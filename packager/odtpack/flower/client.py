@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from odtpack.flower.records import REFUSED, as_typed, only_arrays, to_arrays, to_record
+from odtpack.flower.records import REFUSED, as_typed, only_arrays, to_arrays, to_record, warn
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
@@ -39,6 +39,9 @@ SETTINGS: Final = (
 
 OF_THE_CLIENT: Final = ("batch-size", "local-epochs")
 """Keys that a private client takes from nobody: its epsilon follows from them."""
+
+ABOUT_THE_MESSAGE: Final = ("fleet-config", "private-training")
+"""Codes of the errors that a private client explains: they are about what the server asked for."""
 
 FROM_FLOWER: Final = ("server-round", "clipping_norm")
 """Keys that Flower's own strategies add."""
@@ -70,7 +73,8 @@ def client_app(
     If the package is private (DP-SGD), batches are drawn independently, and they and the noise come
     from the system's secure generator, which no ``seed`` reaches. The client then refuses
     ``batch-size`` and ``local-epochs``, on which epsilon depends, and messages to evaluate, and its
-    answer has no loss, because a loss has no noise.
+    answer has no loss, because a loss has no noise. What an error says of its data stays in the
+    client's log.
 
     Args:
         package: Folder of the package.
@@ -93,17 +97,18 @@ def client_app(
         from flwr.clientapp import ClientApp
     except ImportError as error:
         raise OdtpackError("flower-missing", "Flower is not installed.") from error
-    path = str(Package.open(package).path)
+    opened = Package.open(package)
+    path, private = str(opened.path), opened.manifest.privacy is not None
     defaults = LocalSettings(batch_size, epochs, learning_rate, seed)
     app = ClientApp(mods=list(mods))
 
     @app.train()  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Message, context: Context) -> Message:
-        return _answer(message, lambda: _train(message, context))
+        return _answer(message, lambda: _train(message, context), private=private)
 
     @app.evaluate()  # type: ignore[untyped-decorator, unused-ignore]
     def evaluate(message: Message, context: Context) -> Message:
-        return _answer(message, lambda: _evaluate(message, context))
+        return _answer(message, lambda: _evaluate(message, context), private=private)
 
     def _train(message: Message, context: Context) -> Any:
         from flwr.app import ConfigRecord, MetricRecord, RecordDict
@@ -262,15 +267,30 @@ def check_config(config: Mapping[str, Any]) -> None:
     _settings(LocalSettings(1, 1, 0.01), config)
 
 
-def _answer(message: Message, work: Callable[[], Any]) -> Message:
+def _answer(message: Message, work: Callable[[], Any], *, private: bool) -> Message:
     """The answer, or an error that says why there is none."""
     from flwr.app import Error, Message
 
     try:
         return Message(work(), reply_to=message)
     except OdtpackError as error:
-        reason = f"{error.code}: {error.what}"
-        return Message(Error(code=REFUSED, reason=reason), reply_to=message)
+        reason = _reason(error, private=private)
+    except Exception as error:
+        if not private:
+            raise
+        # Flower would send its text.
+        warn("this client fails: %r", error)
+        reason = "the client failed: its log says why"
+    return Message(Error(code=REFUSED, reason=reason), reply_to=message)
+
+
+def _reason(error: OdtpackError, *, private: bool) -> str:
+    """What the server is told; a private client's data, such as a bad value, may be in the rest."""
+    whole = f"{error.code}: {error.what}"
+    if not private or error.code in ABOUT_THE_MESSAGE:
+        return whole
+    warn("this client answers with an error: %s", whole)
+    return error.code
 
 
 def _peak_megabytes() -> float | None:

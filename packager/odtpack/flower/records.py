@@ -19,6 +19,15 @@ REFUSED: Final = 100
 """Code of a Flower error for a client that cannot take part; its reason says why."""
 
 
+def warn(text: str, *what: object) -> None:
+    """Warn in Flower's log, which stays on this machine."""
+    from logging import WARNING
+
+    from flwr.common.logger import log
+
+    log(WARNING, text, *what)
+
+
 def crossing(package: Package) -> list[str]:
     """Names of the parameters that cross between server and clients: all but the frozen ones."""
     return [info.name for info in package.manifest.parameters if info.role != "frozen"]

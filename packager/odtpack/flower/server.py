@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 
 from odtpack.errors import some
 from odtpack.flower.client import PEAK, check_config
-from odtpack.flower.records import as_typed, crossing, only_arrays, to_arrays, to_record
+from odtpack.flower.records import as_typed, crossing, only_arrays, to_arrays, to_record, warn
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState, carry_over
 from odtpack_runtime.errors import OdtpackError
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Message, MetricRecord
 
 S = TypeVar("S")
+_MOST_SAMPLES: Final = 2**63  # Numbers of samples are below: they are computed with as floats
 
 OnRefused = Callable[[int, int, str], None]
 """Called with the round, the node and the reason."""
@@ -82,7 +82,8 @@ def guarded(
             also if the strategy has an optimizer of its own (FedAvgM, FedAdam, FedYogi,
             FedAdagrad), whose step can make a variance negative.
         most_times_median: See :func:`~odtpack_simulator.fleet.updates.refusals`.
-        most_times_model: See there; it is for rounds of one or two answers.
+        most_times_model: See there; it is for rounds in which fewer than three answers change
+            something.
         most_times_weight: See :func:`~odtpack_simulator.fleet.updates.capped`.
         aggregate: ``"mean"`` leaves it to the strategy. ``"median"`` and ``"trimmed_mean"`` put
             that of each element in the place of every answer before the strategy averages them:
@@ -168,12 +169,26 @@ def guarded(
 
 def _stepped_statistics(target: Any, package: str | os.PathLike[str] | None) -> list[str]:
     """Names of the package's running statistics that a strategy would step like weights."""
-    if not hasattr(target, "momentum_vector") and not hasattr(target, "m_t"):
-        return []  # it has no moments
+    around = []
+    stepping = target
+    while not hasattr(stepping, "momentum_vector") and not hasattr(stepping, "m_t"):
+        around.append(stepping)
+        stepping = getattr(stepping, "strategy", None)  # as Flower's wrappers keep yours
+        if stepping is None:
+            return []  # it has no moments
+    name = type(stepping).__name__
     if package is None:
-        _warn("%s steps running statistics too: pass package= to guarded", type(target).__name__)
+        warn("%s would step running statistics, if the package has any: pass package= to "
+             "guarded", name)  # fmt: skip
         return []
-    return [info.name for info in Package.open(package).manifest.parameters if info.role == "state"]
+    parameters = Package.open(package).manifest.parameters
+    found = [info.name for info in parameters if info.role == "state"]
+    noisy = next((each for each in around if hasattr(each, "noise_multiplier")), None)
+    if found and noisy is not None:  # the mean of the answers would be without that noise
+        warn("%s steps running statistics too, and %s adds noise to them: a variance can become "
+             "negative", name, type(noisy).__name__)  # fmt: skip
+        return []
+    return found
 
 
 def _guard_evaluations(target: Any, weight: str, say: OnRefused) -> None:
@@ -309,7 +324,7 @@ def _bad_weight(message: Message, key: str) -> str | None:
     """Why an answer cannot be weighted; None if it can."""
     found = [record.get(key) for record in message.content.metric_records.values()]
     good = len(found) == 1 and isinstance(found[0], int | float)
-    if good and 0 < found[0] < math.inf:
+    if good and 0 < found[0] < _MOST_SAMPLES:
         return None
     return f"it gives no number above nothing as {key}"
 
@@ -343,15 +358,7 @@ def _order(message: Message) -> tuple[int, int]:
 
 
 def _log(server_round: int, node: int, reason: str) -> None:
-    _warn("round %s: the answer of node %s is refused: %s", server_round, node, reason)
-
-
-def _warn(text: str, *what: object) -> None:
-    from logging import WARNING
-
-    from flwr.common.logger import log
-
-    log(WARNING, text, *what)
+    warn("round %s: the answer of node %s is refused: %s", server_round, node, reason)
 
 
 # A round of checkpoints: what devices send that do not run Flower, from a kit of any language.
@@ -409,7 +416,11 @@ def fedavg(
     found: dict[int, Arrays] = {}
     for index, (path, examples) in enumerate(answers):
         count: Any = examples  # from a table, or a message of a device
-        if not isinstance(count, Real) or not 0 < float(count) < math.inf:
+        is_number = isinstance(count, Real)
+        if is_number and abs(count) >= _MOST_SAMPLES:
+            reasons[index] = "its number of samples is beyond 2^63"
+            continue
+        if not is_number or not count > 0:
             reasons[index] = f"its number of samples is {examples!r:.60}"
             continue
         try:

@@ -160,11 +160,14 @@ def worst(
 
     def excess(check: Check) -> tuple[float, float]:
         """How far it is off; a killed replay (no figure) is worst, most of all in least room."""
-        if check.actual is None or not check.limit:
+        if check.actual is None or check.limit is None:
             return float("inf"), -(check.limit or 0.0)
-        ratio = max(0.0, check.actual / check.limit)
         kind = kinds.get(check.metric)
         floor = kind is not None and kind.better == "higher"
+        if check.limit <= 0.0:  # a ratio says nothing
+            over = check.actual - check.limit
+            return (-over if floor else over), 0.0
+        ratio = max(0.0, check.actual / check.limit)
         return (1.0 / max(ratio, 1e-12) if floor else ratio), 0.0
 
     return max(members, key=lambda member: (-order.index(member[1].state), excess(member[1])))

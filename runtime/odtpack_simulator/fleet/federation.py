@@ -209,7 +209,11 @@ class Federation:
         rounds = state.record.rounds
         if rounds and not federation.evaluated(rounds[-1].number):
             found = self._evaluate(state.arrays)
-            figures = {"loss": found.loss, "accuracy": found.accuracy, "evaluated": True}
+            figures = {
+                "loss": found.loss,
+                "accuracy": found.accuracy,
+                "evaluated": bool(found.sizes),
+            }
             last = RoundRecord.model_validate({**rounds[-1].model_dump(), **figures})
             changes = {"rounds": [*rounds[:-1], last], **found.by_class()}
             state.record = state.record.model_copy(update=changes)
@@ -255,6 +259,7 @@ class Federation:
                     models[number - 1 - visit.staleness],
                     state.arrays,
                     visit.staleness,
+                    self.trainer.trainable,
                 ),
             )
             for visit, update in zip(answers, trained, strict=True)
@@ -304,7 +309,7 @@ class Federation:
             training_loss=sum(u.loss * u.examples for u in told) / sum(u.examples for u in told)
             if told
             else None,
-            evaluated=evaluated is not None,
+            evaluated=evaluated is not None and bool(evaluated.sizes),
             loss=None if evaluated is None else evaluated.loss,
             accuracy=None if evaluated is None else evaluated.accuracy,
             refused=list(refused.values())[:_MOST_REFUSALS],
@@ -402,7 +407,9 @@ def _summarize(federation: Federation, state: FleetState) -> FleetResult:
         traffic_bytes=_per_device(visits, "bytes") or PerDevice(mean=0, most=0),
         energy_j=_per_device(visits, "energy"),
         fairness=_fairness(federation, record),
-        held_out_fall=federation.fall(state.arrays) if record.rounds else None,
+        held_out_fall=federation.fall(state.arrays)
+        if record.rounds and federation.fleet.budgets.learns
+        else None,
         unknown=unknown,
     )
 

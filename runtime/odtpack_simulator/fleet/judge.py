@@ -73,6 +73,14 @@ def _mean(
     return Figure(value=mean, kind=kind, basis=basis, noise=noise)
 
 
+def _not_evaluated(result: FleetResult) -> str | None:
+    """Why no model could be evaluated; None where one was, or no round took place."""
+    held, size = result.plan.held_out_samples, result.plan.batch_size
+    if not result.rounds or result.last_evaluation is not None or held >= size:
+        return None
+    return f"{held} held-out samples are fewer than a batch of {size}"
+
+
 def _until(played: Played, read: Callable[[SeedPoint], float]) -> Figure:
     """Rounds or days until the accuracy; a seed that never reaches it has no number of them."""
     target = played.accuracy
@@ -84,7 +92,8 @@ def _until(played: Played, read: Callable[[SeedPoint], float]) -> Figure:
         return None if point is None else read(point)
 
     shown = format_percent(target)
-    return _mean(played, of, f"{shown} is never reached", "predicted", shown)
+    unknown = _not_evaluated(played.result) or f"{shown} is never reached"
+    return _mean(played, of, unknown, "predicted", shown)
 
 
 def _most_energy(played: Played) -> Figure:
@@ -114,8 +123,27 @@ def _advise(otherwise: str) -> Callable[[Played, float], str]:
     return lambda played, _limit: first_change(played.result, otherwise)
 
 
+def _sooner(played: Played, _limit: float) -> str:
+    every = played.result.settings.get("federation.every")
+    shorter = "; or start rounds sooner: a shorter federation.every" if every else ""
+    return first_change(played.result, _MORE_AT_ONCE + shorter)
+
+
+def _send_less(played: Played, _limit: float) -> str:
+    plan = played.result.plan
+    lower = " a lower over_selection," if plan.buffer is None and plan.over_selection > 1 else ""
+    return (
+        f"send less: fewer rounds, fewer clients in each,{lower} or fewer trained parameters: "
+        "odtpack build --adapter lora"
+    )
+
+
 def _learn(played: Played, _limit: float) -> str:
     return _to_learn(played.result)
+
+
+def _no_accuracy(played: Played) -> str:
+    return _not_evaluated(played.result) or "the package does not classify"
 
 
 def _always(advice: str) -> Callable[[Played, float], str]:
@@ -124,16 +152,10 @@ def _always(advice: str) -> Callable[[Played, float], str]:
 
 _LONGER: Final = "train longer: more rounds, more clients a round, or more epochs in each"
 _MORE_AT_ONCE: Final = "learn more in each round: more clients in it, or more epochs"
-_SOONER: Final = f"{_MORE_AT_ONCE}; or start rounds sooner: a shorter federation.every"
 _MORE_CLIENTS: Final = "choose more clients: more rounds, or more clients in each"
-_LESS_TRAFFIC: Final = (
-    "send less: fewer rounds, fewer clients in each, a lower over_selection, or fewer trained "
-    "parameters: odtpack build --adapter lora"
-)
 _LESS_ENERGY: Final = (
     "compute less: fewer epochs, fewer rounds, fewer clients in each, or fewer trained layers"
 )
-_NOT: Final = "the package does not classify"
 _SEVERAL: Final = "several seeds were played"
 _whole = partial(Metric, scope="package")
 _ALL: Final[tuple[Metric[Played], ...]] = (
@@ -141,20 +163,23 @@ _ALL: Final[tuple[Metric[Played], ...]] = (
         key="accuracy", title="Accuracy", unit="share", topic="Metric", better="higher",
         words="the accuracy is {}", example="0.9", chance=of_errors, advise=_learn,
         meaning="Accuracy on the held-out samples at the end.",
-        read=lambda played: _mean(played, lambda run: run.accuracy, _NOT),
+        read=lambda played: _mean(played, lambda run: run.accuracy, _no_accuracy(played)),
     ),
     _whole(
         key="worst_tenth", title="Accuracy of the worst tenth", unit="share", topic="Metric",
         better="higher", words="the accuracy of the worst tenth is {}", example="0.8",
         meaning="Mean accuracy of the tenth of the clients for whom the model does worst.",
         chance=of_errors, advise=_learn,
-        read=lambda played: _mean(played, lambda run: run.worst_tenth, _NOT),
+        read=lambda played: _mean(played, lambda run: run.worst_tenth, _no_accuracy(played)),
     ),
     _whole(
         key="final_loss", title="Final loss", unit="1", topic="Metric",
         words="the loss on held-out samples is {}", example="0.5", never=True, chance=of_errors,
         meaning="Loss on the held-out samples at the end.",
-        read=lambda played: _mean(played, lambda run: run.loss, "the loss is not finite"),
+        read=lambda played: _mean(
+            played, lambda run: run.loss,
+            _not_evaluated(played.result) or "the loss is not finite",
+        ),
         advise=_learn,
     ),
     _whole(
@@ -167,7 +192,7 @@ _ALL: Final[tuple[Metric[Played], ...]] = (
     _whole(
         key="traffic_per_device", title="Traffic of a device", unit="B", topic="Sessions",
         words="a device sends and receives up to {}", example="20 MB",
-        advise=_always(_LESS_TRAFFIC),
+        advise=_send_less,
         meaning="Bytes, up and down, of any device that took part.",
         read=lambda played: Figure(value=played.result.traffic_bytes.most)
         if len(played.result.seeds) <= 1
@@ -188,13 +213,13 @@ _ALL: Final[tuple[Metric[Played], ...]] = (
     _whole(
         key="days", title="Time until the accuracy", unit="days", topic="Finish",
         words="{how} takes {}", never=True, example="5", chance=of_errors,
-        meaning="Simulated days until `accuracy` is reached.", advise=_advise(_SOONER),
+        meaning="Simulated days until `accuracy` is reached.", advise=_sooner,
         read=partial(_until, read=lambda point: point.day),
     ),
     _whole(
         key="traffic", title="Traffic of a device, mean", unit="B", topic="Sessions",
         words="a device sends and receives {}", example="20 MB", chance=of_errors,
-        meaning="Bytes, up and down, of a device that was chosen.", advise=_always(_LESS_TRAFFIC),
+        meaning="Bytes, up and down, of a device that was chosen.", advise=_send_less,
         read=lambda played: _mean(played, lambda run: run.traffic_bytes, "", "counted"),
     ),
     _whole(
@@ -252,6 +277,13 @@ def judge_fleet(
     figures = fleet_figures(result, budgets.accuracy)
     checks = limit_checks(METRICS, figures, limits, NO_BASELINE, Played(result, budgets.accuracy))
     always = [_answers(result), *_refused(result), *_learning(result, learns=budgets.learns)]
+    why = _not_evaluated(result)
+    if why is not None:
+        open_: dict[str, object] = {"status": "not judged", "message": why, "advice": None}
+        checks = [
+            check.model_copy(update=open_) if METRICS[check.metric].never else check
+            for check in checks
+        ]
     checks = _as_times_allow(result, [*always, *checks])
     return result.model_copy(update={"checks": checks, "verdict": verdict_of(checks)})
 
@@ -325,7 +357,7 @@ def _refused(result: FleetResult) -> list[Check]:
     return [
         Check(
             metric="refused",
-            limit=_MOST_REFUSED,
+            limit=_TOO_MANY_REFUSED if level == "error" else _MOST_REFUSED,
             actual=share,
             unit="share",
             level=level,
@@ -338,6 +370,10 @@ def _refused(result: FleetResult) -> list[Check]:
 
 def _learning(result: FleetResult, *, learns: bool) -> list[Check]:
     """Finite losses on the held-out samples, and a loss that falls, where a round was evaluated."""
+    why = _not_evaluated(result)
+    if why is not None:
+        keys = ("finite_loss", "learns") if learns else ("finite_loss",)
+        return [Check(metric=key, status="not judged", message=why) for key in keys]
     evaluated = [each for each in result.rounds if each.evaluated]
     if not evaluated:
         return []
@@ -350,7 +386,7 @@ def _learning(result: FleetResult, *, learns: bool) -> list[Check]:
         actual=bad,
         status="fail" if bad else "pass",
         message=text,
-        advice=_to_learn(result) if bad else None,
+        advice=_to_be_finite(result) if bad else None,
     )
     losses = result.loss_before, evaluated[-1].loss
     if not learns or losses[1] is None:
@@ -360,15 +396,20 @@ def _learning(result: FleetResult, *, learns: bool) -> list[Check]:
     return [finite, check.model_copy(update={"advice": hint})]
 
 
+def _to_be_finite(result: FleetResult) -> str:
+    """What to change first where a loss is not finite."""
+    if result.loss_before is None:
+        return "look at the held-out samples: the loss before the first round is not finite"
+    plain = result.settings.get("federation.strategy", "fedavg") == "fedavg"
+    return "lower training.learning_rate" + ("" if plain else " or server_learning_rate")
+
+
 def _to_learn(result: FleetResult) -> str:
     """What to change first where the loss does not fall as it should."""
     last = result.last_evaluation
     before, after = result.loss_before, None if last is None else last.loss
-    if before is None:
-        return "look at the held-out samples: the loss before the first round is not finite"
-    if last is not None and (after is None or after > before):
-        plain = result.settings.get("federation.strategy", "fedavg") == "fedavg"
-        return "lower training.learning_rate" + ("" if plain else " or server_learning_rate")
+    if before is None or (last is not None and (after is None or after > before)):
+        return _to_be_finite(result)
     if not result.plan.learning_rate:
         return "raise training.learning_rate"
     return first_change(result, f"{_LONGER}; or raise training.learning_rate")

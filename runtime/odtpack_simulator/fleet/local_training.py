@@ -2,7 +2,8 @@
 
 One trainer serves any number of clients, one after the other: they share its sessions. What a
 client computes is a function of the parameters it is sent, its samples, the settings, the round
-and its number, whichever client trained before it.
+and its number, whichever client trained before it; but outside of simulations, private batches and
+noise come from the system.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class LocalUpdate:
 class ModelEvaluation:
     """How well a model does on samples."""
 
-    loss: float  # Mean loss per sample
+    loss: float  # Mean loss per sample; NaN without a batch
     # Per class, samples whose class the highest score names; empty without classes.
     right: tuple[int, ...] = ()
     total: tuple[int, ...] = ()  # Samples per class
@@ -198,7 +199,7 @@ class LocalTrainer:
                     expected=expected,
                 )
                 steps += 1
-        losses = [loss for loss in losses if math.isfinite(loss)]  # the others made no step
+        losses = [loss for loss in losses if math.isfinite(loss)]
         loss = sum(losses) / len(losses) if losses else math.nan
         return LocalUpdate(
             self.initial(), len(indices), steps, loss, time.perf_counter() - start

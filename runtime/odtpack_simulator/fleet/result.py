@@ -78,9 +78,10 @@ class RoundRecord(Part):
     """One round. ``ends`` counts what became of the chosen clients.
 
     ``loss`` and ``accuracy`` are those of the model after the round, on the held-out samples, where
-    it was ``evaluated``; its loss is then null if it is not finite. In
-    asynchronous rounds ``staleness`` counts the averaged answers by how often the model had changed
-    since their clients began: none, once, and so on.
+    it was ``evaluated``; its loss is then null if it is not finite. Held-out samples that fill no
+    batch of a package's fixed size are not evaluated. In asynchronous rounds ``staleness`` counts
+    the averaged answers by how often the model had changed since their clients began: none, once,
+    and so on.
     """
 
     number: Count
@@ -101,7 +102,8 @@ class RoundRecord(Part):
     def _of_earlier_versions(cls, given: Any) -> Any:
         """Results of earlier versions do not say which rounds were evaluated."""
         if isinstance(given, dict) and "evaluated" not in given:
-            return {**given, "evaluated": given.get("loss", given.get("accuracy")) is not None}
+            known = any(given.get(key) is not None for key in ("loss", "accuracy"))
+            return {**given, "evaluated": known}
         return given
 
     @property
@@ -210,7 +212,12 @@ class SeedRun(Part):
         if start is not None and start >= accuracy:
             return SeedPoint(round=0, day=0.0, loss=self.loss_before, accuracy=start)
         return next(
-            (p for p in self.points if p.accuracy is not None and p.accuracy >= accuracy), None
+            (
+                p
+                for p in self.points
+                if p.loss is not None and p.accuracy is not None and p.accuracy >= accuracy
+            ),
+            None,
         )
 
 
@@ -218,7 +225,8 @@ class FleetResult(Part):
     """One federation, simulated. ``unknown`` says what was counted as nothing, and why.
 
     ``settings`` are the keys of the fleet file but its budgets, by their paths, in base units;
-    empty in results of earlier versions. ``held_out_fall`` compares the last model with the first.
+    empty in results of earlier versions. ``held_out_fall`` compares the last model with the first;
+    it is null where the budgets have ``learns = false``.
     ``seeds`` has the federation as each seed has it, from the second on in figures alone; the
     checks are those of the seed that keeps each worst. It is empty where only one was played.
     """

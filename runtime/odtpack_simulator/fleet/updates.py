@@ -76,7 +76,8 @@ def refusals(
             if 0 < own * most_times_model < length:
                 reasons[index] = (
                     f"the update has a norm of {length:.3g}, more than {most_times_model:g} times "
-                    f"that of the model, {own:.3g}, and too few answers came to compare it with"
+                    f"that of the model, {own:.3g}, and too few answers that change something "
+                    "came to compare it with"
                 )
     return reasons
 
@@ -138,14 +139,22 @@ def discounted(
     begun: Mapping[str, Array],
     current: Mapping[str, Array],
     staleness: int,  # How often the model has changed in between; with 0 the answer is itself
+    trainable: Collection[str],  # Names of the parameters that have updates
 ) -> Arrays:
     """What an answer from an older model comes to in the current one."""
     # Its update is discounted by `1 / sqrt(1 + staleness)` (Nguyen et al. 2022, arXiv:2106.06639).
+    # The others are averaged with the current ones, as an update could make a running variance
+    # negative.
     if not staleness:
         return dict(answer)
     share = 1 / math.sqrt(1 + staleness)
     return {
-        name: np.asarray(current[name] + share * (array - begun[name]), array.dtype)
+        name: np.asarray(
+            current[name] + share * (array - begun[name])
+            if name in trainable
+            else (1 - share) * current[name] + share * array,
+            array.dtype,
+        )
         for name, array in answer.items()
     }
 

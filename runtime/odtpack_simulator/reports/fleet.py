@@ -90,10 +90,12 @@ def fleet_report(result: FleetResult) -> Report:
 def headline(result: FleetResult) -> str:
     """What came of the federation, in a sentence."""
     last = result.last_evaluation
-    if last is None or not result.rounds:
+    if not result.rounds:
         return "No round took place"
     rounds = f"{len(result.rounds):,} round{'s' * (len(result.rounds) != 1)}"
     span = f"{rounds} in {result.days:.1f} simulated days" if result.days >= 0.05 else rounds
+    if last is None:
+        return f"No loss is known after {span}"
     if last.loss is None:
         return f"The loss is not finite after {span}"
     if last.accuracy is not None:
