@@ -122,7 +122,8 @@ struct Arguments {
     if (status.IsOK()) return;
     if (ending != nullptr) ending->Check();
     throw Error("run-failed",
-                "ONNX Runtime failed in the middle of a step: " + status.GetErrorMessage(), "", hint);
+                "ONNX Runtime failed in the middle of a step: " + status.GetErrorMessage(), "",
+                hint);
   }
 };
 
