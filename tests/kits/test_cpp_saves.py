@@ -10,9 +10,11 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -163,7 +165,9 @@ def test_a_save_keeps_permissions_and_links(above: int, tmp_path: Path) -> None:
     assert {each.stat().st_mode & 0o777 for each in tmp_path.glob("trained*")} == {0o600}
     link = tmp_path / "link"
     link.symlink_to(path)
-    assert save(4, link, above)[0] == "file-not-written"
+    code, message = save(4, link, above)
+    assert code == "file-not-written"
+    assert "is a link, and a checkpoint is neither saved through a link nor in its place" in message
     assert link.is_symlink()
     assert value(path) == 3
 
@@ -286,12 +290,97 @@ def test_a_save_waits_for_the_lock_of_the_data_file(tmp_path: Path) -> None:
     words = cpp_kit.command("trust", "keep", tmp_path / "source", path, 64)
     write(tmp_path / "source", 3)
     with locked(tmp_path / "trained.data"):
-        saving = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        saving = started(words)
         with pytest.raises(subprocess.TimeoutExpired):
             saving.wait(1)
         assert value(path) == 2
-    assert saving.wait(60) == 0
+    saving.communicate(timeout=60)
+    assert saving.returncode == 0
     assert value(path) == 3
+
+
+def started(words: list[str], **options: Any) -> subprocess.Popen[str]:
+    """Start a program of the kit, which is about to save when this returns."""
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline() == "saving\n"
+    return process
+
+
+def test_a_save_in_one_file_waits_for_the_data_file_that_is_there_now(tmp_path: Path) -> None:
+    path, data = tmp_path / "trained", tmp_path / "trained.data"
+    save(1, path, 64)
+    write(tmp_path / "source", 2)
+    with locked(data):
+        saving = started(cpp_kit.command("trust", "keep", tmp_path / "source", path, 2**30))
+        with pytest.raises(subprocess.TimeoutExpired):
+            saving.wait(1)
+        shutil.copy(data, tmp_path / "new")
+        held = locked(tmp_path / "new")
+        held.__enter__()
+        (tmp_path / "new").replace(data)
+    try:
+        with pytest.raises(subprocess.TimeoutExpired):
+            saving.wait(1)
+        assert value(path) == 1
+    finally:
+        held.__exit__(None, None, None)
+    saving.communicate(timeout=60)
+    assert saving.returncode == 0
+    assert (value(path), data.exists()) == (2, False)
+
+
+def delayed(*words: object, call: str) -> list[str]:
+    """Words of a program each of whose calls of a name takes two seconds more."""
+    return ["strace", "-qq", "-o", "/dev/null", "-e", f"trace={call.partition(':')[0]}",
+            "-e", f"inject={call}=2000000", *cpp_kit.command(*words)]  # fmt: skip
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_a_save_that_fails_leaves_the_data_file_of_another_process(tmp_path: Path) -> None:
+    path, data = tmp_path / "trained", tmp_path / "trained.data"
+    write(tmp_path / "two", 2)
+
+    def no_more() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    words = delayed("trust", "keep", tmp_path / "two", path, 64, call="flock:delay_enter")
+    saving = started(words, preexec_fn=no_more, restore_signals=False)
+    while not data.exists():
+        time.sleep(0.01)
+    assert save(1, path, 64) == ("", "")
+    assert saving.communicate(timeout=60)[0].startswith("file-not-written\n")
+    assert value(path) == 1
+    assert data.stat().st_size == 2 * 4 * ELEMENTS
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+def test_a_save_in_one_file_leaves_the_data_file_of_a_later_save(tmp_path: Path) -> None:
+    path, data = tmp_path / "trained", tmp_path / "trained.data"
+    save(1, path, 64)
+    data.unlink()
+    write(tmp_path / "two", 2)
+    words = delayed("trust", "keep", tmp_path / "two", path, 2**30, call="rename:delay_exit")
+    saving = started(words)
+    while value(path) != 2:
+        time.sleep(0.01)
+    assert save(3, path, 64) == ("", "")
+    saving.communicate(timeout=60)
+    assert saving.returncode == 0
+    assert value(path) == 3
+
+
+def test_a_checkpoint_that_may_only_be_read_gets_a_data_file(tmp_path: Path) -> None:
+    path = tmp_path / "trained"
+    save(1, path, 2**30)
+    path.chmod(0o440)
+    for number in (2, 3):
+        assert save(number, path, 64) == ("", "")
+    assert path.stat().st_mode & 0o777 == 0o440
+    assert (tmp_path / "trained.data").stat().st_mode & 0o777 == 0o640
 
 
 @pytest.mark.parametrize("kept", ["keep", "replace"])

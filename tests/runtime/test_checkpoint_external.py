@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 import numpy as np
 import pytest
@@ -84,6 +85,38 @@ def test_the_data_of_another_process_stay(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(writer, "locked", late)
     write_checkpoint(path, CheckpointData({"w": np.ones(5, np.float32)}, {}))
     assert_same(other, read_checkpoint(path))
+
+
+def test_a_save_that_fails_leaves_the_data_of_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process saves once the data file was made, and before it is locked."""
+    path, lock = tmp_path / "c", writer.locked
+    other = CheckpointData({"w": np.full(50, 7, np.float32)}, {})
+
+    def late(locked: Path) -> AbstractContextManager[None]:
+        monkeypatch.setattr(writer, "locked", lock)
+        write_checkpoint(path, other)
+        return lock(locked)
+
+    def full(*_: object, **__: object) -> AbstractContextManager[BinaryIO]:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(writer, "locked", late)
+    with refused("file-not-written", "full"):
+        write_checkpoint(path, CheckpointData({"w": np.ones(80, np.float32)}, {}), open_file=full)
+    assert_same(other, read_checkpoint(path))
+    assert (tmp_path / "c.data").stat().st_size == 200
+
+
+def test_a_checkpoint_that_may_only_be_read_gets_a_data_file(tmp_path: Path) -> None:
+    path = tmp_path / "c"
+    write_checkpoint(path, CheckpointData({"w": np.ones(2, np.float32)}, {}))
+    path.chmod(0o440)
+    for _ in range(2):
+        write_checkpoint(path, CheckpointData({"w": np.ones(50, np.float32)}, {}))
+    found = {entry.name: entry.stat().st_mode & 0o777 for entry in tmp_path.iterdir()}
+    assert found == {"c": 0o440, "c.data": 0o640}
 
 
 def test_a_missing_or_short_data_file_is_an_error(tmp_path: Path) -> None:

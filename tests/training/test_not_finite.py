@@ -181,6 +181,16 @@ def test_a_gradient_that_is_not_finite_with_a_loss_that_is(tmp_path: Path, whole
     assert changed == ({"first", "third", "step"} if whole else set())
 
 
+def test_a_schedule_follows_a_counted_step_that_is_an_error(tmp_path: Path) -> None:
+    package = package_of(rooted(), tmp_path, step_model="always")
+    module, optimizer = opened(package, whole=True, on_not_finite="stop")
+    scheduler = LinearLRScheduler(optimizer, warmup_step_count=0, total_step_count=4, initial_lr=1)
+    feeds = [np.ones((8, 4), np.float32), np.zeros(8, np.int64)]
+    with refused("gradient-not-finite"):
+        train_step(module, optimizer, [feeds], scheduler=scheduler)
+    assert (optimizer.step_count, optimizer.get_learning_rate()) == (1, 0.75)
+
+
 def test_large_parameters_and_small_ones_of_a_step_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -261,6 +271,20 @@ def test_sessions_that_share_a_state_know_of_a_skipped_step(tmp_path: Path, way:
     assert contents(module) == contents(other)
 
 
+@pytest.mark.parametrize("way", ["whole", "segments"])
+def test_gradients_outlive_a_module_that_had_no_optimizer(tmp_path: Path, way: str) -> None:
+    package, feeds = both_ways(way, tmp_path)
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    first = Module(package.training_model, state)
+    first(*feeds)
+    first.close()
+    module = Module(package.training_model, state)
+    Optimizer(package.optimizer_model, module).step()
+    other, its = opened(package)
+    train_step(other, its, [feeds])
+    assert contents(module) == contents(other)
+
+
 def test_a_bad_batch_between_good_ones_and_after_them(tmp_path: Path) -> None:
     """The others of its accumulation count, also with a session beside it."""
     package, feeds = both_ways("whole", tmp_path)
@@ -299,6 +323,21 @@ def test_a_private_step_that_is_broken_off(tmp_path: Path) -> None:
         train_step(one, its, [rows(3)], noise=np.random.default_rng(5).standard_normal)
         found.append(contents(one))
     assert found[0] == found[1]
+
+
+def test_a_private_batch_that_is_refused_leaves_the_gradients(tmp_path: Path) -> None:
+    package = package_of(layers(), tmp_path, SGD(), privacy_clip=0.5, privacy_noise=1.0, loss="mse")
+    module, optimizer = opened(package)
+    module(*rows(3))
+    module(*rows(2))
+    before = {name: each.grad.tobytes() for name, each in module.state.parameters}
+    with refused("input-shape"):
+        train_step(module, optimizer, [[each[:, :1] for each in rows(3)]])
+    assert module.accumulated_batches == 2
+    assert {name: each.grad.tobytes() for name, each in module.state.parameters} == before
+    start = contents(module)
+    optimizer.step(privatized=True)
+    assert contents(module) != start
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["two models", "step model"])

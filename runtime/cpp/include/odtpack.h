@@ -238,7 +238,8 @@ odtpack_error* odtpack_session_close(odtpack_session* session);
 void odtpack_session_release(odtpack_session* session);
 
 typedef enum odtpack_run {
-  ODTPACK_STEP_ON = 0,    /* a whole step: training, optimizer, reset */
+  ODTPACK_STEP_ON = 0,    /* a whole step: training, optimizer, reset; `step-of-several` where a step
+                           * takes more than one batch */
   ODTPACK_TRAIN_STEP = 1, /* loss and gradients, which are added to those that are accumulated */
   ODTPACK_EVAL_STEP = 2   /* the loss with the evaluation model */
 } odtpack_run;

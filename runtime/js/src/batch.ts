@@ -56,7 +56,8 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: Onnx
           'pass a copy: array.slice()');
       }
       const [own, wanted] = [arrayName(data), ARRAYS[type as DType]?.name];
-      if (isPlain && own !== undefined && own !== wanted && !(type === 'float16' && own === 'Float16Array')) {
+      const other = { float16: 'Float16Array', uint8: 'Uint8ClampedArray' }[type as string];
+      if (isPlain && own !== undefined && own !== wanted && own !== other) {
         refuse('input-type', `has ${own} data`, `pass ${wanted} data`);
       }
       try {
@@ -91,7 +92,7 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: Onnx
 }
 
 function arrayName(data: unknown): string | undefined {
-  return ArrayBuffer.isView(data) ? data.constructor.name : undefined;
+  return ArrayBuffer.isView(data) ? (data as TypedArray)[Symbol.toStringTag] : undefined; // of a Buffer too
 }
 
 function describe({ name, dtype, shape }: InputInfo): string {

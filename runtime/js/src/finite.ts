@@ -44,7 +44,6 @@ export class Skipping {
 
   /** Before a step: keep what it changes. Gradients that it replaces are of no more use. */
   before(): void {
-    if (this.flat.spoiled) this.resets[0] = 1; // by another session: there is nothing to add to
     for (const { live, kept } of this.#statistics) kept.set(live);
     if (this.resets[0]) return;
     this.#keptGradients ??= new Uint8Array(this.#gradients.length);

@@ -53,18 +53,13 @@ export async function resolve(files: PackageFiles | TrainingFiles): Promise<{
   const paths = { training_model, eval_model, optimizer_model };
   for (const [name, path] of Object.entries(paths) as [ModelName, string | undefined][]) {
     if (path === undefined) continue;
-    if (addressOf(path) !== addressOf(folder + opened.modelEntry(name, format).path)) {
+    if (platform.addressOf(path) !== platform.addressOf(folder + opened.modelEntry(name, format).path)) {
       fail('model-not-found', `${path} is not the ${name} of the package.`, path,
         'all models are those of the package in whose folder trainModel lies');
     }
     models.add(name);
   }
   return { opened, format, models };
-}
-
-/** One spelling of a path or an address. */
-function addressOf(path: string): string {
-  return new URL(String(path).replaceAll('\\', '/'), globalThis.location?.href ?? 'file:///').href;
 }
 
 export async function ownCheckpoint(opened: TrainingPackage): Promise<CheckpointState> {

@@ -90,6 +90,8 @@ export interface Platform {
   describe(): { system: string | null; memoryBytes: number | null };
   /** Writes a file that is removed again; absent where there is no fsync. */
   timeStorage?(folder: string, fileBytes: number): Promise<StorageTimes>;
+  /** One spelling of a path or an address. */
+  addressOf(path: string): string;
   /** Opens a file of a folder; throws `package-incomplete` or `package-path`. */
   openIn(folder: string | URL, path: string): Promise<OpenedFile>;
   /** The SHA-256 of some bytes. */

@@ -3,7 +3,7 @@ import * as fs from 'node:fs';
 import { createHash, randomBytes } from 'node:crypto';
 import { totalmem } from 'node:os';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
+import { fileURLToPath, pathToFileURL } from 'node:url';
 import { fail, OdtpackError, reason } from './errors.js';
 import type { OnnxRuntime, OpenedFile, Platform } from './platform.js';
 import {
@@ -59,6 +59,8 @@ export const platform: Platform = {
       }
     });
   },
+
+  addressOf: (path) => pathToFileURL(path).href,
 
   async openIn(folder, path) {
     const root = local(folder);

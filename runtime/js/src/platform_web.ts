@@ -44,6 +44,8 @@ export const platform: Platform = {
   importRuntime: async () => (await import('onnxruntime-web/wasm')) as unknown as OnnxRuntime,
   allocate: (nbytes) => new ArrayBuffer(nbytes),
   describe: () => ({ system: navigator.product === 'ReactNative' ? null : 'web', memoryBytes: null }),
+  addressOf: (path) =>
+    new URL(path.replaceAll('\\', '/'), globalThis.location?.href ?? 'file:///').href,
   openIn: async (folder, path) => download(inside(folder, path), 'package-incomplete'),
   async openCheckpoint(path) {
     const bytes = await download(absolute(path), 'checkpoint-not-found');

@@ -56,7 +56,6 @@ export interface Evaluation {
   accuracy: number | undefined;
 }
 
-
 /** The models of a package, as far as a session needs them. */
 interface Opened {
   training?: InferenceSession | undefined;
@@ -528,6 +527,7 @@ export class TrainingSession {
     const skipping = this.#skipping;
     const step = (this.#optimizer?.stepCount ?? 0) + 1;
     return this.#run(this.#whole(), this.trainingOutputNames, feeds, rest, async (run) => {
+      if (this.state.flat!.spoiled && !this.#reset[0]) this.#resetNext(); // by another session
       skipping.before();
       let results: Feeds;
       try {

@@ -338,6 +338,18 @@ test('arrays that ONNX Runtime cannot read are refused, and it is said what to d
   checkBatch(specs, { x: onGpu }, ort);
 });
 
+test('arrays count by what they are, not by the name of their class', () => {
+  const ort = { env: { versions: { node: '1' } }, Tensor: class { constructor(...all) { this.all = all; } } };
+  const check = (dtype, data) => checkBatch([{ name: 'x', dtype, shape: [2], role: 'data' }],
+    { x: { type: dtype, dims: [2], data } }, ort);
+  for (const data of [Buffer.alloc(2), new Uint8Array(2), new Uint8ClampedArray(2)]) check('uint8', data);
+  for (const data of [Buffer.alloc(2), new Uint8Array(2)]) check('bool', data);
+  for (const [dtype, data] of [['bool', new Uint8ClampedArray(2)], ['uint8', new Int8Array(2)],
+    ['int8', Buffer.alloc(2)], ['float32', new Uint16Array(2)]]) {
+    assert.throws(() => check(dtype, data), code('input-type'));
+  }
+});
+
 test('a template of tiny or nested fields costs what it has in bytes', () => {
   const manifest = { inference: { parameters: [] }, parameters: [] };
   const field = (tag, content) => {

@@ -167,7 +167,7 @@ class Parameter:
 
     @property
     def grad(self) -> Array | None:
-        """The accumulated gradient, live; None if frozen or as long as no Module exists."""
+        """The accumulated gradient, live; None if frozen or as long as no Module was made."""
         if self._asked is not None:
             self._asked()
         return self._grad

@@ -433,7 +433,10 @@ class CheckpointState:
                 self.device = None
             for parameter in self._parameters.items.values():
                 parameter.watch(None)
-                parameter.place(parameter.data, None, keep=False)
+                gradient = parameter.grad
+                if gradient is not None and not gradient.any():
+                    gradient = None
+                parameter.place(parameter.data, gradient, keep=False)
             self._flat = None
         return self._flat
 
@@ -555,9 +558,10 @@ class CheckpointState:
             keep = not self.is_nominal
             # One by one: what is moved is freed, so that no second whole copy ever exists.
             for slot in trainable.slots:
-                self._parameters.items[slot.name].place(
-                    view(flat.parameters, slot), view(flat.gradients, slot), keep=keep
-                )
+                parameter, gradient = self._parameters.items[slot.name], view(flat.gradients, slot)
+                if keep and parameter.grad is not None:
+                    np.copyto(gradient, parameter.grad)  # of a Module that is gone
+                parameter.place(view(flat.parameters, slot), gradient, keep=keep)
             for slot in frozen.slots:
                 parameter = self._parameters.items[slot.name]
                 # As they are read they stay where they are: they may be larger than all others.

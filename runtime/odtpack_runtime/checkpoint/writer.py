@@ -133,8 +133,10 @@ class _Save:
             head.write_digests(stream)
             written = self._finish(stream)
         if self._current is not None or self._kept is not None:
+            found = file_identity(self._data_path)
             with suppress(OSError), locked(self._data_path):
-                if self._in_place():  # another process may have saved meanwhile
+                # Another process may have saved meanwhile, or have made the file anew for a save.
+                if self._in_place() and _is_one_file(found, file_identity(self._data_path)):
                     self._data_path.unlink()
         return written
 
@@ -203,20 +205,20 @@ class _Save:
 
     @contextmanager
     def _locked_data(self) -> Iterator[bool]:
-        """Lock the data file; yield whether it was made for that."""
+        """Lock the data file; yield whether it was made for that, and nobody has used it."""
         while True:
             fresh = False
             with suppress(FileExistsError):
                 made = os.open(self._data_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-                take_mode(made, self._target)
+                take_mode(made, self._target, least=0o600)  # each save opens it again
                 os.close(made)
                 fresh = True
             found = file_identity(self._data_path)
             with locked(self._data_path):
                 here = file_identity(self._data_path)
-                if here is None or found is None or here[:2] != found[:2]:
+                if here is None or not _is_one_file(found, here):
                     continue  # who had the lock removed the file
-                yield fresh
+                yield fresh and here[2] == 0
                 return
 
     def _open(self) -> AbstractContextManager[BinaryIO]:
@@ -552,5 +554,8 @@ def _external_region(path: Path) -> _Region | None:
 
 
 def _is_same_file(first: Path, second: Path) -> bool:
-    one, other = file_identity(first), file_identity(second)
+    return _is_one_file(file_identity(first), file_identity(second))
+
+
+def _is_one_file(one: Identity | None, other: Identity | None) -> bool:
     return one is not None and other is not None and one[:2] == other[:2]

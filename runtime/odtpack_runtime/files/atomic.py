@@ -139,10 +139,10 @@ def atomic_write(
         raise not_synced(target, error) from error
 
 
-def take_mode(descriptor: int, of: Path, most: int = 0o666) -> None:
+def take_mode(descriptor: int, of: Path, most: int = 0o666, least: int = 0) -> None:
     """Give a new file the permissions of the one that it replaces or belongs to, if any."""
     with suppress(OSError, AttributeError):  # a file system without them, or Windows
-        os.fchmod(descriptor, of.stat().st_mode & most)
+        os.fchmod(descriptor, of.stat().st_mode & most | least)
 
 
 def not_synced(target: Path, error: OSError) -> OdtpackError:

@@ -279,10 +279,12 @@ def train_step(
         and optimizer.has_step_model
         and not module.accumulated_batches
     ):
-        losses.append(loss_of(optimizer.step_on(*batches[0])))
-        on_loss(losses[0])
-        if scheduler is not None and optimizer.step_count > done:
-            scheduler.step()
+        try:
+            losses.append(loss_of(optimizer.step_on(*batches[0])))
+            on_loss(losses[0])
+        finally:  # a step that is counted may be an error as well: Module's on_not_finite
+            if scheduler is not None and optimizer.step_count > done:
+                scheduler.step()
         return losses[0]
     for index, batch in enumerate(batches):
         if optimizer.privacy is None:

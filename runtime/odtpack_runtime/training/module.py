@@ -339,9 +339,9 @@ class Module:
             self.require_open()
             self._reset[0] = True
 
-    def gradients_given(self) -> None:
-        """Take what lies in the gradients' memory for those of one batch: they were written."""
-        self._accumulated = 1
+    def gradients_given(self, batches: int = 1) -> None:
+        """Take what lies in the gradients' memory for those of so many batches."""
+        self._accumulated = batches
         self._reset[0] = self.state.spoilt = False
 
     def spoil_gradients(self) -> None:

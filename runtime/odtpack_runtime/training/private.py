@@ -84,19 +84,23 @@ def private_gradient(
     flat = module.flat
     gradients = flat.gradients.view(flat.dtype)
     with module.state.lock, ExitStack() as broken_off:
-        broken_off.callback(module.spoil_gradients)
+        broken_off.callback(_give_back, module, module.accumulated_batches)
         total = np.zeros_like(gradients)
         losses = []
         for index in range(len(batch[0])):
             module.lazy_reset_grad()
             skipped = module.skipped_steps
             results: Any = module(*(array[index : index + 1] for array in batch))
+            if not index:  # until then nothing was written
+                broken_off.callback(module.spoil_gradients)
             losses.append(float(np.ravel(results[0] if isinstance(results, tuple) else results)[0]))
             if module.skipped_steps == skipped:
                 norm = gradient_norm(gradients)
                 total += gradients * flat.dtype.type(
                     min(1.0, privacy.clip_norm / norm) if norm else 1.0
                 )
+        if not losses:
+            broken_off.callback(module.spoil_gradients)
         deviation = privacy.clip_norm * privacy.noise_multiplier
         sums = total.view(np.uint8)
         for slot in flat.trainable.slots:
@@ -109,3 +113,9 @@ def private_gradient(
         broken_off.pop_all()
         module.gradients_given()
     return losses
+
+
+def _give_back(module: Module, batches: int) -> None:
+    """Let the gradients of some batches be those that are accumulated, if they are still there."""
+    if batches and not module.state.spoilt:
+        module.gradients_given(batches)

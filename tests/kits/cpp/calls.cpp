@@ -294,6 +294,14 @@ void Nan(const Job& job, int times) {
                 session.LastNotFinite()->step == i + 2,
             "the reason");
   }
+  if (steps > 1) {
+    const int64_t made = session.StepCount();
+    session.TrainBatch(job.batch.values);
+    training->state.Internal()->spoiled = true;  // as another session does
+    for (int64_t k = 1; k < steps; ++k) session.TrainBatch(job.batch.values);
+    Require(session.StepCount() == made, "a batch whose gradients are spoilt counts");
+    session.LazyResetGrad();
+  }
   session.SetOnNotFinite(odtpack::OnNotFinite::kStop);
   const auto before = DigestOf(*training);
   const auto stopped = CodeOf(
@@ -422,9 +430,11 @@ void Gradient(const Job& job, int) {
     Require(DigestOf(*training) == before, "a bad step changed something");
   }
   session.SetOnNotFinite(odtpack::OnNotFinite::kStop);
+  session.RegisterLinearLRScheduler(0, 4, 1);
   fill_all();
   Require(CodeOf([&] { session.TrainBatch(job.batch.values); }) == "gradient-not-finite", "stop");
   Require(session.StepCount() == (whole ? 2 : 0), "the step count after a stop");
+  Require(session.GetLearningRate() == (whole ? 0.5f : 1.0f), "the rate after a stop");
 }
 
 void Rates(const Job& job, int) {

@@ -1,5 +1,5 @@
 // Digests and recovery, for the tests: "sha256 BYTES" of a pattern, "load PATH",
-// "keep FROM TO EXTERNAL_ABOVE" which keeps the save before.
+// "keep FROM TO EXTERNAL_ABOVE" which keeps the save before, and says on stderr that it begins.
 #include <iostream>
 
 #include "job.hpp"
@@ -21,6 +21,7 @@ int main(int count, char** words) {
       std::cout << (state.IsChecked() ? "checked" : "unchecked") << "\n" << state.Recovered();
     } else {
       const auto state = odtpack::CheckpointState::LoadCheckpoint(given.at(1));
+      std::cerr << "saving" << std::endl;
       odtpack::detail::WriteCheckpoint(given.at(2), *state.Internal(), true,
                                        std::stoul(given.at(3)), true);
     }

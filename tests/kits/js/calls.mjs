@@ -1,7 +1,7 @@
 // usage: node calls.mjs KIT FOLDER: calls of a session in orders that an app may get wrong, and with
 // arguments that it may get wrong, on the packages of FOLDER; what came of each, as JSON.
 import { readFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { join, relative } from 'node:path';
 import { pathToFileURL } from 'node:url';
 
 const [root, folder] = process.argv.slice(2);
@@ -60,6 +60,11 @@ const counts = async (...calls) => {
 found.counts = [
   await counts('batch', 'batch', 'lazyResetGrad', 'batch', 'batch'), await counts('batch'),
 ];
+const spoiler = await TrainingSession.create({
+  checkpointState: counting.state, trainModel: at('accumulating/training_model.onnx') });
+await counts('batch', 'batch');
+await spoiler.runTrainStep(bad);
+found.counts.push(await counts('batch'));
 found.single = await counting.stepOn(batch(1)).catch(({ code }) => code);
 
 // A rate that was set stays where no step is made; the schedule goes on with the next one.
@@ -90,7 +95,9 @@ found.states = [await create('groups', trained.state), await create('sgd', fresh
   (await create('groups', fresh)) === wanted, await create('sgd', trained.state),
   typeof (await outcome(() => trained.trainBatch(batch(3))))];
 found.files = [await outcome(() => TrainingSession.create(own('roots')).then(() => null)),
-  await outcome(() => TrainingSession.create(own('roots', 'groups')))];
+  await outcome(() => TrainingSession.create(own('roots', 'groups'))),
+  await outcome(() => TrainingSession.create({ ...own('roots'),
+    trainModel: relative('.', at('roots/training_model.onnx')) }).then(() => null))];
 
 // Scores: of equal ones the first counts, 0 and -0 are equal, and NaN is above all numbers.
 const scores = tensor('float32', Float32Array.of(-0, 0, -1, 0, NaN, 2, NaN, 1, NaN, 1, 2, 2), [4, 3]);

@@ -265,6 +265,14 @@ inline bool ReadAt(const File& file, uint8_t* to, size_t size, size_t from) {
 inline void Lock(int descriptor) {
   while (::flock(descriptor, LOCK_EX) != 0 && errno == EINTR) continue;
 }
+/// Lock an open file. False if its name no longer leads to it: who had the lock removed the file.
+inline bool LockNamed(const File& file, const fs::path& path) {
+  Lock(::fileno(file.get()));
+  struct stat own;
+  Check(::fstat(::fileno(file.get()), &own) == 0);
+  const auto found = IdentityOf(path);
+  return found && found->inode == static_cast<uint64_t>(own.st_ino);
+}
 
 /// Remove the temporary files of a target that processes which no longer run left behind.
 inline void RemoveStale(const fs::path& target) {
@@ -291,11 +299,12 @@ inline fs::path TemporaryName(const fs::path& target) {
   return target.parent_path() / ("." + target.filename().string() + "." + mark);
 }
 
-/// Give a new file the permissions of the one that it replaces or belongs to, if there is one.
-inline void TakeMode(const File& file, const fs::path& of) {
+/// Give a new file the permissions of the one that it replaces or belongs to, if there is one, and
+/// `more`; there are file systems without permissions.
+inline void TakeMode(const File& file, const fs::path& of, mode_t more = 0) {
   struct stat found;
-  if (::stat(of.c_str(), &found) == 0 && ::fchmod(::fileno(file.get()), found.st_mode & 0666) != 0)
-    errno = 0;  // a file system without permissions
+  if (::stat(of.c_str(), &found) == 0)
+    static_cast<void>(::fchmod(::fileno(file.get()), (found.st_mode & 0666) | more));
 }
 
 [[noreturn]] inline void ThrowNotWritten(const fs::path& path, const std::string& problem) {

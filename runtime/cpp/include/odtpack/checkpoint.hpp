@@ -42,7 +42,8 @@ class CheckpointState {
     if (!detail::IsUtf8(name) || (text != nullptr && !detail::IsUtf8(*text)))
       throw Error("property-not-text", "A property's name and its text must be UTF-8.");
     if (name == detail::kOptimizerProperty)
-      throw Error("property-type", "The kit itself writes the property " + name + ".");
+      throw Error("property-type",
+                  "'" + name + "' is reserved: files keep the optimizer's kind there.");
     const detail::Gate::Call call(*state_->gate);
     state_->properties[name] = value;
   }

@@ -344,12 +344,14 @@ class CheckpointReader {
   size_t inline_left_ = 0, external_left_ = 0;
 };
 
-/// The lock of a checkpoint's data file, if there is one: as long as this exists nobody saves there.
+/// The lock of a checkpoint's data file, if there is one: as long as this exists nobody saves
+/// there.
 inline File LockedData(const std::string& path) {
   try {
-    File file = Open(path + ".data", "rbe");
-    Lock(::fileno(file.get()));
-    return file;
+    for (;;) {
+      File file = Open(path + ".data", "rbe");
+      if (LockNamed(file, path + ".data")) return file;
+    }
   } catch (const std::system_error&) {
     return {nullptr, std::fclose};
   }
@@ -412,8 +414,9 @@ inline State ReadLastGood(const std::string& path) {
     } catch (const std::exception&) {
     }
     const int64_t step = state->optimizer ? state->optimizer->step : 0;
+    const std::string text = error.what();
     state->recovered =
-        std::string(error.what()) + "\nThe save before it was loaded, " + before +
+        text.substr(0, text.find("\n  in: ")) + " The save before it was loaded, " + before +
         ", of optimizer step " + std::to_string(step) + ": " +
         (last > step ? std::to_string(last - step) + " optimizer steps made since are lost."
                      : "what was trained since is lost.");

@@ -253,23 +253,32 @@ class KeepPrevious {
 };
 
 /// Lock the data file of a checkpoint, which is made if it is not there: one save at a time.
+/// `made`: whether it was, and nobody has used it.
 inline File MadeData(const std::string& checkpoint, bool& made) {
   const std::string path = checkpoint + ".data";
   for (;;) {
     made = !fs::exists(path);
     try {
       File file = Open(path, made ? "wbxe" : "r+be");
-      if (made) TakeMode(file, checkpoint);
-      Lock(::fileno(file.get()));
-      struct stat own;
-      Check(::fstat(::fileno(file.get()), &own) == 0);
-      const auto found = IdentityOf(path);  // who had the lock may have removed the file
-      if (found && found->inode == own.st_ino) return file;
+      if (made) TakeMode(file, checkpoint, 0600);  // each save opens it again
+      if (!LockNamed(file, path)) continue;
+      made = made && fs::file_size(path) == 0;  // another process may have had the lock first
+      return file;
     } catch (const std::system_error& error) {
       using std::errc;
       if (error.code() != (made ? errc::file_exists : errc::no_such_file_or_directory)) throw;
     }
   }
+}
+
+/// Refuse to save to a link: it would be replaced, and what it leads to stay as it is.
+inline void RefuseLink(const std::string& path) {
+  std::error_code unseen;  // the write says what is wrong with the name
+  if (!fs::is_symlink(path, unseen)) return;
+  throw Error(
+      "file-not-written",
+      path + " is a link, and a checkpoint is neither saved through a link nor in its place.", "",
+      "remove the link, or name the file that it leads to");
 }
 
 /// Write a checkpoint whole or not at all, and keep the one that it replaces as the save before if
@@ -297,15 +306,14 @@ inline void WriteCheckpoint(const std::string& path, State& state, bool with_opt
     if (whole) current = RegionOf(path);
     keeps = keep_previous && whole;
   };
-  std::error_code unseen;  // the write says what is wrong with the name
-  if (fs::is_symlink(path, unseen)) ThrowNotWritten(path, "it is a link");
+  RefuseLink(path);
   KeepPrevious previous(path);
   const auto last = [&] {
     if (keeps) previous.Keep(current.second > 0);
   };
   std::optional<FileIdentity> placed;
   if (total <= external_above) {
-    const File lock = LockedData(path);
+    File lock = LockedData(path);
     look();
     CheckpointWriter writer(state, optimizer, false, 0);
     try {
@@ -323,7 +331,9 @@ inline void WriteCheckpoint(const std::string& path, State& state, bool with_opt
       throw;
     }
     state.whole = placed;
-    if (current.second > 0) ::unlink(data_path.c_str());
+    if (current.second == 0) return;
+    if (!lock) lock = LockedData(path);
+    if (IdentityOf(path) == placed) ::unlink(data_path.c_str());  // else another process saved
     return;
   }
   std::optional<size_t> size;  // of the data file once it is open, to which a failure cuts it
@@ -331,7 +341,7 @@ inline void WriteCheckpoint(const std::string& path, State& state, bool with_opt
   File lock(nullptr, std::fclose);  // until what a failure leaves is removed
   try {
     if (fs::is_directory(path)) throw Error("path-is-a-folder", path + " is a folder.");
-    if (fs::is_symlink(data_path)) throw std::system_error(ELOOP, std::generic_category());
+    RefuseLink(data_path);
     lock = MadeData(path, made);
     size = fs::file_size(data_path);
     look();

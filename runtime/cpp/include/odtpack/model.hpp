@@ -121,7 +121,9 @@ struct Arguments {
                           output_names.size(), outputs.data()));
     if (status.IsOK()) return;
     if (ending != nullptr) ending->Check();
-    throw Error("run-failed", "ONNX Runtime: " + status.GetErrorMessage(), "", hint);
+    throw Error("run-failed",
+                "ONNX Runtime failed in the middle of a step: " + status.GetErrorMessage(), "",
+                hint);
   }
 };
 

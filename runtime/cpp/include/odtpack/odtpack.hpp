@@ -9,7 +9,8 @@ namespace odtpack {
 /// Bring trained parameters into the state of a newer package's checkpoint, before a session is
 /// made of it; everything else comes from the newer one. Without `names` those that were trained;
 /// with an empty list none. Moments of parameters that are not named are zero; without the
-/// optimizer's state the schedule of its learning rate stays behind too. After a session was made of it, this is the error `busy`.
+/// optimizer's state the schedule of its learning rate stays behind too. After a session was made
+/// of it, this is the error `busy`.
 inline void CarryOver(const CheckpointState& trained, const CheckpointState& fresh,
                       std::optional<std::vector<std::string>> names = {},
                       bool optimizer_state = true) {

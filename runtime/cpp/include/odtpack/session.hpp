@@ -179,11 +179,20 @@ class TrainingSession {
     const auto call = Enter();
     Optimizer().RequireOwn();
     const int64_t steps = AccumulationSteps(), before = StepCount();
-    const double loss = detail::AsDouble((steps == 1 ? MakeStep(inputs) : Train(inputs))[0]);
-    if (++own_->pending < steps) return loss;
-    own_->pending = 0;
-    if (steps > 1) Update();
-    if (own_->schedule && StepCount() != before) FollowSchedule();
+    const auto follow = [&] {
+      if (own_->schedule && StepCount() != before) FollowSchedule();
+    };
+    double loss = 0;
+    try {
+      loss = detail::AsDouble((steps == 1 ? MakeStep(inputs) : Train(inputs))[0]);
+      if (++own_->pending < steps) return loss;
+      own_->pending = 0;
+      if (steps > 1) Update();
+    } catch (...) {
+      follow();  // a step that is counted may be an error as well: SetOnNotFinite
+      throw;
+    }
+    follow();
     if (steps > 1) Reset();
     return loss;
   }
@@ -450,7 +459,7 @@ class TrainingSession {
     Ready();
     detail::CheckBatch(own_->package.Inputs(), inputs);
     if (!own_->training) Switch();
-    if (own_->state.spoiled) *own_->reset.data = 1;  // perhaps by another session
+    if (own_->state.spoiled && *own_->reset.data == 0) Reset();  // by another session
     const bool adds = *own_->reset.data == 0;
     own_->statistics.Copy();
     if (adds) own_->accumulated.Copy();

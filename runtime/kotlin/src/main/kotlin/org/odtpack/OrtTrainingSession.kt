@@ -188,7 +188,7 @@ class OrtTrainingSession private constructor(
         checkBatch(pack.inputs, inputs)
         checkOutputs(pack.outputs, requestedOutputs.orEmpty(), pinnedOutputs)
         val model = training ?: openTraining()
-        if (state.spoiled) reset.data.put(0, 1) // by another session: there is nothing to add to
+        if (state.spoiled && reset.data.get(0) == 0.toByte()) lazyResetGrad() // by another session
         val adds = reset.data.get(0) == 0.toByte()
         statistics.take()
         if (adds) accumulated.take()
