@@ -207,7 +207,8 @@ odtpack_error* odtpack_state_moment(const odtpack_state* state, size_t index, od
 odtpack_error* odtpack_state_load_parameters(odtpack_state* state, const char* path);
 /* Bring trained parameters into the state of a newer package's checkpoint, before a session is made
  * of it: afterwards this is the error `busy`. If `names` is NULL, those that were trained; otherwise
- * the `count` of the list, of which 0 carry no parameter. Properties go over in any case. */
+ * the `count` of the list, of which 0 carry no parameter. Properties go over in any case, but
+ * for the schedule of the learning rate, which goes with the optimizer's state. */
 odtpack_error* odtpack_state_carry_over(odtpack_state* state, const odtpack_state* trained,
                                         const char* const* names, size_t count,
                                         bool optimizer_state);

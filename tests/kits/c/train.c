@@ -151,6 +151,8 @@ int main(int count, char** words) {
   expect(odtpack_state_carry_over(state, other, NULL, 0, true), "busy");
   const char* none[1] = {NULL};
   check(odtpack_state_carry_over(other, state, none, 0, false));
+  if (odtpack_state_property_count(other) != 0) return 1;
+  check(odtpack_state_carry_over(other, state, none, 0, true));
   if (odtpack_state_property_count(other) != 1) return 1; /* the schedule */
   odtpack_state_release(other);
   size_t no_outputs = 0;
