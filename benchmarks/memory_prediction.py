@@ -3,7 +3,7 @@
     python -m benchmarks.memory_prediction [--no-limits]
 
 For each of the zoo's networks: the prediction before anything ran, the peak measured in a child
-process, and whether trainings held to limits around that peak went as the prediction says.
+process, and whether trainings under limits around that peak end as the prediction says.
 """
 
 from __future__ import annotations

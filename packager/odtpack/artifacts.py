@@ -175,11 +175,9 @@ def generate_artifacts(
         additional = tuple(dict.fromkeys((*others, *additional)))
     elif chosen is not None:
         found = settled_on(loaded.graph, chosen, read or outputs[: len(chosen.reads)])
-        settled, predictions = found or (chosen, [])
-        if isinstance(settled, Classes) and predictions:
-            remark = settled.not_as_the_reference(predictions)
-            if remark:
-                warnings.warn(remark, stacklevel=3)
+        settled, predictions = found or (None, [])
+        if isinstance(settled, Classes) and (r := settled.not_as_the_reference(predictions)):
+            warnings.warn(r, stacklevel=3)
     if everything:
         train = _those_that_learn(loaded, train, read)
     if method is not None and not train:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 import io
-import logging
 import os
 import signal
 import sys
@@ -253,7 +252,10 @@ def _main(arguments: Sequence[str]) -> int:
             signal.signal(signal.SIGTERM, _stop)
             if before[signal.SIGINT] is signal.default_int_handler:
                 signal.signal(signal.SIGINT, _stop)
-        logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it names shapes of unknown type
+        if "--help" not in arguments:
+            import logging  # which help has no time for
+
+            logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it names shapes of unknown type
         command = _parser(arguments[0] if arguments else "")
         # What a command sets for its own output ends with it.
         code = copy_context().run(

@@ -38,7 +38,7 @@ SETTINGS: Final = (
 """Keys of a server's configuration, the settings that they are, and the least values."""
 
 OF_THE_CLIENT: Final = ("batch-size", "local-epochs")
-"""Keys that a private client takes from nobody: its epsilon follows from them."""
+"""Keys that a private client does not take from the server: epsilon depends on them."""
 
 ABOUT_THE_MESSAGE: Final = ("fleet-config", "private-training")
 """Codes of the errors that a private client explains: they are about what the server asked for."""

@@ -50,7 +50,7 @@ export class Skipping {
     this.#keptGradients.set(this.#gradients);
   }
 
-  /** After a step that failed, or is to be skipped. */
+  /** Undo a step that failed or is skipped. */
   putBack(): void {
     for (const { live, kept } of this.#statistics) live.set(kept);
     if (!this.resets[0]) return this.#gradients.set(this.#keptGradients!);

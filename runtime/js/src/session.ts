@@ -160,7 +160,7 @@ export class TrainingSession {
       const step = loss !== undefined && own.updating && await openStepModel(ort, opened, usual);
       if (step) sessions.push(step);
       const { flat, device } = state;
-      const optimizer = flat && state.optimizer; // else nobody has it, and its memory is given back
+      const optimizer = flat && state.optimizer; // an optimizer of an unplaced state was freed
       try {
         const session = new TrainingSession(ort, opened, state, own, onNotFinite);
         if (step) {

@@ -205,7 +205,7 @@ class _Save:
 
     @contextmanager
     def _locked_data(self) -> Iterator[bool]:
-        """Lock the data file; yield whether it was made for that, and nobody has used it."""
+        """Lock the data file; yield whether it is new and still empty."""
         while True:
             fresh = False
             with suppress(FileExistsError):

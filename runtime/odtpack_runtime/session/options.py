@@ -132,8 +132,9 @@ def manifest_beside(model: Path) -> dict[str, Any] | None:
     # None if there is none that names the model, or it is no JSON.
     prefix, found, _ = model.name.partition("training_model")
     manifest = model.with_name(f"{prefix if found else ''}manifest.json")
-    others = sorted(model.parent.glob("*manifest.json"))  # whoever renamed it may have kept these
-    for path in filter(Path.is_file, (manifest, *others)):
+    # The folder is searched only where the usual name leads to none: a manifest may be renamed.
+    places = ([manifest], model.parent.glob("*manifest.json"))
+    for path in filter(Path.is_file, (path for found in places for path in sorted(found))):
         with suppress(OSError, InvalidRecordError, LookupError, TypeError, AttributeError):
             with path.open("rb") as stream:
                 size = os.fstat(stream.fileno()).st_size

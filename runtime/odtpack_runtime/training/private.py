@@ -57,7 +57,7 @@ def poisson_batches(
     indices: npt.NDArray[np.int64], rate: float, steps: int, uniform: Uniform = secure_uniform
 ) -> Iterator[npt.NDArray[np.int64]]:
     """Yield a batch for each step: every sample with the same probability, independently."""
-    # Batches differ in size, and may be empty. What is promised holds if nobody can tell the draw.
+    # Batches differ in size and may be empty. Privacy holds only if the draw stays secret.
     for _ in range(steps):
         yield indices[uniform(len(indices)) < rate]
 

@@ -421,14 +421,14 @@ def first_change(result: FleetResult, otherwise: str = _LONGER) -> str:
     if not result.rounds:
         return "let more clients be available: a smaller population.requires, or a lower minimum"
     losses = {end: count for end, count in result.ends().items() if end not in NO_LOSS}
-    worst = max(losses, key=lambda end: losses[end], default=None)
+    most = max(losses, key=lambda end: losses[end], default=None)
     chosen = sum(result.ends().values())
-    if worst is None or losses[worst] < chosen / 20:
+    if most is None or losses[most] < chosen / 20:
         return otherwise
     enough, more = "minimum", "over_selection"
     if result.plan.buffer is not None:
         enough, more = "buffer", "clients"
-    share = f"{losses[worst]} of {chosen} chosen clients"
+    share = f"{losses[most]} of {chosen} chosen clients"
     advice = {
         "over memory": "are over memory: build the package with a smaller batch or fewer trained "
         "layers",
@@ -445,7 +445,7 @@ def first_change(result: FleetResult, otherwise: str = _LONGER) -> str:
         f"{more}",
         "refused": "were refused: lower training.learning_rate",
     }
-    return f"{share} {advice[worst]}"
+    return f"{share} {advice[most]}"
 
 
 _STATES: Final[Mapping[Verdict, tuple[str, str]]] = {

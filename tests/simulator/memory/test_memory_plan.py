@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from odtpack.adapters import AdapterSpec
@@ -133,24 +134,31 @@ def test_fits_only_with_the_margin(case: Callable[[str], Case]) -> None:
 # The plan of a package that trains with its step model, against a replay.
 
 
+def _replayed(
+    model: onnx.ModelProto, folder: Path, size: int
+) -> tuple[Package, Job, dict[str, tuple[int, ...]]]:
+    """The package ``p`` of a folder, its replay over five batches, and the shapes of one."""
+    package = Package.open(folder / "p")
+    inputs, labels = batch(model, 5 * size)
+    np.save(folder / "input.npy", inputs)
+    np.save(folder / "labels.npy", labels)
+    job = Job(
+        "train", str(package.training_model), str(package.eval_model),
+        str(package.optimizer_model), str(package.checkpoint), str(folder),
+        {name: str(folder / f"{name}.npy") for name in ("input", "labels")}, len(inputs), size,
+        epochs=1, seed=0, full_batches=True, learning_rate=1e-3, threads=1,
+    )  # fmt: skip
+    return package, job, {"input": (size, *inputs.shape[1:]), "labels": (size,)}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 def test_mobilenet(tmp_path: Path) -> None:
     """Its updates are many: some in parts, and each with an output that only orders nodes."""
     model, size = zoo.mobilenet_v2(), 8
     build_package(model, tmp_path / "p", loss="cross_entropy", step_model="always")
-    package = Package.open(tmp_path / "p")
-    inputs, labels = batch(model, 5 * size)
-    np.save(tmp_path / "input.npy", inputs)
-    np.save(tmp_path / "labels.npy", labels)
-    job = Job(
-        "train", str(package.training_model), str(package.eval_model),
-        str(package.optimizer_model), str(package.checkpoint), str(tmp_path),
-        {name: str(tmp_path / f"{name}.npy") for name in ("input", "labels")}, len(inputs), size,
-        epochs=1, seed=0, full_batches=True, learning_rate=1e-3, threads=1,
-    )  # fmt: skip
+    package, job, shapes = _replayed(model, tmp_path, size)
     use = session_use(package.manifest)
     assert use.step_model
-    shapes = {"input": (size, *inputs.shape[1:]), "labels": (size,)}
     plan = plan_memory(package, shapes, **use._asdict())
     measured = run_training_child(with_sessions(job, package, use))
     assert measured.outcome == "completed"
@@ -169,17 +177,8 @@ def test_a_base_of_few_bits(base: BaseKind, tmp_path: Path) -> None:
         model, tmp_path / "p", loss="cross_entropy", base=base,
         adapter=AdapterSpec("lora", ("*",), (), 2, 4.0),
     )  # fmt: skip
-    package = Package.open(tmp_path / "p")
-    inputs, labels = batch(model, 5 * size)
-    np.save(tmp_path / "input.npy", inputs)
-    np.save(tmp_path / "labels.npy", labels)
-    job = Job(
-        "train", str(package.training_model), str(package.eval_model),
-        str(package.optimizer_model), str(package.checkpoint), str(tmp_path),
-        {name: str(tmp_path / f"{name}.npy") for name in ("input", "labels")}, len(inputs), size,
-        epochs=1, seed=0, full_batches=True, learning_rate=1e-3, threads=1,
-    )  # fmt: skip
-    plan = plan_memory(package, {"input": (size, 768), "labels": (size,)})
+    package, job, shapes = _replayed(model, tmp_path, size)
+    plan = plan_memory(package, shapes)
     measured = run_training_child(job)
     assert measured.outcome == "completed"
     for phase in plan.phase_peaks():

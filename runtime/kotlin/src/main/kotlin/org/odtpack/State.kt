@@ -85,7 +85,7 @@ internal class State(var nominal: Boolean) {
     /** What a session undoes that cannot be made. Values stay where they are: the next moves them. */
     fun undo(): () -> Unit {
         val placed = flat != null
-        val owned = optimizer.takeIf { placed } // else nobody has it, and its memory is given back
+        val owned = optimizer.takeIf { placed } // that of an unplaced state was freed
         return {
             if (placed) optimizer = owned
             else {
