@@ -155,23 +155,6 @@ def test_only_files_are_replaced(above: int, tmp_path: Path) -> None:
     assert left == set(kinds)
 
 
-@ABOVE
-def test_a_save_keeps_permissions_and_links(above: int, tmp_path: Path) -> None:
-    path = tmp_path / "trained"
-    save(1, path, 2**30)
-    path.chmod(0o600)
-    for number in (2, 3):
-        assert save(number, path, above) == ("", "")
-    assert {each.stat().st_mode & 0o777 for each in tmp_path.glob("trained*")} == {0o600}
-    link = tmp_path / "link"
-    link.symlink_to(path)
-    code, message = save(4, link, above)
-    assert code == "file-not-written"
-    assert "is a link, and a checkpoint is neither saved through a link nor in its place" in message
-    assert link.is_symlink()
-    assert value(path) == 3
-
-
 def _traced(folder: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """Save the value 3 over that of 2; return how it ended and the calls of the main thread."""
     log = folder.with_suffix(".strace")

@@ -185,3 +185,22 @@ def test_the_save_before_is_kept_and_gone_back_to(
     assert "of optimizer step 10: what was trained since is lost" in rest
     (tmp_path / "trained.previous").unlink()
     assert kit("load", path)[0] == "checkpoint-not-found"
+
+
+@pytest.mark.parametrize("above", [2**30, 64], ids=["one file", "external data"])
+def test_a_save_keeps_permissions_and_links(
+    kit: Callable[..., tuple[str, str]], above: int, tmp_path: Path
+) -> None:
+    start, path, link = tmp_path / "start", tmp_path / "trained", tmp_path / "link"
+    write_checkpoint(start, CheckpointData({"w": np.zeros(99, np.float32)}, {}))
+    write_checkpoint(path, CheckpointData({"w": np.ones(99, np.float32)}, {}))
+    path.chmod(0o640)
+    for _ in range(2):
+        assert kit("keep", start, path, above)[1] == ""
+    assert {each.stat().st_mode & 0o777 for each in tmp_path.glob("trained*")} == {0o640}
+    link.symlink_to(start)
+    code, message = kit("keep", path, link, above)
+    assert code == "file-not-written"
+    assert "is a link, and a checkpoint is neither saved through a link nor in its place" in message
+    assert link.is_symlink()
+    assert sorted(each.name for each in tmp_path.glob("link*")) == ["link"]

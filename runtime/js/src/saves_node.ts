@@ -86,6 +86,7 @@ export class Save {
   /** Returns the identity of the new file. */
   async run(): Promise<string> {
     refuseSpecial(this.target);
+    refuseLink(this.target);
     return this.saving.nbytes > this.saving.dataFileAbove ? this.#outside() : this.#inside();
   }
 
@@ -104,6 +105,7 @@ export class Save {
     if (stat && !stat.isFile()) throw new Error(`${this.#data} is not a plain file`);
     const fd = fs.openSync(this.#data, stat ? 'r+' : 'wx+');
     try {
+      if (!stat) takeMode(fd, this.target, 0o600); // each save opens it again
       await this.#look();
       this.#requireLinks();
       return await this.#intoData(fd);
@@ -220,6 +222,7 @@ export async function replaceFile(
   try {
     let written: string;
     try {
+      takeMode(fd, target);
       const [end, last] = await Promise.all([write(fd, parts, 0), tail?.()]);
       await write(fd, last ?? [], end);
       fs.fsyncSync(fd);
@@ -258,6 +261,20 @@ function refuseSpecial(target: string): void {
   fail('file-not-written',
     `${target} could not be written: it is not an ordinary file, which could be replaced.`, target,
     'name another file');
+}
+
+/** A save to a link would replace it, and leave what it leads to as it is. */
+function refuseLink(target: string): void {
+  if (!fs.lstatSync(target, { throwIfNoEntry: false })?.isSymbolicLink()) return;
+  fail('file-not-written',
+    `${target} is a link, and a checkpoint is neither saved through a link nor in its place.`,
+    target, 'remove the link, or name the file that it leads to');
+}
+
+/** Give a new file the permissions of the one that it replaces or belongs to, if any. */
+function takeMode(fd: number, of: string, least = 0): void {
+  const stat = fs.statSync(of, { throwIfNoEntry: false });
+  if (stat) quietly(() => fs.fchmodSync(fd, (stat.mode & 0o666) | least));
 }
 
 /**

@@ -41,10 +41,15 @@ static class Program {
             case "read": Readers.Read(words[1]); break;
             case "saves": SaveForever(words[1], ulong.Parse(words[2]), words[3] == "keep"); break;
             case "export": Export(words[1]); break;
-            case "load": Load(words[1]); break;
+            case "load":
+                Refusing(words[1], state => {
+                    Console.WriteLine(state.IsChecked ? "checked" : "unchecked");
+                    Console.WriteLine(state.Recovered);
+                });
+                break;
             case "keep":
-                using (var state = CheckpointState.LoadCheckpoint(words[1]))
-                    Internals.Save(state, words[2], true, ulong.Parse(words[3]));
+                Refusing(words[1], state =>
+                    Internals.Save(state, words[2], true, ulong.Parse(words[3])));
                 break;
             case "calls": Calls.Run(words[1], words[2], int.Parse(words[3])); break;
             case "former":
@@ -163,12 +168,9 @@ static class Program {
             session.ExportModelForInferencing(folder + "/m.onnx", new[] { "output" });
         Console.WriteLine(1);
     }
-    static void Load(string path) {
+    static void Refusing(string path, Action<CheckpointState> work) {
         try {
-            using (var state = CheckpointState.LoadCheckpoint(path)) {
-                Console.WriteLine(state.IsChecked ? "checked" : "unchecked");
-                Console.WriteLine(state.Recovered);
-            }
+            using (var state = CheckpointState.LoadCheckpoint(path)) work(state);
         } catch (OdtpackException error) {
             Console.WriteLine(error.Code + "\n" + error.Message);
         }

@@ -209,19 +209,22 @@ fun saves(path: String, externalAbove: Long, before: String) {
 }
 
 /** Print whether a checkpoint is checked, and what was lost if it is not the one that was meant. */
-fun load(path: String) {
-    try {
-        val state = OrtCheckpointState.loadCheckpoint(path)
-        println(if (state.isChecked) "checked" else "unchecked")
-        println(state.recovered.orEmpty())
-    } catch (error: OdtpackException) {
-        println("${error.errorCode}\n${error.message}")
-    }
+fun load(path: String) = refusing {
+    val state = OrtCheckpointState.loadCheckpoint(path)
+    println(if (state.isChecked) "checked" else "unchecked")
+    println(state.recovered.orEmpty())
 }
 
 /** Save what a checkpoint holds over another, which is kept. */
-fun keep(from: String, path: String, externalAbove: Long): Any? =
+fun keep(from: String, path: String, externalAbove: Long) = refusing {
     writeCheckpoint(path, readCheckpoint(from), true, externalAbove, true)
+}
+
+private fun refusing(work: () -> Unit) = try {
+    work()
+} catch (error: OdtpackException) {
+    println("${error.errorCode}\n${error.message}")
+}
 
 /** Open every file and folder of a folder; print what came of it. */
 fun damaged(folder: File) {

@@ -5,17 +5,25 @@ import Foundation
 
 /// What loading a checkpoint says.
 func printLoaded(_ path: String) throws {
-  do {
+  try refusing {
     let checkpoint = try ORTCheckpoint(path: path)
     print(checkpoint.isChecked ? "checked" : "unchecked", checkpoint.recovered ?? "", separator: "\n")
-  } catch let error as OdtpackError {
-    print(error.code, error, separator: "\n")
   }
 }
 
 /// Save what a checkpoint holds over another, which is kept.
 func saveAgain(_ start: String, _ path: String, _ externalAbove: Int) throws {
-  try ORTCheckpoint(path: start).save(path, keepPrevious: true, externalAbove: externalAbove)
+  try refusing {
+    try ORTCheckpoint(path: start).save(path, keepPrevious: true, externalAbove: externalAbove)
+  }
+}
+
+private func refusing(_ work: () throws -> Void) throws {
+  do {
+    try work()
+  } catch let error as OdtpackError {
+    print(error.code, error, separator: "\n")
+  }
 }
 
 /// Export the model of `folder`/package with the parameters of 1.ckpt as m.onnx.

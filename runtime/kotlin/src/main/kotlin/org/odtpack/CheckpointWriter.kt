@@ -7,6 +7,8 @@ import java.io.RandomAccessFile
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 import java.nio.channels.FileChannel
+import java.nio.file.attribute.PosixFilePermission.OWNER_READ
+import java.nio.file.attribute.PosixFilePermission.OWNER_WRITE
 import kotlin.concurrent.thread
 import org.odtpack.fbs.Checkpoint
 import org.odtpack.fbs.FloatProperty
@@ -70,6 +72,13 @@ private class Save(
         val tensors = state.parameters.values.map { it.value } +
             optimizer?.moments?.values?.flatten().orEmpty()
         val total = tensors.sumOf { if (state.nominal) 0L else it.data.capacity().toLong() }
+        if (target.path.isNotEmpty() && isLink(target)) {
+            fail(
+                "file-not-written", "${target.path} is a link, and a checkpoint is neither saved " +
+                    "through a link nor in its place.", "",
+                "remove the link, or name the file that it leads to",
+            )
+        }
         // An empty path is that of the working folder, and exists() says that there is nothing.
         val isFile = target.path.isNotEmpty() && !target.isDirectory && (target.isFile || !target.exists())
         if (total > externalAbove && isFile) return outside(total)
@@ -118,6 +127,7 @@ private class Save(
             throw error
         }
         data.use {
+            if (fresh) takeMode(dataFile, target, OWNER_READ, OWNER_WRITE) // each save opens it again
             val expected = if (fresh) found.dropLast(1) + identity(dataFile) else found
             lock(data.channel)
             if (files.map(::identity) != expected) return null

@@ -14,6 +14,7 @@ import java.nio.file.Files
 import java.nio.file.StandardCopyOption
 import java.nio.file.StandardOpenOption
 import java.nio.file.attribute.BasicFileAttributes
+import java.nio.file.attribute.PosixFilePermission
 import java.util.UUID
 import java.util.concurrent.TimeUnit
 
@@ -37,6 +38,14 @@ internal fun FileChannel.writeAll(bytes: ByteBuffer) {
 internal fun isLink(file: File): Boolean {
     val own = File(file.absoluteFile.parentFile!!.canonicalFile, file.name)
     return own.canonicalFile != own.absoluteFile
+}
+
+/** Give a new file the permissions of the one that it replaces or belongs to, and [more]. */
+internal fun takeMode(file: File, of: File, vararg more: PosixFilePermission) {
+    runCatching { // there is none, or Windows, or Android before 26
+        val taken = Files.getPosixFilePermissions(of.toPath()).filterNot { "EXECUTE" in it.name }
+        Files.setPosixFilePermissions(file.toPath(), taken.toSet() + more)
+    }
 }
 
 /** Which file a name stands for, of what size and time; null if nothing tells. */
@@ -68,6 +77,7 @@ internal fun writeAtomically(
             throw IOException("it is not an ordinary file, which could be replaced")
         }
         RandomAccessFile(temporary, "rw").use {
+            takeMode(temporary, target)
             body(it.channel)
             it.channel.force(true)
         }
