@@ -96,6 +96,7 @@ def test_the_schedule_that_the_package_proposes(found: dict[str, Any]) -> None:
 def test_a_session_that_cannot_be_made_leaves_its_state_alone(found: dict[str, Any]) -> None:
     refused = ["model-mismatch", "optimizer-mismatch", True, "optimizer-mismatch"]
     assert found["states"] == [*refused, "number"]  # the session before goes on
+    assert found["elsewhere"] == ["unsupported-device", True]
     assert found["files"] == [None, "model-not-found", None]
 
 

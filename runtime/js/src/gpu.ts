@@ -190,10 +190,8 @@ export async function openStepModel(
   });
 }
 
-/** Throw `unsupported-device` where a package or a state cannot be trained so. */
-export function requireResident(
-  manifest: Manifest, state: CheckpointState, reading: LossReading,
-): void {
+/** Throw `unsupported-device` where a package cannot be trained so. */
+export function requireResident(manifest: Manifest, reading: LossReading): void {
   if (reading !== 'every' && reading !== false && !(Number.isInteger(reading) && reading > 0)) {
     unsupported(`'loss' cannot be ${reading}`, "pass 'every', a whole number or false");
   }
@@ -201,7 +199,6 @@ export function requireResident(
     unsupported('it needs a package with a step model, of one batch each',
       'odtpack build --target webgpu --step-model always');
   }
-  if (state.device) unsupported('the state lives on a GPU already', 'release its session first');
 }
 
 function onGpu(dtype: DType): boolean {

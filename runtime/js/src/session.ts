@@ -143,7 +143,11 @@ export class TrainingSession {
       : source !== undefined ? await CheckpointState.load(source)
       : await ownCheckpoint(opened);
     checkParameters(manifest, state);
-    if (loss !== undefined) requireResident(manifest, state, loss);
+    if (state.device) {
+      fail('unsupported-device', 'The state lives on a GPU already, in another session.', '',
+        'release that session first');
+    }
+    if (loss !== undefined) requireResident(manifest, loss);
     const sessions: InferenceSession[] = [];
     const open = async (name: ModelName): Promise<InferenceSession> => {
       const session = await openSession(ort, await opened.model(name, format), name, usual);
@@ -159,8 +163,7 @@ export class TrainingSession {
         (await Segments.open(ort, opened, manifest.segments, usual, own.training, own.evaluation));
       const step = loss !== undefined && own.updating && await openStepModel(ort, opened, usual);
       if (step) sessions.push(step);
-      const { flat, device } = state;
-      const optimizer = flat && state.optimizer; // an optimizer of an unplaced state was freed
+      const { flat, optimizer } = state;
       try {
         const session = new TrainingSession(ort, opened, state, own, onNotFinite);
         if (step) {
@@ -169,8 +172,9 @@ export class TrainingSession {
         }
         return session;
       } catch (error) {
-        // Values stay where they were put: the next session moves them.
-        Object.assign(state, { flat, device }, flat && { optimizer });
+        // Values stay where they were put: the next session moves them. Moments that were placed
+        // for the first time are nowhere else.
+        Object.assign(state, { flat, device: undefined }, (flat || !optimizer) && { optimizer });
         throw error;
       }
     } catch (error) {

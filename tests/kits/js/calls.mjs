@@ -94,6 +94,8 @@ const fresh = await CheckpointState.load(saved);
 found.states = [await create('groups', trained.state), await create('sgd', fresh),
   (await create('groups', fresh)) === wanted, await create('sgd', trained.state),
   typeof (await outcome(() => trained.trainBatch(batch(3))))];
+fresh.device = { refresh: async () => {}, wrote: () => {} };
+found.elsewhere = [await create('groups', fresh), fresh.device !== undefined];
 found.files = [await outcome(() => TrainingSession.create(own('roots')).then(() => null)),
   await outcome(() => TrainingSession.create(own('roots', 'groups'))),
   await outcome(() => TrainingSession.create({ ...own('roots'),
