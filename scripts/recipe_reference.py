@@ -72,7 +72,8 @@ def _value(value: dict[str, Any], schema: dict[str, Any]) -> str:
         shown = [_value(part, schema) for part in parts if part.get("type") != "null"]
         return " or ".join(dict.fromkeys(shown))
     if value.get("type") == "array":
-        return f"list of {_value(value['items'], schema)}"
+        inner = _value(value["items"], schema)
+        return f"list of ({inner})" if "," in inner else f"list of {inner}"
     if "$ref" in value:
         return "table"
     bounds = [word.format(value[name]) for _, name, word in BOUNDS if name in value]

@@ -265,7 +265,7 @@ def _check_used(spec: BuildSpec, chosen: Loss | None) -> None:
         problem = "a loss is given, and several besides"
         hint = "name each as one of the several: --loss-part 'name=cross_entropy input=logits'"
     elif spec.privacy_clip is None and spec.privacy_noise is not None:
-        problem = "noise is given for private gradients, and private training is not asked for"
+        problem = "--privacy-noise needs --privacy-clip"
         hint = "add --privacy-clip, as in --privacy-clip 1"
     if problem is not None:
         raise OdtpackError("option-not-used", problem, hint=hint)

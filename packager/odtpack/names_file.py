@@ -77,7 +77,7 @@ def read_names(path: Path) -> tuple[Named, ...]:
         if match is None:
             raise OdtpackError(
                 "names-malformed",
-                f"{line[:60]!r} is not a name, a shape, parameter or buffer, and true or false",
+                f"{line[:60]!r} does not have the form NAME SHAPE parameter|buffer true|false",
                 where=f"{path}:{number}",
                 hint="write the list with odtpack.names(module, 'names.txt')",
             )

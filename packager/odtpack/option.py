@@ -31,10 +31,10 @@ def is_too_large(value: object) -> bool:
 
 
 BOUNDS: Final = (
-    ("least", "minimum", "{:g} or more"),
-    ("above", "exclusiveMinimum", "above {:g}"),
-    ("most", "maximum", "at most {:g}"),
-    ("below", "exclusiveMaximum", "below {:g}"),
+    ("least", "minimum", "{:.12g} or more"),
+    ("above", "exclusiveMinimum", "above {:.12g}"),
+    ("most", "maximum", "at most {:.12g}"),
+    ("below", "exclusiveMaximum", "below {:.12g}"),
 )
 """Bound of an option, its name in JSON Schema, and its text."""
 

@@ -105,7 +105,7 @@ def steadiness(
         (waited > 0.01, f"steps waited {waited:.0%} of their time for a processor"),
         (stolen > 0.02, f"the host of this virtual machine took {stolen:.0%}"),
         (others > 0.1, f"other programs had {min(others, 1):.0%} of the other cores"),
-        (drift > 1.1, f"it computed {drift:.2g} times as fast at other moments"),
+        (drift > 1.1, f"its speed varied by a factor of {drift:.2g}"),
     )
     seen = ", ".join(text for is_seen, text in signs if is_seen)
     loaded = f" (load average {load:.1f})" if load is not None and seen else ""

@@ -67,7 +67,7 @@ def test_levels_places_and_advice(result: SimulationResult) -> None:
     assert step.properties["file"] == "budgets.toml"
     assert step.properties["line"] == "10"
     assert "Raspberry Pi Zero 2 W (not validated on hardware): estimated at" in step.data
-    assert "Change first: about 17 instead of 64 samples at once take 150 ms" in step.data
+    assert "Change first: a batch of about 17 instead of 64 takes 150 ms" in step.data
     assert "2 of 6 devices pass" in [c.properties["title"] for c in found if c.name == "notice"]
 
 

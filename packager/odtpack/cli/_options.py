@@ -211,7 +211,7 @@ def overlay(given: Mapping[str, Any], recipe: BuildSpec | None) -> BuildSpec:
 
                 raise OdtpackError(
                     "usage",
-                    f"{name} is missing, and there is no --recipe to name it",
+                    f"{name} is missing, and no --recipe gives it",
                     hint="odtpack build --help",
                 )
         recipe = BuildSpec(model=Path())

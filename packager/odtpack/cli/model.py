@@ -97,7 +97,9 @@ def init(
     out: Annotated[
         Path | None,
         destination(
-            "PATH", "Recipe to write, or the example's folder.  [default: recipe.toml, or NAME]"
+            "PATH",
+            "Recipe to write, or with --example the folder.  [default: recipe.toml, or the "
+            "example's name]",
         ),
     ] = None,
     example: Annotated[

@@ -183,7 +183,7 @@ def verify(
         bool,
         flag(
             "--require-signature",
-            "Refuse a package without a signature. Only --public-key checks whose it is.",
+            "Refuse a package without a signature. Only --public-key checks who signed it.",
         ),
     ] = False,
     minimum_release: Annotated[
@@ -222,7 +222,7 @@ def verify(
     _console.say(f"verified {found.path}", style="bold")
     size = format_bytes(found.size_bytes)
     _console.say(f"  files       {found.files} listed and the manifest, {size}, no others")
-    _console.say("  models      as the manifest says, and so is the checkpoint")
+    _console.say("  models      they and the checkpoint match the manifest")
     if steps is not None:
         shapes = ", ".join(f"{name} {shape}" for name, shape in steps.shapes.items())
         _console.say(f"  steps       run on ONNX Runtime {steps.onnxruntime} with {shapes}")

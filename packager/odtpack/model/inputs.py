@@ -86,7 +86,7 @@ def fix_sizes(graph: onnx.GraphProto, settings: Sequence[str]) -> None:
             )
             raise OdtpackError(
                 "bad-input-setting",
-                f"--size {text!r} fits no dynamic axis, and no input with one",
+                f"--size {text!r} does not name a dynamic axis or an input with one",
                 hint=f"AXIS=N, or INPUT=N,N,...; the inputs are {', '.join(shapes)}",
             )
     for info in (*graph.input, *graph.output, *graph.value_info):

@@ -669,7 +669,7 @@ def check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
         if inputs[name].dtype != ir.DataType.FLOAT:
             raise OdtpackError(
                 "dtype-not-trainable",
-                f"the gradient of input {name!r} is asked for; only FLOAT inputs have one",
+                f"the gradient of input {name!r} was requested, but only float32 inputs have one",
                 hint=f"do not ask for the gradient of {name!r}",
             )
 

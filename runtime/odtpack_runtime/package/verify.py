@@ -567,7 +567,7 @@ def verify_package(
         public_key: File with the public key (PEM, Ed25519) that the package must be signed
             with, or several, with one of which it must be.
         require_signature: Refuse a package without a signature also where no key is passed; then
-            nothing checks whose it is.
+            nothing checks who signed it.
         minimum_release: Refuse an older release, and a package without a number.
         limits: Refuse a package that asks for more; for packages from somebody else.
 

@@ -112,9 +112,9 @@ def for_step_latency(result: SimulationResult, limit_ms: float, time: Interval |
         fitting = int(batch * limit_ms / taken) if taken > limit_ms else batch
         if 1 <= fitting < batch:
             texts.append(
-                f"about {fitting} instead of {batch} samples at once take "
-                f"{format_limit(limit_ms, 'ms')}{_CASE[_end(limit_ms, time)]}, if the time goes "
-                "with the batch"
+                f"a batch of about {fitting} instead of {batch} takes "
+                f"{format_limit(limit_ms, 'ms')}{_CASE[_end(limit_ms, time)]}, if the time is "
+                "proportional to the batch"
             )
     costs = result.latency_host.by_operator
     if costs:

@@ -379,7 +379,7 @@ def _outcome(fall: HeldOutFall | None, losses: Losses, held: int) -> tuple[Check
     what = f"the loss on {fall.samples} held-out samples {change}"
     least = LEAST_SHARE * abs(before or 0.0)
     if fall.low > 0 and fall.fall <= least:
-        return "fail", f"{what}, less than a thousandth: the model learned nothing to speak of"
+        return "fail", f"{what}, less than a thousandth: the model hardly learned"
     if fall.low > 0:
         return "pass", f"{what}; ± {noise} would be noise"
     if fall.high <= 0:

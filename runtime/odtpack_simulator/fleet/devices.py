@@ -272,7 +272,7 @@ def devices_of_result(
         known = found.get(profile.name)
         if known is None or known.profile_digest != profile.digest:
             raise OdtpackError(
-                "fleet-times", f"The result holds nothing of {profile.name} as its profile is now."
+                "fleet-times", f"The result has no times for the current profile of {profile.name}."
             )
         devices.append(
             carried_device(

@@ -146,7 +146,7 @@ class PopulationTable(_Table):
     clients: int = Field(ge=1, le=MOST_CLIENTS)
     """Number of clients. Each is derived from the seed and its number, and never stored."""
     devices: tuple[DeviceShare, ...] = Field(default=(), max_length=200, alias="device")
-    """`[[population.device]]`: the models of device. Without any, devices are ideal: they take no
+    """`[[population.device]]`: device models. Without them, devices are ideal: they take no
     time and no energy, and have memory for everything."""
     state: AppState = "background"
     """Where the app trains: `background`, in the windows that the system grants, or
@@ -250,7 +250,7 @@ class FederationTable(_Table):
 
 
 class TrafficTable(_Table):
-    """How parameters travel."""
+    """How parameters are transferred."""
 
     down: Annotated[tuple[Rate, Rate], BeforeValidator(_pair)] = (2e6, 2e6)
     """Rate to a client: one, or `[least, most]`, between which clients are spread evenly on a
@@ -311,7 +311,7 @@ class FleetFile(_Table):
     federation: FederationTable
     """How rounds are run."""
     traffic: TrafficTable = Field(default_factory=TrafficTable)
-    """How parameters travel."""
+    """How parameters are transferred."""
     budgets: FleetBudgets = Field(default_factory=FleetBudgets)
     """Goals, and limits on costs."""
 

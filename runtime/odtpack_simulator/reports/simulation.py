@@ -171,7 +171,7 @@ def _peak_figure(result: SimulationResult) -> tuple[str, str, str]:
         return "Peak memory", format_bytes(peak), how
     share, _, most = max(limited, key=lambda each: each[:2])
     limit, others = most.memory.limit_bytes or 1, most.memory.others_bytes
-    app = f" and {format_bytes(others)} besides," if others else ""
+    app = f" and {format_bytes(others)} of app and library," if others else ""
     remark = f"{format_bytes(peak)}{app} of {format_bytes(limit)} on {most.title}; {how}"
     return "Peak memory, worst device", format_percent(share), remark
 

@@ -84,7 +84,7 @@ def simulate(
     kit: Annotated[
         Kit | None,
         option(
-            "Training kit of the app; its memory use is judged.  [default: the usual kit of "
+            "Training kit of the app. Memory is judged for this kit.  [default: the usual kit of "
             "each device's system]"
         ),
     ] = None,

@@ -86,7 +86,7 @@ class Optimizer(abc.ABC):
         source: Whose formula it is, for the documentation.
         keeps: What it keeps for each parameter, for the documentation.
         learning_rates: What a search tries, the usual one first.
-        weight_decay: How strongly parameters are drawn to 0; what it is multiplied with is
+        weight_decay: Strength of the weight decay; what it is multiplied with is
             the formula's affair.
 
     Raises:
@@ -100,7 +100,7 @@ class Optimizer(abc.ABC):
     learning_rates: ClassVar[tuple[float, ...]] = (0.001, 0.003, 0.0003)
     weight_decay: float = option(
         0.0,
-        "How strongly parameters are drawn to 0; `adam` and `sgd`: an L2 penalty.",
+        "Strength of the weight decay; `adam` and `sgd`: an L2 penalty.",
         least=0,
     )
 

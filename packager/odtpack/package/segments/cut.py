@@ -363,8 +363,8 @@ def cut(graph: ir.Graph, trained: Sequence[ir.Value]) -> list[Piece]:
     if not cuts:
         raise OdtpackError(
             "segments-not-found",
-            "no value of the model lies on every path from its input to the loss, with something "
-            "trained before it and a matrix on either side: there is no place to cut it",
+            "the model cannot be cut into segments: no value lies on every path from the input to "
+            "the loss, with trained parameters before it and a matrix on both sides",
             hint="leave --segments out",
         )
     owner = _owners(graph, [*cuts, loss])
