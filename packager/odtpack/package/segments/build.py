@@ -303,7 +303,8 @@ def check_options(task: Task) -> None:
     if not spec.segments:
         if spec.keep_products:
             raise OdtpackError(
-                "segments-missing", "products can only be kept between segments, and the model has no segments"
+                "segments-missing",
+                "products can only be kept between segments, and the model has no segments",
             )
     elif not task.backend.is_stock:
         problem, hint = "onnxruntime-training runs one training model", "leave --target out"
