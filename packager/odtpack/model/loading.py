@@ -17,7 +17,7 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack import targets
-from odtpack.autodiff import backward
+from odtpack.autodiff import stop_gradient
 from odtpack.contrib import DOMAIN, decompose, needs_blocks
 from odtpack.errors import OdtpackError
 from odtpack.graph.fold import fold, share_constants, take_squeeze
@@ -41,7 +41,7 @@ from odtpack.model import exporters, old_opsets, shared_tensors, source
 from odtpack.model.exporters import module_names
 from odtpack.model.inputs import fix_sizes
 from odtpack.model.source import ModelLike, open_model
-from odtpack.passes import patterns
+from odtpack.passes import opsets
 from odtpack_runtime.files.protobuf_wire import tensors
 from odtpack_runtime.package.records import MAX_ELEMENTS
 
@@ -171,11 +171,11 @@ def load_source(
     _open_declared_sizes(loaded.graph)
     loaded = _infer_open_sizes(_decide_branches(_infer_anew(loaded)))
     if stop:
-        backward.stop_at(loaded.graph, stop)
+        stop_gradient.stop_at(loaded.graph, stop)
     inputs = [value for value in loaded.graph.inputs if value.uses()]
     cache = () if as_stored else drop(loaded.graph)
     if needs_blocks(loaded.graph):
-        patterns.to_blocks(loaded.graph)
+        opsets.to_blocks(loaded.graph)
         # Codes of a weight without a name of its own are called what the weight was.
         for name, module in exporters.module_names(loaded.graph).items():
             value = loaded.graph.initializers[name]

@@ -12,12 +12,21 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 from onnx_ir.passes import PostconditionError, PreconditionError
 
-from odtpack.autodiff import backward, expand
+from odtpack.autodiff import stop_gradient
 from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.graph import graphs
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.passes import attention, batch_norm, feed_forward, layout, patterns, precision
+from odtpack.passes import (
+    attention,
+    batch_norm,
+    feed_forward,
+    finishing,
+    layout,
+    opsets,
+    patterns,
+    precision,
+)
 from odtpack.passes.compact import compact
 
 ALL = "*"  # every internal operator
@@ -44,8 +53,8 @@ def apply(
 
 def on_reading(model: ir.Model, newest_opset: int) -> None:
     """Bring a forward model into a form that has kernels everywhere."""
-    if newest_opset >= patterns.TO:
-        apply(model, patterns.upgrade)
+    if newest_opset >= opsets.TO:
+        apply(model, opsets.upgrade)
     apply(model, precision.widen)
 
 
@@ -60,7 +69,7 @@ def in_segments(model: ir.Model, *, whole: bool) -> None:
 def for_evaluation(model: ir.Model) -> None:
     """Let a model with its loss evaluate, not train."""
     apply(model, batch_norm.to_evaluation)
-    apply(model, backward.lower, lowers=ALL)
+    apply(model, stop_gradient.lower, lowers=ALL)
     apply(model, graphs.turn_dropout_off)
 
 
@@ -100,7 +109,7 @@ def after_gradient(
     apply(model, layout.keep_channels_first, op)
     apply(model, patterns.lower_gelu, op, lowers="Gelu")
     apply(model, patterns.lower_fake_quant, lowers=patterns.OP_TYPE)
-    apply(model, backward.lower, lowers=ALL)
+    apply(model, stop_gradient.lower, lowers=ALL)
     return updates
 
 
@@ -120,10 +129,10 @@ def finish(model: ir.Model) -> None:
     """Drop what no output needs, and write what ONNX Runtime would misread or lacks."""
     drop_unused(model)
     apply(model, graphs.drop_unused_constants)  # of subgraphs, which that pass leaves
-    apply(model, patterns.keep_epsilon, Ops(model.graph, "sum/"))
-    apply(model, expand.rewrite, Ops(model.graph, "unpack/"))
+    apply(model, finishing.keep_epsilon, Ops(model.graph, "sum/"))
+    apply(model, finishing.unpack_late, Ops(model.graph, "unpack/"))
     drop_unused(model)  # the chains that were copied
-    precision.lower(model)
+    finishing.lower_doubles(model)
     if not graphs.is_sorted(model.graph):
         common_passes.TopologicalSortPass()(model)
 

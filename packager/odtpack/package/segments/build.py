@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff import differentiate, expand
-from odtpack.autodiff.expand import SMALLEST
+from odtpack.autodiff import differentiate
 from odtpack.errors import OdtpackError
 from odtpack.graph import ops
 from odtpack.graph.graphs import RANDOM_OPERATORS, nodes_of, replace
@@ -34,6 +33,7 @@ from odtpack.package.segments.cut import (
 from odtpack.package.task import Graphs, Segments, Task
 from odtpack.package.training import optimization_level
 from odtpack.passes import pipeline
+from odtpack.passes.finishing import SMALLEST, find_chains
 from odtpack_runtime.checkpoint.parameters import ALIGNMENT
 from odtpack_runtime.files.atomic import atomic_write, write_whole
 from odtpack_runtime.package.manifest import (
@@ -487,7 +487,7 @@ def _taken(model: ir.Model, products: Collection[str]) -> list[str]:
 
 def _lift(graph: ir.Graph, names: Sequence[str], *, early: bool, bits: bool) -> None:
     """Make inputs of weights, so that one model serves pieces with different ones."""
-    late = expand.find_chains(graph) if early else set()
+    late = find_chains(graph) if early else set()
     values = [graph.initializers[name] for name in names if name in graph.initializers]
     values = [v for v in values if late.isdisjoint(y for node, _ in v.uses() for y in node.outputs)]
     unpack(graph, values, bits=bits)
