@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -12,7 +12,6 @@ import onnx_ir as ir
 from odtpack.choices import Storage
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.graphs import TRAINABLE_TYPES, carried, running_statistics
-from odtpack.model.exporters import module_names
 from odtpack.quantized import to_int8
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
 
@@ -126,9 +125,10 @@ class Parameter:
 
 
 def choose_parameters(
-    graph: ir.Graph, train: Sequence[str], freeze: Sequence[str]
+    graph: ir.Graph, train: Sequence[str], freeze: Sequence[str], modules: Mapping[str, str]
 ) -> tuple[Parameter, ...]:
     """Return the initializers that become inputs, with their roles, in initializer order."""
+    # modules: Names in the exported module of those whose names the exporter made up.
     state = {*running_statistics(graph), *carried(graph)}
     for name in sorted(state - set(graph.initializers)):
         raise OdtpackError(
@@ -148,9 +148,8 @@ def choose_parameters(
         raise OdtpackError("trained-and-frozen", f"{both[0]!r} is both trained and frozen")
     _check_trainable(graph, train, state)
     parameters = []
-    modules = module_names(graph)
-    types = (graph.initializers[name].dtype for name in train)
-    master = master_type({dtype for dtype in types if dtype is not None})
+    types = {graph.initializers[name].dtype for name in train}
+    master = ir.DataType.DOUBLE if ir.DataType.DOUBLE in types else ir.DataType.FLOAT
     for name, value in graph.initializers.items():
         tensor = value.const_value
         if tensor is None or name not in wanted:
@@ -161,9 +160,9 @@ def choose_parameters(
     return tuple(parameters)
 
 
-def master_type(dtypes: Collection[ir.DataType]) -> ir.DataType:
-    """The type in which parameters of some types are trained."""
-    return ir.DataType.DOUBLE if ir.DataType.DOUBLE in dtypes else ir.DataType.FLOAT
+def master_type(parameters: Iterable[Parameter]) -> ir.DataType:
+    """Type of the trainable parameters, their gradients and moments."""
+    return next((p.dtype for p in parameters if p.role == "trainable"), ir.DataType.FLOAT)
 
 
 def _check_trainable(graph: ir.Graph, names: Sequence[str], state: Collection[str]) -> None:
@@ -185,22 +184,6 @@ def _check_trainable(graph: ir.Graph, names: Sequence[str], state: Collection[st
             f"parameters to train must be of one of the types {allowed}",
             hint=f"freeze it ({' '.join(f'--freeze {name!r}' for name in others)})",
         )
-
-
-def check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
-    """Check that gradients are wanted of existing float32 inputs only."""
-    inputs = {value.name: value for value in graph.inputs}
-    for name in names:
-        if name not in inputs:
-            raise UnknownNameError(
-                "unknown-parameter", f"the model has no initializer or input {name!r}"
-            )
-        if inputs[name].dtype != ir.DataType.FLOAT:
-            raise OdtpackError(
-                "dtype-not-trainable",
-                f"the gradient of input {name!r} is asked for; only FLOAT inputs have one",
-                hint=f"do not ask for the gradient of {name!r}",
-            )
 
 
 def store_frozen(

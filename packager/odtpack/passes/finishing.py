@@ -71,13 +71,12 @@ SMALLEST = 256
 """Elements from which on it pays to store a weight in few bits, and to unpack it late."""
 
 
-def unpack_late(op: Ops, graph: ir.Graph) -> bool:
+def unpack_late(op: Ops, graph: ir.Graph, chains: set[ir.Value] | None = None) -> bool:
     """Give each reader of an unpacked weight its own chain; return whether there were any."""
-    chains = find_chains(graph)
-    return _unpack_late(op, graph, chains) if chains else False
-
-
-def _unpack_late(op: Ops, graph: ir.Graph, chains: set[ir.Value]) -> bool:
+    # chains: Those of the main graph, where ``graph`` lies inside it.
+    chains = find_chains(graph) if chains is None else chains
+    if not chains:
+        return False
     readers = [
         (node, index, value)
         for node in graph
@@ -86,7 +85,7 @@ def _unpack_late(op: Ops, graph: ir.Graph, chains: set[ir.Value]) -> bool:
         if value is not None and value in chains
     ]
     inner = [(op.inside(body), body) for node in graph for body in subgraphs(node)]
-    changed = [_unpack_late(each, body, chains) for each, body in inner]
+    changed = [unpack_late(each, body, chains) for each, body in inner]
     ones: dict[ir.Value, ir.Value] = {}
     made: dict[ir.Value, dict[ir.Value, ir.Value]] = {}  # by what they wait for
     for node, index, value in readers:

@@ -1,12 +1,12 @@
 """Which passes run, in which order: the list of them all, stage by stage.
 
 A pass is a function of a graph, or of a writer and its graph, which it changes in place. It returns
-whether it changed something; None counts as yes.
+whether it changed something; None counts as yes. A model is made small last (:mod:`.compact`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
@@ -27,7 +27,6 @@ from odtpack.passes import (
     patterns,
     precision,
 )
-from odtpack.passes.compact import compact
 
 ALL = "*"  # every internal operator
 
@@ -93,15 +92,15 @@ def before_gradient(model: ir.Model, *, mixed_precision: bool = False) -> None:
 
 
 def after_gradient(
-    op: Ops, model: ir.Model, lower_batch_norms: Callable[[Ops, ir.Graph], None]
+    op: Ops, model: ir.Model, own: Iterable[Callable[[Ops, ir.Graph], None]]
 ) -> list[batch_norm.RunningStatistic]:
     """Write internal operators out and speed up what is left of the forward graph."""
-    # lower_batch_norms: Replaces batch normalizations by an operator of the runtime's own, if it
-    # has one.
+    # own: Passes of the runtime, which write operators of its own.
     # Returns the updates of running statistics; none where the runtime updates them in place.
     updates: list[batch_norm.RunningStatistic] = []
     apply(model, layout.small_convolutions, op)
-    apply(model, lower_batch_norms, op)
+    for rewrite in own:
+        apply(model, rewrite, op)
     apply(
         model, lambda *given: updates.extend(batch_norm.lower(*given)), op,
         lowers=batch_norm.OP_TYPE,
@@ -135,8 +134,3 @@ def finish(model: ir.Model) -> None:
     finishing.lower_doubles(model)
     if not graphs.is_sorted(model.graph):
         common_passes.TopologicalSortPass()(model)
-
-
-def on_writing(model: ir.Model, *, keep_names: bool) -> ir.Model:
-    """Make a finished model small; return it."""
-    return compact(model, keep_names=keep_names)
