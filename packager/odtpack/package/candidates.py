@@ -370,10 +370,10 @@ def resolve(
     # frozen that is not trained. With both, what neither matches stays a constant inside the
     # models.
     alike = look_alikes(model) if alike is None else alike
-    names = reached(model, alike, read)
-    _check_reached(model, alike, names, train)
-    trained = _matched(model, alike, names, train, "--train")
-    frozen = _matched(model, alike, names, freeze, _FREEZE)
+    names, original = reached(model, alike, read), module_names(model.graph)
+    _check_reached(alike, names, train, original)
+    trained = _matched(model, alike, names, train, "--train", original)
+    frozen = _matched(model, alike, names, freeze, _FREEZE, original)
     both = [name for name in trained if name in frozen]
     if both:
         raise OdtpackError(
@@ -410,10 +410,10 @@ def constants_like_weights(model: ir.Model, alike: Sequence[str]) -> list[str]:
 
 
 def _check_reached(
-    model: ir.Model, alike: Sequence[str], names: Sequence[str], train: Sequence[str]
+    alike: Sequence[str], names: Sequence[str], train: Sequence[str], original: Mapping[str, str]
 ) -> None:
     """Nothing that is asked to train may stand still in silence."""
-    known, original = set(names), module_names(model.graph)
+    known = set(names)
     still = [name for name in alike if name not in known]
     found = {p: hits for p in train if (hits := matching(p, still, original))}
     if found:
@@ -458,10 +458,10 @@ def _matched(
     names: Sequence[str],
     patterns: Sequence[str],
     option: str,
+    original: Mapping[str, str],
 ) -> dict[str, str]:
     """Names that match, each with its first pattern."""
     found: dict[str, str] = {}
-    original = module_names(model.graph)
     for pattern in patterns:
         hits = matching(pattern, names, original)
         if not hits and pattern in model.graph.initializers:
