@@ -196,7 +196,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (line,) = re.findall(r"^    (apply\(model, .*double_negation.*)$", contributing(), re.M)
     pipeline = packager / "passes" / "pipeline.py"
     add(pipeline, f"    {line}\n", "    # Rewrites of the forward graph that make its gradient")
-    add(pipeline, "from odtpack.passes import double_negation\n", "from odtpack.passes.compact")
+    add(pipeline, "from odtpack.passes import double_negation\n", "\nALL = ")
     (copy / "tests/passes/test_double_negation.py").write_text(NEGATION_CASE)
     add(simulator / "figures/simulated.py", METRIC, '    Metric(\n        key="adapter_size"')
     budgets = copy / "tests/simulator/figures/test_budgets.py"

@@ -18,7 +18,7 @@ from odtpack.model.loading import load_model
 from odtpack.onnxblock import TrainingBlock, base, blocks
 from odtpack.onnxblock.blocks import Block
 from odtpack.onnxblock.loss import CrossEntropyLoss
-from odtpack.package.parameters import candidates
+from odtpack.package.candidates import candidates
 from odtpack_runtime.package.manifest import Manifest
 from tests.packaging_tools import open_training
 from tests.refused import refused

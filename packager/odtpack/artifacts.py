@@ -37,7 +37,7 @@ from odtpack.onnxblock.optim import BlockOptimizer
 from odtpack.optimizers import Clip
 from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.ort_training.backend import backend_for
-from odtpack.package.parameters import candidates, reached
+from odtpack.package.candidates import candidates, reached
 from odtpack.package.task import OptimizerStep, Task
 from odtpack.package.write import write_artifacts
 from odtpack.spec import BuildSpec

@@ -45,7 +45,7 @@ from odtpack.model.source import ModelLike
 from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
 from odtpack.option import options_of
 from odtpack.ort_training.backend import backend_for
-from odtpack.package.parameters import (
+from odtpack.package.candidates import (
     Chosen,
     choose,
     constants_like_weights,

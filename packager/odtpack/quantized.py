@@ -13,7 +13,6 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.adapters.layers import Layer, find_layers, home_of
-from odtpack.autodiff.expand import SMALLEST
 from odtpack.choices import BaseKind
 from odtpack.errors import OdtpackError, some
 from odtpack.graph import graphs
@@ -22,7 +21,8 @@ from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.model.exporters import matching, module_names
 from odtpack.model.source import release_pages
-from odtpack.passes.patterns import BLOCKS, to_blocks
+from odtpack.passes.finishing import SMALLEST
+from odtpack.passes.opsets import BLOCKS, to_blocks
 
 # How numbers become codes of 8 or 4 bits, and how a graph makes numbers of them again.
 #

@@ -21,7 +21,7 @@ from odtpack.adapters.merge import merge_adapter
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.model.loading import CACHE, load_model
-from odtpack.package.parameters import candidates
+from odtpack.package.candidates import candidates
 from odtpack_runtime.package.adapter import PREFIX, PeftAdapter
 from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft

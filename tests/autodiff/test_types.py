@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from odtpack.autodiff.rules.pooling import MANY_TAPS
 from odtpack.errors import OdtpackError
-from odtpack.passes import precision
+from odtpack.passes import finishing
 from tests.autodiff.oracle import (
     Case,
     ask_torch,
@@ -143,7 +143,7 @@ def test_gradient_is_that_of_pytorch(case: Case, name: str) -> None:
             for key, array in case.present.items()
             if key not in case.constants
         }
-    model = precision.lower(model)
+    model = finishing.lower_doubles(model)
     types = {value.name: value.dtype for value in model.graph.inputs}
     for key, seed in seeds.items():
         dtype = types.get(f"seed_{key}")
@@ -199,11 +199,11 @@ def test_what_is_left_out_is_refused(case: Case, name: str) -> None:
     assert reason is not None
     if reason in (OPEN_WINDOWS, FLOAT32_RULE):
         with pytest.raises(OdtpackError, match=REFUSALS[reason]) as error:
-            precision.lower(gradient_model(case, TYPES[name])[0])
+            finishing.lower_doubles(gradient_model(case, TYPES[name])[0])
         assert error.value.code in ("unsupported-node", "unsupported-in-double")
         assert error.value.hint
     else:
-        proto = ir.to_proto(precision.lower(forward_model(case, TYPES[name])))
+        proto = ir.to_proto(finishing.lower_doubles(forward_model(case, TYPES[name])))
         with pytest.raises((NoKernel, InvalidGraph), match=REFUSALS[reason]):
             session(proto, "off")
 

@@ -133,7 +133,7 @@ def test_value_and_gradient(kind: str, per_channel: bool, weight: str, tmp_path:
     assert before & {"MatMulInteger", "ConvInteger", "DynamicQuantizeLSTM"}
     pipeline.before_gradient(model)
     model, gradients = add_gradients(
-        model, names, lambda op, graph: pipeline.after_gradient(op, model, lambda *_: None)
+        model, names, lambda op, graph: pipeline.after_gradient(op, model, [])
     )
     pipeline.finish(model)
     kept = {n.op_type for n in model.graph}
@@ -183,7 +183,7 @@ def test_product_that_onnx_runtime_has_fused() -> None:
     (kernel,) = session(model, "off").run(None, {"x": X})
     loaded = load_model(model)
     loaded, gradients = add_gradients(
-        loaded, ["x"], lambda op, graph: pipeline.after_gradient(op, loaded, lambda *_: None)
+        loaded, ["x"], lambda op, graph: pipeline.after_gradient(op, loaded, [])
     )
     pipeline.finish(loaded)
     assert "MatMulInteger" in {node.op_type for node in loaded.graph}

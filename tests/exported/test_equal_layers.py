@@ -23,7 +23,7 @@ from odtpack.cli import main
 from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
 from odtpack.optimizers import SGD
-from odtpack.package.parameters import candidates
+from odtpack.package.candidates import candidates
 from tests.exported.export import Exporter, export
 from tests.packaging_tools import open_training
 

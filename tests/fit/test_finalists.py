@@ -14,7 +14,7 @@ from odtpack.fit.finalists import costs, objectives, reasons, solution
 from odtpack.fit.outcome import FitResult, Solution, ranked
 from odtpack.fit.space import MOST_FREEZES, Candidate, Freeze, freezes, layers
 from odtpack.model.loading import load_model
-from odtpack.package.parameters import candidates, resolve
+from odtpack.package.candidates import candidates, resolve
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.result import DeviceCampaign, NotJudged, SimulationResult

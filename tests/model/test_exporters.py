@@ -17,7 +17,7 @@ from odtpack.errors import OdtpackError
 from odtpack.model.exporters import KIND, Folded, folded, made_up, module_names
 from odtpack.model.loading import load_model
 from odtpack.model.shared_tensors import split
-from odtpack.package.parameters import candidates, resolve
+from odtpack.package.candidates import candidates, resolve
 from tests.passes.tools import assert_same, parse, random_feeds
 
 RANDOM = np.random.default_rng(0)

@@ -10,7 +10,7 @@ import pytest
 from onnx import numpy_helper
 
 from odtpack.model.loading import load_model
-from odtpack.package.parameters import candidates
+from odtpack.package.candidates import candidates
 
 RANDOM = np.random.default_rng(0)
 

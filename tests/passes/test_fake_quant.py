@@ -13,7 +13,7 @@ from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.graph.ops import Ops
 from odtpack.losses import make_loss
 from odtpack.model.loading import load_model
-from odtpack.package.parameters import resolve
+from odtpack.package.candidates import resolve
 from odtpack.package.task import Task
 from odtpack.package.training import build_graphs
 from odtpack.passes import patterns

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from odtpack.passes import precision
+from odtpack.passes import finishing
 from tests.passes.tools import check, op_types, outline, parse, run
 from tests.refused import refused
 
@@ -55,7 +55,7 @@ def test_a_node_is_as_exact_as_double(name: str) -> None:
     text, theirs = NODES[name]
     model = parse(FORWARD.format(node=text))
     assert name.split("-", maxsplit=1)[0] in op_types(model.graph)
-    lowered = precision.lower(model)
+    lowered = finishing.lower_doubles(model)
     assert name.split("-", maxsplit=1)[0] not in op_types(lowered.graph)
     check(lowered)
     x = np.random.default_rng(0).standard_normal((2, 4, 7, 6)) * 2
@@ -80,7 +80,7 @@ def test_convolutions(kind: str, groups: int, stride: int, dilation: int) -> Non
     random = np.random.default_rng(1)
     features = 8 if kind == "Conv" else 3 * groups
     x, w, b = (random.standard_normal(s) for s in ((2, 4, 7, 6), (first, inner, 3, 2), (features,)))
-    lowered = precision.lower(model)
+    lowered = finishing.lower_doubles(model)
     assert kind not in op_types(lowered.graph)
     given = [torch.from_numpy(each) for each in (x, w, b)]
     strides, dilations = (stride, 1), (dilation, 1)
@@ -93,7 +93,9 @@ def test_convolutions(kind: str, groups: int, stride: int, dilation: int) -> Non
 
 
 def test_erf_on_the_whole_line() -> None:
-    lowered = precision.lower(parse("g (double[N, 1] x) => (double[N, 1] y) { y = Erf(x) }"))
+    lowered = finishing.lower_doubles(
+        parse("g (double[N, 1] x) => (double[N, 1] y) { y = Erf(x) }")
+    )
     x = np.concatenate([np.linspace(-8, 8, 4001), [-np.inf, np.inf, 1e-300, 0, 1e300]])
     found = run(lowered, {"x": x[:, None]})["y"][:, 0]
     wanted = np.array([math.erf(value) for value in x])
@@ -103,7 +105,7 @@ def test_erf_on_the_whole_line() -> None:
 def test_float32_is_left_alone() -> None:
     model = parse(FORWARD.replace("double", "float").format(node="e = Erf(x) y = Softplus(e)"))
     before = outline(model)
-    assert precision.lower(model) is model
+    assert finishing.lower_doubles(model) is model
     assert outline(model) == before
 
 
@@ -115,7 +117,7 @@ def test_one_hot(axis: int) -> None:
         f" <int64 depth = {{4}}> {{ y = OneHot <axis = {axis}>(i, depth, values) }}"
     )
     i, values = np.array([[0, 3, -1], [2, 7, -9]]), np.array([0.1, 0.7])
-    found = run(precision.lower(model), {"i": i, "values": values})["y"]
+    found = run(finishing.lower_doubles(model), {"i": i, "values": values})["y"]
     places = np.expand_dims(i, axis if axis >= 0 else 2)
     steps = np.arange(4).reshape([4 if a == axis % 3 else 1 for a in range(3)])
     hot = (places == steps) | (places == steps - 4)
@@ -129,7 +131,7 @@ def test_bodies_are_lowered() -> None:
         " else_branch = b () => (double[3] e) { e = Neg(x) }> }"
     )
     x = np.array([-0.5, 0.25, 2.0])
-    lowered = precision.lower(model)
+    lowered = finishing.lower_doubles(model)
     for condition, wanted in ((True, torch.erf(torch.from_numpy(x)).numpy()), (False, -x)):
         found = run(lowered, {"c": np.array(condition), "x": x})["y"]
         np.testing.assert_allclose(found, wanted, rtol=1e-13)
@@ -142,5 +144,5 @@ def test_planes_of_unknown_size_are_refused(node: str) -> None:
     model = parse(f"g (double[N, 4, H, 6] x, double[4, 4, 3, 2] w) => (double[N, c, h, v] y)"
                   f" {{ y = {node} }}")  # fmt: skip
     with refused("unsupported-in-double", r"\[\?, 4, \?, 6\]") as error:
-        precision.lower(model)
+        finishing.lower_doubles(model)
     assert "a number in the model" in str(error.value)

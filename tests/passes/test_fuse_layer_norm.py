@@ -15,7 +15,8 @@ from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.graph.ops import Ops
 from odtpack.passes import patterns
-from odtpack.passes.patterns import fuse_layer_norm, keep_epsilon
+from odtpack.passes.finishing import keep_epsilon
+from odtpack.passes.patterns import fuse_layer_norm
 from tests.autodiff.oracle import session
 from tests.packaging_tools import open_training
 from tests.passes.tools import (

@@ -7,11 +7,11 @@ import pytest
 from onnx_ir.passes import PostconditionError, PreconditionError
 
 from odtpack.autodiff import differentiate
-from odtpack.autodiff.backward import lower, stop
 from odtpack.autodiff.context import INTERNAL_DOMAIN
+from odtpack.autodiff.stop_gradient import lower, stop
 from odtpack.errors import OdtpackError
 from odtpack.graph.ops import Ops
-from odtpack.passes.patterns import upgrade
+from odtpack.passes.opsets import upgrade
 from odtpack.passes.pipeline import ALL, apply
 from tests.passes.tools import assert_same, check, parse, random_feeds
 

@@ -325,7 +325,7 @@ def test_with_a_memory_budget(share: float, monkeypatch: pytest.MonkeyPatch) -> 
     limit = MemorySpec(limit=int(share * kept.before), slowdown=1.0)
     graphs = build_graphs(dataclasses.replace(task, memory=limit))
     assert graphs.memory.decisions
-    step = resolve_update(task, graphs).step_model(graphs)
+    step = resolve_update(graphs).step_model(graphs)
     assert step is not None  # every alias was proven on the way
     again = ir.to_proto(step).SerializeToString()
     session = onnxruntime.InferenceSession(again, providers=["CPUExecutionProvider"])

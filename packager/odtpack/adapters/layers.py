@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
-from odtpack.autodiff.backward import STRAIGHT_THROUGH
+from odtpack.autodiff.stop_gradient import STRAIGHT_THROUGH
 from odtpack.graph.graphs import dims_of, operand
 from odtpack.model.exporters import folded, homes, module_names
 

@@ -19,13 +19,10 @@ from odtpack.graph.graphs import (
     captures,
     constant,
     dims_of,
-    maker,
     nodes_of,
-    producer,
     reads,
     replace,
     subgraphs,
-    typed,
 )
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
@@ -341,94 +338,3 @@ def _split(op: Ops, node: ir.Node) -> Members | None:
     if lengths is None and not node.attributes.get_int("keepdims", 1):
         parts = tuple(op.squeeze(part, axis) for part in parts)
     return tuple(parts)
-
-
-# Unpacks a weight of few bits for each node that reads it, when that node is at work.
-#
-# A weight W = DequantizeLinear(codes, scales) is read by the forward pass and by the gradient of
-# its input. As one value it would lie in float32 from the one to the other, and with it all other
-# weights. Each reader gets a chain of nodes of its own:
-#
-#     y  = MatMul(x, W)               y  = MatMul(x, DequantizeLinear(codes, scales * one(x)))
-#     dx = MatMul(dy, W^T)       ->   dx = MatMul(dy, Transpose(DequantizeLinear(codes,
-#                                                                        scales * one(dy))))
-#
-# one(v) is 1, computed from the number of v's elements. So ONNX Runtime neither merges the chains,
-# which read different scales, nor runs one before v is there, nor takes MatMulNBits in its place,
-# which would round x to 8 bits.
-
-SMALLEST = 256
-"""Elements from which on it pays to store a weight in few bits, and to unpack it late."""
-
-
-def rewrite(op: Ops, graph: ir.Graph) -> bool:
-    """Give each reader of an unpacked weight its own chain; return whether there were any."""
-    chains = find_chains(graph)
-    return _rewrite(op, graph, chains) if chains else False
-
-
-def _rewrite(op: Ops, graph: ir.Graph, chains: set[ir.Value]) -> bool:
-    readers = [
-        (node, index, value)
-        for node in graph
-        if not any(output in chains for output in node.outputs)
-        for index, value in enumerate(node.inputs)
-        if value is not None and value in chains
-    ]
-    inner = [(op.inside(body), body) for node in graph for body in subgraphs(node)]
-    changed = [_rewrite(each, body, chains) for each, body in inner]
-    ones: dict[ir.Value, ir.Value] = {}
-    made: dict[ir.Value, dict[ir.Value, ir.Value]] = {}  # by what they wait for
-    for node, index, value in readers:
-        computed = (v for v in node.inputs if v is not None and not v.is_initializer())
-        late = next((v for v in computed if v not in chains), None)
-        # A product of integers may take the place of the reader of what is dequantized.
-        if late is None or producer(late, "DequantizeLinear") is not None:
-            continue
-        with op.before(node):
-            if late not in ones:
-                # Size is an integer; the least of it and 1 is 1.
-                count = op.Min(op.Size(late), 1)
-                ones[late] = op.cast(count, ir.DataType.FLOAT)
-            copy = _copy(op, value, chains, ones[late], made.setdefault(late, {}))
-        node.replace_input_with(index, copy)
-    return bool(readers) or any(changed)
-
-
-def find_chains(graph: ir.Graph) -> set[ir.Value]:
-    """Values that follow from stored codes and other constants alone."""
-    found: set[ir.Value] = set()
-    constants = {v for v in graph.initializers.values() if not v.is_graph_input()}
-    for node in graph:
-        inputs = [value for value in node.inputs if value is not None]
-        if not inputs or node.domain or not constants.issuperset(inputs):
-            continue
-        constants.update(node.outputs)
-        codes = inputs[0].const_value
-        large = codes is not None and codes.size >= SMALLEST
-        starts = node.op_type == "DequantizeLinear" and large
-        if starts or not found.isdisjoint(inputs):
-            found.update(node.outputs)
-    return found
-
-
-def _copy(
-    op: Ops,
-    value: ir.Value,
-    chains: set[ir.Value],
-    one: ir.Value,
-    made: dict[ir.Value, ir.Value],
-) -> ir.Value:
-    """The chain that ends in a value, once more, with its scales times one."""
-    if value not in chains:
-        return value
-    if value not in made:
-        node = maker(value)
-        inputs = [
-            None if each is None else _copy(op, each, chains, one, made) for each in node.inputs
-        ]
-        if node.op_type == "DequantizeLinear" and inputs[1] is not None:
-            inputs[1] = op.Mul(inputs[1], op.cast(one, op.type_of(inputs[1])))
-        for old, new in zip(node.outputs, op.again(node, inputs), strict=True):
-            made[old] = typed(new, old)
-    return made[value]

@@ -127,7 +127,7 @@ def _model(path: Path) -> dict[str, Any]:
     from odtpack.model.loading import load_model
     from odtpack.model.shared_tensors import shared_tensors
     from odtpack.ort.kernel_needs import oldest_runtime
-    from odtpack.package.parameters import candidates
+    from odtpack.package.candidates import candidates
 
     try:
         model = load_model(path)

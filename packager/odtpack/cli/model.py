@@ -232,8 +232,8 @@ def check(
     """
     from odtpack.errors import OdtpackError
     from odtpack.model.loading import load_model
+    from odtpack.package.candidates import look_alikes, resolve, unreached
     from odtpack.package.coverage import find_fallbacks, find_obstacles
-    from odtpack.package.parameters import look_alikes, resolve, unreached
 
     _console.results(as_json=as_json)
     loaded = load_model(model, named=(*(train or ()), *(freeze or ())))

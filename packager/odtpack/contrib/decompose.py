@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-import onnx
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
@@ -14,24 +11,10 @@ from odtpack.graph.graphs import nodes_of, replace
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 
-# ONNX Runtime registers these in the standard domain, which does not have them before an opset.
-_MISPLACED = {"LayerNormalization": 17, "SimplifiedLayerNormalization": math.inf}
-
 
 def covered() -> list[str]:
     """Contributed operators for which there is a decomposition."""
     return sorted(TABLE)
-
-
-def rename_misplaced(proto: onnx.ModelProto) -> None:
-    """Move operators that ONNX Runtime writes into the standard domain into its own."""
-    moved, standard = False, ("", "ai.onnx")
-    opset = max((each.version for each in proto.opset_import if each.domain in standard), default=0)
-    for node in proto.graph.node:
-        if opset < _MISPLACED.get(node.op_type, 0) and node.domain in standard:
-            node.domain, moved = DOMAIN, True
-    if moved and all(entry.domain != DOMAIN for entry in proto.opset_import):
-        proto.opset_import.add(domain=DOMAIN, version=1)
 
 
 def decompose(model: ir.Model) -> ir.Model:

@@ -9,7 +9,7 @@ bytes, whose rows are taken apart when they are found.
 
 Products of 8 bits, as ``onnxruntime.quantization.quantize_dynamic`` writes them, round what they
 read while they run, and stay in the forward pass. Beside each stands its twin of float32 numbers,
-which the gradient passes (see :func:`odtpack.autodiff.backward.stand_in`).
+which the gradient passes (see :func:`odtpack.autodiff.stop_gradient.stand_in`).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff.backward import has_stand_in, stand_in
 from odtpack.autodiff.context import Context
+from odtpack.autodiff.stop_gradient import has_stand_in, stand_in
 from odtpack.contrib.table import DOMAIN, Outputs, decomposition, known_rank, not_covered
 from odtpack.graph.graphs import (
     LOOK_UP,

@@ -12,7 +12,7 @@ from odtpack.build import build, load
 from odtpack.errors import OdtpackError
 from odtpack.fit.space import Freeze, SearchConstraints, freezes
 from odtpack.fit.study import stopper
-from odtpack.package.parameters import choose
+from odtpack.package.candidates import choose
 from odtpack.recipe import BuildSpec, Recipe
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.package import Package

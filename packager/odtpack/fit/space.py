@@ -23,7 +23,8 @@ from odtpack.fit.study import Value
 from odtpack.graph.graphs import reads
 from odtpack.model.exporters import matching, module_names
 from odtpack.optimizers import OPTIMIZERS
-from odtpack.package.parameters import candidates, is_weight
+from odtpack.package.candidates import candidates
+from odtpack.package.parameters import is_weight
 from odtpack.recipe import BuildSpec, Recipe
 from odtpack.spec import Group
 from odtpack_runtime.training.schedules import ScheduleSpec

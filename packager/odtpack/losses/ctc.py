@@ -121,7 +121,7 @@ class CTC(Loss):
         log_p.shape = prediction.shape
         places = self._places(op, labels)
         seen = self._emissions(op, log_p, places, table)
-        from odtpack.autodiff.backward import stop
+        from odtpack.autodiff.stop_gradient import stop
 
         held = stop(op, seen)
         given = op.cast(held, op.FLOAT)

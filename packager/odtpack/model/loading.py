@@ -17,8 +17,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack import targets
-from odtpack.autodiff import backward
-from odtpack.contrib import DOMAIN, decompose, needs_blocks, rename_misplaced
+from odtpack.autodiff import stop_gradient
+from odtpack.contrib import DOMAIN, decompose, needs_blocks
 from odtpack.errors import OdtpackError
 from odtpack.graph.fold import fold, share_constants, take_squeeze
 from odtpack.graph.graphs import (
@@ -41,13 +41,15 @@ from odtpack.model import exporters, old_opsets, shared_tensors, source
 from odtpack.model.exporters import module_names
 from odtpack.model.inputs import fix_sizes
 from odtpack.model.source import ModelLike, open_model
-from odtpack.passes import patterns
+from odtpack.passes import opsets
 from odtpack_runtime.files.protobuf_wire import tensors
 from odtpack_runtime.package.records import MAX_ELEMENTS
 
 CACHE = "odtpack.cache"
 """Metadata of a loaded model: the inputs that were left out with its key-value cache."""
 _NO_NAMES: Final = {"", "?", "-1", "None"}
+# ONNX Runtime registers these in the standard domain, which does not have them before an opset.
+_MISPLACED = {"LayerNormalization": 17, "SimplifiedLayerNormalization": math.inf}
 UNREACHED = "odtpack.unreached"
 """Metadata of a loaded model: weights that no output depends on but the cache's."""
 CONVERTED_FROM = "odtpack.converted"
@@ -89,6 +91,17 @@ def refuse_bfloat16(graph: ir.Graph) -> None:
             )
 
 
+def _rename_misplaced(proto: onnx.ModelProto) -> None:
+    """Move operators that ONNX Runtime writes into the standard domain into its own."""
+    moved, standard = False, ("", "ai.onnx")
+    opset = max((each.version for each in proto.opset_import if each.domain in standard), default=0)
+    for node in proto.graph.node:
+        if opset < _MISPLACED.get(node.op_type, 0) and node.domain in standard:
+            node.domain, moved = DOMAIN, True
+    if moved and all(entry.domain != DOMAIN for entry in proto.opset_import):
+        proto.opset_import.add(domain=DOMAIN, version=1)
+
+
 def _open_axes(graph: onnx.GraphProto) -> None:
     """Read a size of -1 as ONNX Runtime does, and as exporters mean it: any number."""
     # The same for what stands there for want of a name: axes of one name have one size.
@@ -111,7 +124,7 @@ def load_source(
 ) -> ir.Model:
     """:func:`load_model` of a model that is open already."""
     # as_stored: Whether equal parameters that were stored once stay one.
-    rename_misplaced(given.proto)
+    _rename_misplaced(given.proto)
     _open_axes(given.proto.graph)
     if sizes:
         fix_sizes(given.proto.graph, sizes)
@@ -158,11 +171,11 @@ def load_source(
     _open_declared_sizes(loaded.graph)
     loaded = _infer_open_sizes(_decide_branches(_infer_anew(loaded)))
     if stop:
-        backward.stop_at(loaded.graph, stop)
+        stop_gradient.stop_at(loaded.graph, stop)
     inputs = [value for value in loaded.graph.inputs if value.uses()]
     cache = () if as_stored else drop(loaded.graph)
     if needs_blocks(loaded.graph):
-        patterns.to_blocks(loaded.graph)
+        opsets.to_blocks(loaded.graph)
         # Codes of a weight without a name of its own are called what the weight was.
         for name, module in exporters.module_names(loaded.graph).items():
             value = loaded.graph.initializers[name]

@@ -10,7 +10,7 @@ import numpy as np
 import onnx.reference
 import onnx_ir as ir
 
-from odtpack.autodiff.backward import has_stand_in
+from odtpack.autodiff.stop_gradient import has_stand_in
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.graphs import TRAINABLE_TYPES, Names, redirect, subgraphs, typed, used_names
 from odtpack.model.exporters import (

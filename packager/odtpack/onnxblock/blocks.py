@@ -18,7 +18,7 @@ import onnx.shape_inference
 import onnx_ir as ir
 
 from odtpack import targets
-from odtpack.autodiff.backward import stop
+from odtpack.autodiff.stop_gradient import stop
 from odtpack.errors import OdtpackError
 from odtpack.model import external_data, source
 from odtpack.onnxblock.accessor import Equation, ModelAccessor

@@ -13,7 +13,7 @@ import onnx.numpy_helper
 import onnx_ir as ir
 
 from odtpack import targets
-from odtpack.autodiff import backward
+from odtpack.autodiff import stop_gradient
 from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
 from odtpack.model.shared_tensors import copies_of
@@ -53,7 +53,7 @@ class ForwardBlock(Block):
         accessor = current(who)
         set_outputs(accessor, result_names(output, who), who)
         model = ir.from_proto(accessor.model)
-        backward.lower(model.graph)
+        stop_gradient.lower(model.graph)
         if accessor.finish is not None:
             accessor.finish(model)
         targets.stamp(model)

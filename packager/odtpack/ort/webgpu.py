@@ -30,7 +30,7 @@ from odtpack.graph.graphs import nodes_of
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import MOST_JOINED, Ops
 from odtpack.ort.kernel_needs import constrained
-from odtpack.passes import precision
+from odtpack.passes import finishing
 
 _TABLE: Final = Path(__file__).with_name("webgpu_kernels.json")  # scripts/webgpu_kernels.py
 _ON_PROCESSOR = {"Shape", "Size"}  # their results are there; Shape reads no element
@@ -371,7 +371,7 @@ _ALSO: dict[str, Callable[[ir.Node], bool]] = {
 
 _WRITERS: dict[str, Writer] = {
     **{
-        name: precision.WRITERS[name]
+        name: finishing.WRITERS[name]
         for name in ("GlobalLpPool", "InstanceNormalization", "LpPool", "Selu", "Softsign")
     },
     "Concat": lambda op, ctx: op.join(

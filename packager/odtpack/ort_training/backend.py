@@ -208,10 +208,47 @@ NEWEST = targets.Target((1, 19), ir_version=10, opset=21)
 """The last release of onnxruntime-training."""
 
 
+def _lower_batch_norms(op: Ops, graph: ir.Graph) -> None:
+    """Write batch normalizations in training mode as the operator that updates in place."""
+    latest: dict[ir.Value, ir.Value] = {}
+    for node in list(graph):
+        if node.op_type != BATCH_NORM or node.domain != INTERNAL_DOMAIN:
+            continue
+        x, mean, variance = (
+            value for value in (node.inputs[0], *node.inputs[3:5]) if value is not None
+        )
+        check_float(x)
+        with op.before(node):
+            results = op.emit(
+                INTERNAL_BATCH_NORM,
+                [*node.inputs[:3], latest.get(mean, mean), latest.get(variance, variance)],
+                outputs=5,
+                domain=DOMAIN,
+                epsilon=node.attributes.get_float("epsilon"),
+                momentum=node.attributes.get_float("momentum"),
+                training_mode=1,
+            )
+            count = count_per_channel(op, x, ir.DataType.FLOAT)
+        # A layer that is used twice updates its statistics twice, in this order.
+        latest[mean], latest[variance] = results[1:3]
+        for old, new in zip(node.outputs, (*results, count), strict=True):
+            graphs.replace(old, new, [])
+        graph.remove(node, safe=True)
+
+
+class _Update(ResolvedUpdate):
+    """An update that onnxruntime-training's operators make."""
+
+    def model(self, graphs: Graphs) -> ir.Model:
+        """The model of AdamW or SGD over lists of tensors."""
+        return optimizer_model(self, graphs.opset)
+
+
 class OrtTraining(Backend):
     """onnxruntime-training 1.19."""
 
     runtime: ClassVar[choices.Runtime] = choices.ORT_TRAINING
+    passes = (_lower_batch_norms,)
 
     def require_opset(self, opset: int) -> None:
         """Check that the last release loads an opset."""
@@ -227,33 +264,6 @@ class OrtTraining(Backend):
         """The last release: its operators are those of no other."""
         return Need(NEWEST.version, "its training operators")
 
-    def lower_batch_norms(self, op: Ops, graph: ir.Graph) -> None:
-        """Write batch normalizations in training mode as the operator that updates in place."""
-        latest: dict[ir.Value, ir.Value] = {}
-        for node in list(graph):
-            if node.op_type != BATCH_NORM or node.domain != INTERNAL_DOMAIN:
-                continue
-            x, mean, variance = (
-                value for value in (node.inputs[0], *node.inputs[3:5]) if value is not None
-            )
-            check_float(x)
-            with op.before(node):
-                results = op.emit(
-                    INTERNAL_BATCH_NORM,
-                    [*node.inputs[:3], latest.get(mean, mean), latest.get(variance, variance)],
-                    outputs=5,
-                    domain=DOMAIN,
-                    epsilon=node.attributes.get_float("epsilon"),
-                    momentum=node.attributes.get_float("momentum"),
-                    training_mode=1,
-                )
-                count = count_per_channel(op, x, ir.DataType.FLOAT)
-            # A layer that is used twice updates its statistics twice, in this order.
-            latest[mean], latest[variance] = results[1:3]
-            for old, new in zip(node.outputs, (*results, count), strict=True):
-                graphs.replace(old, new, [])
-            graph.remove(node, safe=True)
-
     def accumulator(self, op: Ops, reset: ir.Value) -> Accumulator:
         """Accumulate by the operator that writes into the buffer; it returns BOOL[1]."""
 
@@ -265,11 +275,11 @@ class OrtTraining(Backend):
 
         return write
 
-    def optimizer_model(self, step: OptimizerStep, graphs: Graphs) -> ir.Model:
-        """The model of AdamW or SGD over lists of tensors."""
-        if not isinstance(step, ResolvedUpdate):
+    def step(self, update: OptimizerStep) -> OptimizerStep:
+        """The step of a formula, by the runtime's operators."""
+        if not isinstance(update, ResolvedUpdate):
             raise inexpressible("an optimizer that blocks write")
-        return optimizer_model(step, graphs.opset)
+        return _Update(**vars(update))
 
 
 def backend_for(runtime: choices.Runtime) -> Backend:

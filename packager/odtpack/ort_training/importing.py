@@ -70,7 +70,7 @@ def import_artifacts(
         optimizer, clip = read_optimizer(opened.optimizer)
         state = carried_state(opened.checkpoint, optimizer, str(opened.checkpoint_path))
         graphs = _differentiate(opened, optimizer, clip)
-        resolved = resolve_update(graphs.task, graphs)
+        resolved = resolve_update(graphs)
     except OdtpackError as error:
         error.where = error.where or str(source)
         raise

@@ -10,7 +10,7 @@ import onnx.defs
 import onnx_ir as ir
 
 from odtpack import contrib
-from odtpack.autodiff import backward
+from odtpack.autodiff import stop_gradient
 from odtpack.autodiff.backward import REASON, dependents, differentiate, opset_of
 from odtpack.autodiff.context import INTERNAL_DOMAIN, REGISTRY
 from odtpack.autodiff.expand import expand
@@ -215,7 +215,7 @@ def find_fallbacks(
     seeds = {value: value for value in graph.outputs if value.name in outputs}
     found = differentiate(graph, seeds, sources, Ops(graph, "try/"), refused=lambda *_: None)
     graph.outputs.extend(dict.fromkeys(found.values()))
-    backward.lower(graph)
+    stop_gradient.lower(graph)
     return webgpu.lacks(webgpu.lower(model))
 
 

@@ -12,7 +12,8 @@ from odtpack.graph.graphs import dims_of
 from odtpack.optimizers import Clip, Group, GroupRule, Optimizer, optimizer_model, resolve_groups
 from odtpack.optimizers.common.base import memory_order
 from odtpack.optimizers.common.model import NO_CLIP
-from odtpack.package.task import Graphs, OptimizerStep, Task
+from odtpack.package.parameters import master_type
+from odtpack.package.task import Graphs, OptimizerStep
 from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX
 from odtpack_runtime.training.optimizer_contract import Privacy
 from odtpack_runtime.training.schedules import ScheduleSpec
@@ -36,7 +37,7 @@ class ResolvedUpdate:
             clip=self.clip,
             groups=self.groups,
             privacy=self.privacy,
-            dtype=graphs.master,
+            dtype=master_type(graphs.parameters),
         )
 
     def step_model(self, graphs: Graphs) -> ir.Model | None:
@@ -53,11 +54,11 @@ class ResolvedUpdate:
         )
         if wanted or graphs.task.spec.accumulation_steps > 1 or self.privacy is not None:
             return None
-        if not graphs.backend.is_stock or not can_update(self.optimizer, self.clip):
+        if not graphs.task.backend.is_stock or not can_update(self.optimizer, self.clip):
             return None
         return step_model(
             graphs.training, names, self.optimizer, clip=self.clip, groups=self.groups,
-            branches=graphs.backend.branches,
+            branches=graphs.task.backend.branches,
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
@@ -75,11 +76,11 @@ class ResolvedUpdate:
         return content
 
 
-def resolve_update(task: Task, graphs: Graphs) -> OptimizerStep | None:
+def resolve_update(graphs: Graphs) -> OptimizerStep | None:
     """Apply the optimizer, and what goes around its formula, to the parameters of a model."""
-    optimizer, spec = task.optimizer, task.spec
+    optimizer, spec, backend = graphs.task.optimizer, graphs.task.spec, graphs.task.backend
     if not isinstance(optimizer, Optimizer):
-        return optimizer
+        return optimizer and backend.step(optimizer)
     clip = Clip(spec.clip_norm, spec.clip_value)
     privacy = None
     if spec.privacy_clip is not None:
@@ -98,7 +99,7 @@ def resolve_update(task: Task, graphs: Graphs) -> OptimizerStep | None:
         graphs.training.metadata_props["odtpack.parameter_order"] = memory_order(groups)
     elif groups and groups[0] == Group(1.0, decay, tuple(ranks)):
         groups = ()
-    return ResolvedUpdate(optimizer, clip, groups, spec.schedule, privacy)
+    return backend.step(ResolvedUpdate(optimizer, clip, groups, spec.schedule, privacy))
 
 
 def _check_private(clip: Clip, graphs: Graphs) -> None:
@@ -116,7 +117,7 @@ def _check_private(clip: Clip, graphs: Graphs) -> None:
     ]
     statistics = [p.name for p in graphs.parameters if p.role == "state"]
     problem, hint = None, ""
-    if not graphs.backend.is_stock:
+    if not graphs.task.backend.is_stock:
         problem = "private gradients need stock ONNX Runtime"
         hint = "leave --target out"
     elif statistics:

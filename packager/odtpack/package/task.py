@@ -14,7 +14,7 @@ from odtpack.graph.ops import Ops
 from odtpack.memory.spec import MemoryReport, MemorySpec
 from odtpack.optimizers import Optimizer
 from odtpack.ort import kernel_needs, webgpu
-from odtpack.package.parameters import Parameter, master_type
+from odtpack.package.parameters import Parameter
 from odtpack.passes import aliases
 from odtpack.passes.gradient_buffers import accumulate
 from odtpack.spec import BuildSpec
@@ -65,6 +65,8 @@ class Backend:
     branches: ClassVar[bool] = True
     # Whether it lacks kernels of finished models, which `lower` writes with others.
     lowers: ClassVar[bool] = False
+    # Passes over a training graph, after its gradient, that write operators of its own.
+    passes: ClassVar[tuple[Callable[[Ops, ir.Graph], None], ...]] = ()
 
     @property
     def is_stock(self) -> bool:
@@ -82,9 +84,6 @@ class Backend:
         """The oldest release that runs all of some models."""
         return kernel_needs.oldest_runtime(models)
 
-    def lower_batch_norms(self, op: Ops, graph: ir.Graph) -> None:
-        """Replace batch normalizations in training mode by an operator of the runtime's own."""
-
     def accumulator(self, op: Ops, reset: ir.Value) -> Accumulator:
         """How gradients are accumulated, see :mod:`odtpack.passes.gradient_buffers`."""
         flag = op.squeeze(reset, 0)
@@ -97,9 +96,9 @@ class Backend:
 
         return write
 
-    def optimizer_model(self, step: OptimizerStep, graphs: Graphs) -> ir.Model:
-        """The model that makes an optimizer step."""
-        return step.model(graphs)
+    def step(self, update: OptimizerStep) -> OptimizerStep:
+        """The optimizer step as the runtime makes it."""
+        return update
 
 
 STOCK = Backend()
@@ -194,30 +193,6 @@ class Graphs:
     segments: Segments | None = None
 
     @property
-    def backend(self) -> Backend:
-        """What runs the package."""
-        return self.task.backend
-
-    @property
-    def user_inputs(self) -> list[ir.Value]:
-        """What a caller feeds: neither parameters nor gradient buffers."""
-        if self.segments is not None:
-            return list(self.segments.inputs)
-        known = {parameter.name for parameter in self.parameters}
-        return [value for value in self.evaluation.graph.inputs if value.name not in known]
-
-    @property
-    def models(self) -> tuple[ir.Model, ...]:
-        """Every model that a step or an evaluation runs, but for the optimizer's."""
-        more = () if self.segments is None else self.segments.models.values()
-        return (self.training, self.evaluation, *more)
-
-    @property
     def opset(self) -> int:
         """Opset of the training model."""
         return self.training.graph.opset_imports[""]
-
-    @property
-    def master(self) -> ir.DataType:
-        """Type of the trainable parameters, their gradients and moments."""
-        return master_type({p.tensor.dtype for p in self.parameters if p.role == "trainable"})

@@ -27,16 +27,18 @@ from odtpack.graph.inference import infer_shapes, is_known
 from odtpack.graph.ops import Ops
 from odtpack.losses import make_loss
 from odtpack.losses.common.base import Classes, dims, rank, shaped
+from odtpack.model.exporters import module_names
 from odtpack.package.parameters import (
     SCALE_SUFFIX,
     Parameter,
-    check_inputs,
     choose_parameters,
     lift_parameters,
     store_frozen,
 )
 from odtpack.package.task import Graphs, InferenceTemplate, LossInfo, Task
-from odtpack.passes import aliases, batch_norm, gradient_buffers, pipeline, precision
+from odtpack.passes import aliases, gradient_buffers, pipeline, precision
+from odtpack.passes.batch_norm import RunningStatistic
+from odtpack.passes.compact import compact
 from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
 from odtpack.spec import LossPart
 from odtpack_runtime.session.graph_signature import (
@@ -240,9 +242,7 @@ class Prepared:
     """A forward graph with its loss, ready to be differentiated."""
 
     forward: ir.Model  # ends in the loss; its parameters are inputs
-    # the same, with the prediction among its outputs if that is returned; its parameters are still
-    # initializers
-    evaluation: ir.Model
+    evaluation: ir.Model  # the same, with the prediction among its outputs if that is returned
     plain: ir.Model  # the forward model as it was before
     parameters: tuple[Parameter, ...]  # what became inputs
     info: LossInfo  # what is known of the loss
@@ -254,11 +254,9 @@ def prepare(task: Task) -> Prepared:
     spec = task.spec
     forward = task.model.clone()
     pipeline.on_reading(forward, targets.newest_opset(spec.onnxruntime))
-    parameters = choose_parameters(forward.graph, task.train, task.frozen)
-    if spec.precision == "mixed":
-        _check_mixed(task, parameters)
+    modules = module_names(forward.graph)  # as its nodes tell: a loss adds others
     _check_names(forward.graph)
-    check_inputs(forward.graph, task.input_gradients)
+    _check_inputs(forward.graph, task.input_gradients)
     prediction = (*spec.loss_inputs, str(forward.graph.outputs[0].name))[0]
     plain = (task.served or forward).clone()
     if task.served is not None:
@@ -276,9 +274,16 @@ def prepare(task: Task) -> Prepared:
     sources = (*task.train, *task.input_gradients, *states)
     if sources:
         forward = expand(infer_shapes(forward, new_only=True), sources)
-    batch_norm.check(forward.graph)
+    parameters = choose_parameters(forward.graph, task.train, task.frozen, modules)
+    if spec.precision == "mixed":
+        _check_mixed(task, parameters)
+        parameters += tuple(
+            Parameter(name, "state", ir.tensor([value], ir.DataType.FLOAT), ir.DataType.FLOAT)
+            for name, value in precision.STATES.items()
+        )
     if spec.frozen_storage is not None:
         parameters = store_frozen(forward.graph, parameters, spec.frozen_storage, spec.base)
+    lift_parameters(forward.graph, parameters)
     evaluation = forward.clone()
     if states:
         kept = [v for v in evaluation.graph.outputs if not str(v.name).endswith(STATE_SUFFIX)]
@@ -290,12 +295,6 @@ def prepare(task: Task) -> Prepared:
         and "labels" in info.roles.values()
         and return_prediction(evaluation.graph, info.prediction or prediction)
     )
-    if spec.precision == "mixed":
-        parameters += tuple(
-            Parameter(name, "state", ir.tensor([value], ir.DataType.FLOAT), ir.DataType.FLOAT)
-            for name, value in precision.STATES.items()
-        )
-    lift_parameters(forward.graph, parameters)
     return Prepared(forward, evaluation, plain, parameters, info, returned)
 
 
@@ -330,7 +329,7 @@ def _return_states(graph: ir.Graph, states: Mapping[str, str], task: Task) -> No
         graph.outputs.append(new)
 
 
-def _carry(op: Ops, graph: ir.Graph, names: Collection[str]) -> list[batch_norm.RunningStatistic]:
+def _carry(op: Ops, graph: ir.Graph, names: Collection[str]) -> list[RunningStatistic]:
     """Let a training graph read a copy of each state, as the next one is written over it."""
     found = []
     for state in [value for value in graph.inputs if value.name in names]:
@@ -342,7 +341,7 @@ def _carry(op: Ops, graph: ir.Graph, names: Collection[str]) -> list[batch_norm.
         for node, index in readers:
             node.replace_input_with(index, copy)
         graph.outputs.remove(new)
-        found.append(batch_norm.RunningStatistic(str(state.name), new))
+        found.append(RunningStatistic(str(state.name), new))
     return found
 
 
@@ -352,10 +351,9 @@ def build_graphs(task: Task) -> Graphs:
     stock = task.backend.is_stock
     forward, evaluation, parameters = ready.forward, ready.evaluation, ready.parameters
     served = _served(ready, task)
+    pipeline.before_gradient(forward, mixed_precision=task.spec.precision == "mixed")
     for model in (evaluation, *([ready.plain] if served else [])):
         pipeline.for_evaluation(model)
-    lift_parameters(evaluation.graph, parameters)
-    pipeline.before_gradient(forward, mixed_precision=task.spec.precision == "mixed")
     _differentiate(forward, task)
     properties = properties_of(ready.info)
     level = optimization_level(forward.graph, parameters)
@@ -363,11 +361,11 @@ def build_graphs(task: Task) -> Graphs:
         "training": (forward, properties | of_training(task, level)),
         "evaluation": (evaluation, properties),
     }
-    inputs: tuple[str, ...] = ()
-    used: tuple[str, ...] = ()
+    template = None
     if served:
         inputs, used = detach(ready.plain.graph, served, [p.name for p in parameters])
         models["inference"] = (ready.plain, {})
+        template = InferenceTemplate(ready.plain, inputs, served, used)
     finish(models)
     if task.backend.lowers:
         forward, evaluation = task.backend.lower(forward), task.backend.lower(evaluation)
@@ -377,14 +375,11 @@ def build_graphs(task: Task) -> Graphs:
 
         shown = {p.name: p.module or p.name for p in parameters}
         memory = compile_memory(forward, shown, task.memory)
-    written = [
+    for model in (forward, evaluation, *([ready.plain] if served else [])):
         # The reference distinguishes values by name.
-        pipeline.on_writing(model, keep_names=model is not forward or not stock)
-        for model in (forward, evaluation, *([ready.plain] if served else []))
-    ]
-    template = InferenceTemplate(written[2], inputs, served, used) if served else None
+        compact(model, keep_names=model is not forward or not stock)
     return Graphs(
-        written[0], written[1], parameters, task, ready.info, ready.returned, template, memory
+        forward, evaluation, parameters, task, ready.info, ready.returned, template, memory
     )
 
 
@@ -415,8 +410,7 @@ def _served(ready: Prepared, task: Task) -> tuple[str, ...]:
     beyond = tuple(() if task.attached is None else task.attached.roles)
     if task.loss is not None:
         beyond = task.spec.loss_inputs[len(task.loss.reads) :]
-    wanted = [value.name or "" for value in ready.plain.graph.outputs]
-    wanted += [*task.spec.outputs]
+    wanted = [*(value.name or "" for value in ready.plain.graph.outputs), *task.spec.outputs]
     return tuple(select(ready.plain.graph, wanted, own_loss, beyond))
 
 
@@ -428,6 +422,22 @@ def _check_names(graph: ir.Graph) -> None:
                 "reserved-name",
                 f"the model already has a value {name!r}, a name that the training graph needs",
                 hint="this looks like a training model; pass the forward model",
+            )
+
+
+def _check_inputs(graph: ir.Graph, names: Sequence[str]) -> None:
+    """Check that gradients are wanted of existing float32 inputs only."""
+    inputs = {value.name: value for value in graph.inputs}
+    for name in names:
+        if name not in inputs:
+            raise UnknownNameError(
+                "unknown-parameter", f"the model has no initializer or input {name!r}"
+            )
+        if inputs[name].dtype != ir.DataType.FLOAT:
+            raise OdtpackError(
+                "dtype-not-trainable",
+                f"the gradient of input {name!r} was requested, but only float32 inputs have one",
+                hint=f"do not ask for the gradient of {name!r}",
             )
 
 
@@ -447,10 +457,8 @@ def _differentiate(model: ir.Model, task: Task) -> None:
         seed = seed if scale is None else scale.seed(seed)
         gradients = differentiate(graph, {loss: seed}, trained, op)
     require_reached(trained, gradients)
-    updates = [
-        *_carry(op, graph, carried(graph)),
-        *pipeline.after_gradient(op, model, task.backend.lower_batch_norms),
-    ]
+    updates = _carry(op, graph, carried(graph))
+    updates += pipeline.after_gradient(op, model, task.backend.passes)
     if scale is not None:
         gradients = scale.unscale(gradients)
         updates += scale.updates(gradients.values())

@@ -9,7 +9,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +29,7 @@ from odtpack.ort.files import with_ort_files, write_ort_files
 from odtpack.ort.kernel_needs import Need, oldest_of_files
 from odtpack.ort.session_runs import TRAINING_MODELS
 from odtpack.package.optimizer_update import resolve_update
+from odtpack.package.parameters import master_type
 from odtpack.package.segments.build import build_segments, check_options, stage_segments
 from odtpack.package.self_check import checked
 from odtpack.package.task import Graphs, OptimizerStep, Remark, Task, silent
@@ -175,7 +176,7 @@ def write_package(
                 manifest = _with_fitted_arena(manifest, stage / name, graphs)
             _write(manifest, stage / name)
         if run and stock:
-            graphs_of_all = (model.graph for model in (*graphs.models, *models.values()))
+            graphs_of_all = (model.graph for model in (*_models(graphs), *models.values()))
             domains = {node.domain for graph in graphs_of_all for node in nodes_of(graph)}
             manifest = checked(
                 manifest,
@@ -312,7 +313,7 @@ def _manifest(
     graph = graphs.training.graph
     task, backend = graphs.task, graphs.task.backend
     template = graphs.inference if backend.is_stock else None
-    lowest = (made.oldest or backend.oldest_runtime((*graphs.models, *models.values()))).name
+    lowest = (made.oldest or backend.oldest_runtime((*_models(graphs), *models.values()))).name
     inputs, outputs = _inputs(graphs), _outputs(graph)
     predictions = [
         _value(value, "prediction") for value in graphs.evaluation.graph.outputs[len(outputs) :]
@@ -382,7 +383,7 @@ def _layout(graphs: Graphs, model: ir.Model) -> tuple[dict[str, object], dict[st
         p.name: tuple(p.tensor.shape.numpy()) for p in graphs.parameters if p.role == "trainable"
     }
     order = json.loads(graphs.training.metadata_props.get("odtpack.parameter_order", "[]"))
-    dtype = graphs.master.numpy()
+    dtype = master_type(graphs.parameters).numpy()
     layout = Layout.pack((name, shapes[name], dtype) for name in order or shapes)
     content = {
         "dtype": dtype.name,
@@ -410,8 +411,9 @@ def _value(value: ir.Value, role: str) -> dict[str, object]:
 
 def _inputs(graphs: Graphs) -> list[dict[str, object]]:
     """The inputs that the caller feeds: neither parameters nor gradient buffers."""
-    inputs = []
-    for value in graphs.user_inputs:
+    known, inputs = {parameter.name for parameter in graphs.parameters}, []
+    fed = graphs.evaluation.graph.inputs if graphs.segments is None else graphs.segments.inputs
+    for value in (each for each in fed if each.name not in known):
         role = graphs.loss.roles.get(value.name or "", "data")
         entry = _value(value, role)
         inputs.append({**entry, **graphs.loss.labels.get(value.name or "", {})})
@@ -467,9 +469,7 @@ _FINEST: Final = 1.02
 _SHOWN: Final = 8
 
 
-def build_within(
-    spec: MemorySpec, task: Task, make: Callable[[Task, Graphs], Made | None]
-) -> Graphs:
+def build_within(spec: MemorySpec, task: Task) -> Graphs:
     """Build graphs whose training is planned within the budget."""
     from odtpack.memory.compile import input_shapes
     from odtpack_simulator.device.app import MARGIN, memory_fit, with_margin
@@ -483,7 +483,7 @@ def build_within(
 
     def planned(graphs: Graphs) -> MemoryPlan:
         with scratch_folder("budget") as folder:
-            write_package(graphs, make(scratch, graphs), Path(folder), run=False)  # only planned
+            write_package(graphs, _made(graphs), Path(folder), run=False)  # only planned
             package = Package.open(Path(folder))
             shapes = input_shapes(graphs.training.graph, spec)
             sizes = {i.name: shapes.get(i.name, i.shape) for i in package.manifest.inputs}
@@ -581,7 +581,7 @@ def write_artifacts(task: Task, folder: Path, remark: Remark = silent) -> Manife
         check_options(task)
     backend.require_opset(task.model.graph.opset_imports[""])
     if task.memory is not None and task.memory.budget is not None:
-        graphs = build_within(task.memory, task, _made)
+        graphs = build_within(task.memory, task)
         if graphs.memory is not None:
             for sentence in sentences(graphs.memory):
                 remark(sentence)
@@ -589,15 +589,12 @@ def write_artifacts(task: Task, folder: Path, remark: Remark = silent) -> Manife
         graphs = build_segments(task) if spec.segments else build_graphs(task)
     if spec.onnxruntime is not None:
         targets.require(spec.onnxruntime, graphs.opset)
-    made = _made(task, graphs)
+    made = _made(graphs)
     if made is not None:
         made = dataclasses.replace(
             made, step_model=_step_model(made.step, graphs, remark), digest=_digest(graphs, made)
         )
-    models = () if made is None else (made.optimizer, made.step_model)
-    oldest = backend.oldest_runtime(
-        [*graphs.models, *(model for model in models if model is not None)]
-    )
+    oldest = backend.oldest_runtime(_models(graphs, made))
     if spec.native:
         oldest = kernel_needs.newest([oldest, Need((1, 12), "functions of a model")])
     if made is not None:
@@ -625,10 +622,17 @@ def write_artifacts(task: Task, folder: Path, remark: Remark = silent) -> Manife
     return manifest
 
 
-def _made(task: Task, graphs: Graphs) -> Made | None:
+def _models(graphs: Graphs, made: Made | None = None) -> list[ir.Model]:
+    """Every model that a step or an evaluation runs, with the optimizer's where that is made."""
+    more = () if graphs.segments is None else graphs.segments.models.values()
+    own = () if made is None else (made.optimizer, made.step_model)
+    return [m for m in (graphs.training, graphs.evaluation, *more, *own) if m is not None]
+
+
+def _made(graphs: Graphs) -> Made | None:
     """The optimizer and its model; None without an optimizer."""
-    step = resolve_update(task, graphs)
-    return None if step is None else Made(step, task.backend.optimizer_model(step, graphs))
+    step = resolve_update(graphs)
+    return None if step is None else Made(step, step.model(graphs))
 
 
 def _digest(graphs: Graphs, made: Made) -> str:
@@ -665,10 +669,10 @@ def _step_model(step: OptimizerStep, graphs: Graphs, remark: Remark) -> ir.Model
     if model is None and choice == "always":
         needed = "several batches" if spec.accumulation_steps > 1 else "all gradients at once"
         why = f"an optimizer step needs {needed}"
-        if spec.segments or not graphs.backend.is_stock:
+        if spec.segments or not graphs.task.backend.is_stock:
             why = "it has segments" if spec.segments else "onnxruntime-training runs none"
         remark(f"the package gets no step model: {why}")
-    backend = graphs.backend
+    backend = graphs.task.backend
     return backend.lower(model) if model is not None and backend.lowers else model
 
 

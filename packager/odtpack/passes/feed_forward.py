@@ -17,10 +17,10 @@ from typing import Final
 import onnx_ir as ir
 
 from odtpack.autodiff.bodies import copy_node
-from odtpack.autodiff.expand import SMALLEST
 from odtpack.graph import graphs
 from odtpack.graph.graphs import dims_of, reads, static_dims
 from odtpack.graph.ops import SHAPE, Ops
+from odtpack.passes.finishing import SMALLEST
 
 BLOCK: Final = 5 << 18
 """Numbers in a wide value of a block: 269 tokens of a width of 4,864. In the backward model about

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from odtpack.autodiff.context import INTERNAL_DOMAIN, Context
 from odtpack.autodiff.rules.reduce import reduced_axes
 from odtpack.graph import graphs
-from odtpack.graph.graphs import dims_of, nodes_of
+from odtpack.graph.graphs import dims_of
 from odtpack.graph.ops import Ops
 
 # Recognizes a layer normalization that an exporter wrote out, and writes one node.
@@ -266,42 +266,6 @@ def lower_fake_quant(graph: ir.Graph) -> None:
         graphs.replace(node.outputs[0], new.outputs[0], [node])
 
 
-# Keeps ONNX Runtime from fusing a normalization whose epsilon it does not read.
-#
-# Where a model writes a layer or an RMS normalization out, ONNX Runtime makes one kernel of
-#
-#     Div(d, Sqrt(Add(ReduceMean(Pow(d, 2)), epsilon)))
-#
-# Before 1.32 it takes epsilon from the second operand of the Add if that is a constant, and 1e-5
-# otherwise; of a vector it takes the first element. At the exponent it does not look to this day.
-# Epsilon is no constant where it is a parameter of the package. Written as a Sub of its negative
-# the sum is the same number, and is not fused.
-
-
-def keep_epsilon(op: Ops, graph: ir.Graph) -> None:
-    """Rewrite every sum that would be misread, in subgraphs too."""
-    for add in list(nodes_of(graph)):
-        if add.op_type != "Add" or add.domain:
-            continue
-        if not any(user.op_type == "Sqrt" for user in add.outputs[0].consumers()):
-            continue
-        for variance, epsilon in (add.inputs, reversed(add.inputs)):
-            mean = graphs.producer(variance, "ReduceMean")
-            if mean is None or epsilon is None:
-                continue
-            value: ir.Value | None = epsilon
-            while (cast := graphs.producer(value, "Cast", "Identity")) is not None:
-                value = cast.inputs[0]
-            power = graphs.producer(mean.inputs[0], "Pow")
-            squares = power is None or graphs.is_scalar(power.inputs[1], 2.0)
-            if squares and epsilon is add.inputs[1] and graphs.scalar(value) is not None:
-                continue  # the fused kernel computes what these nodes do
-            with op.before(add):
-                total = op.Sub(variance, op.Neg(epsilon))
-            graphs.replace(add.outputs[0], total, [add])
-            break
-
-
 # Moves a Relu after the MaxPool that alone reads it.
 #
 # max(relu(a), relu(b)) = relu(max(a, b)), and so are the gradients: the maximum passes its
@@ -326,71 +290,3 @@ def pool_before_relu(op: Ops, graph: ir.Graph) -> bool:
         graphs.replace(pooled, new, [pool, relu])
         changed = True
     return changed
-
-
-_FROM, TO = 13, 17
-
-
-# Reads a model of opset 13 to 16 as one of opset 17.
-#
-# From 13 to 17 the standard grew types, attributes with the old meaning as default, and new
-# operators; what an existing model means did not change, but for two operators. In return
-# gradients may use LayerNormalization and scatters that add. Every runtime since ONNX
-# Runtime 1.12 (2022) loads opset 17.
-
-
-def upgrade(graph: ir.Graph) -> bool:
-    """Stamp opset 17 on a graph of opset 13 to 16 if its meaning stays; return whether."""
-    opset = graph.opset_imports[""]
-    if not _FROM <= opset < TO or _changed_meaning(graph, opset):
-        return False
-    graph.opset_imports[""] = TO
-    return True
-
-
-def _changed_meaning(graph: ir.Graph, opset: int) -> bool:
-    # RoiAlign's default coordinates moved by half a pixel (16); the training mode of
-    # BatchNormalization turned from a count of outputs into an attribute (14).
-    return any(
-        node.op_type == "RoiAlign"
-        or (node.op_type == "BatchNormalization" and opset < 14 and len(node.outputs) > 1)
-        for node in nodes_of(graph)
-        if not node.domain
-    )
-
-
-BLOCKS = 21
-"""The opset whose DequantizeLinear takes 4 bits and blocks."""
-
-_REDUCTIONS = {  # whose axes became an input in 18
-    "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean",
-    "ReduceMin", "ReduceProd", "ReduceSumSquare",
-}  # fmt: skip
-_CHANGED = {"DFT", "GridSample", "GroupNormalization", "Resize", "Scatter", "Upsample"}
-
-
-def to_blocks(graph: ir.Graph) -> bool:
-    """Write a graph of opset 17 to 20 as one of opset 21 if its meaning stays; return whether."""
-    upgrade(graph)
-    if not TO <= graph.opset_imports[""] < BLOCKS or _changes_before_21(graph):
-        return False
-    if graph.opset_imports[""] < 18:
-        op = Ops(graph, "axes/")
-        for node in graph:
-            if node.op_type in _REDUCTIONS and "axes" in node.attributes:
-                axes = node.attributes.pop("axes").as_ints()
-                node.resize_inputs(2)
-                node.replace_input_with(1, op.ints(*axes))
-    graph.opset_imports[""] = BLOCKS
-    return True
-
-
-def _changes_before_21(graph: ir.Graph) -> bool:
-    for node in nodes_of(graph):
-        if node.domain:
-            continue
-        if node.op_type in _CHANGED or (node.op_type == "Split" and len(node.inputs) < 2):
-            return True
-        if node.op_type in _REDUCTIONS and node.graph is not graph:
-            return True  # where axes would have to be written too
-    return False

@@ -1,24 +1,32 @@
 """Which passes run, in which order: the list of them all, stage by stage.
 
 A pass is a function of a graph, or of a writer and its graph, which it changes in place. It returns
-whether it changed something; None counts as yes.
+whether it changed something; None counts as yes. A model is made small last (:mod:`.compact`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 from onnx_ir.passes import PostconditionError, PreconditionError
 
-from odtpack.autodiff import backward, expand
+from odtpack.autodiff import stop_gradient
 from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.graph import graphs
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
-from odtpack.passes import attention, batch_norm, feed_forward, layout, patterns, precision
-from odtpack.passes.compact import compact
+from odtpack.passes import (
+    attention,
+    batch_norm,
+    feed_forward,
+    finishing,
+    layout,
+    opsets,
+    patterns,
+    precision,
+)
 
 ALL = "*"  # every internal operator
 
@@ -44,8 +52,8 @@ def apply(
 
 def on_reading(model: ir.Model, newest_opset: int) -> None:
     """Bring a forward model into a form that has kernels everywhere."""
-    if newest_opset >= patterns.TO:
-        apply(model, patterns.upgrade)
+    if newest_opset >= opsets.TO:
+        apply(model, opsets.upgrade)
     apply(model, precision.widen)
 
 
@@ -60,7 +68,7 @@ def in_segments(model: ir.Model, *, whole: bool) -> None:
 def for_evaluation(model: ir.Model) -> None:
     """Let a model with its loss evaluate, not train."""
     apply(model, batch_norm.to_evaluation)
-    apply(model, backward.lower, lowers=ALL)
+    apply(model, stop_gradient.lower, lowers=ALL)
     apply(model, graphs.turn_dropout_off)
 
 
@@ -84,15 +92,15 @@ def before_gradient(model: ir.Model, *, mixed_precision: bool = False) -> None:
 
 
 def after_gradient(
-    op: Ops, model: ir.Model, lower_batch_norms: Callable[[Ops, ir.Graph], None]
+    op: Ops, model: ir.Model, own: Iterable[Callable[[Ops, ir.Graph], None]]
 ) -> list[batch_norm.RunningStatistic]:
     """Write internal operators out and speed up what is left of the forward graph."""
-    # lower_batch_norms: Replaces batch normalizations by an operator of the runtime's own, if it
-    # has one.
+    # own: Passes of the runtime, which write operators of its own.
     # Returns the updates of running statistics; none where the runtime updates them in place.
     updates: list[batch_norm.RunningStatistic] = []
     apply(model, layout.small_convolutions, op)
-    apply(model, lower_batch_norms, op)
+    for rewrite in own:
+        apply(model, rewrite, op)
     apply(
         model, lambda *given: updates.extend(batch_norm.lower(*given)), op,
         lowers=batch_norm.OP_TYPE,
@@ -100,7 +108,7 @@ def after_gradient(
     apply(model, layout.keep_channels_first, op)
     apply(model, patterns.lower_gelu, op, lowers="Gelu")
     apply(model, patterns.lower_fake_quant, lowers=patterns.OP_TYPE)
-    apply(model, backward.lower, lowers=ALL)
+    apply(model, stop_gradient.lower, lowers=ALL)
     return updates
 
 
@@ -120,14 +128,9 @@ def finish(model: ir.Model) -> None:
     """Drop what no output needs, and write what ONNX Runtime would misread or lacks."""
     drop_unused(model)
     apply(model, graphs.drop_unused_constants)  # of subgraphs, which that pass leaves
-    apply(model, patterns.keep_epsilon, Ops(model.graph, "sum/"))
-    apply(model, expand.rewrite, Ops(model.graph, "unpack/"))
+    apply(model, finishing.keep_epsilon, Ops(model.graph, "sum/"))
+    apply(model, finishing.unpack_late, Ops(model.graph, "unpack/"))
     drop_unused(model)  # the chains that were copied
-    precision.lower(model)
+    finishing.lower_doubles(model)
     if not graphs.is_sorted(model.graph):
         common_passes.TopologicalSortPass()(model)
-
-
-def on_writing(model: ir.Model, *, keep_names: bool) -> ir.Model:
-    """Make a finished model small; return it."""
-    return compact(model, keep_names=keep_names)

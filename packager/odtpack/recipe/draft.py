@@ -18,7 +18,7 @@ from odtpack.graph.graphs import dims_of
 from odtpack.model.exporters import module_names
 from odtpack.model.loading import load_model
 from odtpack.ort.kernel_needs import oldest_runtime
-from odtpack.package.parameters import candidates
+from odtpack.package.candidates import candidates
 from odtpack.recipe.schema import json_schema
 from odtpack_simulator.values.text import toml_value
 from odtpack_simulator.values.units import format_bytes

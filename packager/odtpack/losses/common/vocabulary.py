@@ -99,7 +99,7 @@ def token_terms(op: Ops, head: Head, labels: ir.Value, words: int) -> ir.Value:
     """-log softmax(logits)[labels] of each token, [B, T], with its gradient by hidden states."""
     # labels: Number of the word of each token, [B, T]; all of them from 0 to V - 1. words: Words of
     # a part.
-    from odtpack.autodiff.backward import stop
+    from odtpack.autodiff.stop_gradient import stop
 
     hidden = head.hidden
     rows = stop(op, hidden)

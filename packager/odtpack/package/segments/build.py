@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.autodiff import differentiate, expand
-from odtpack.autodiff.expand import SMALLEST
+from odtpack.autodiff import differentiate
 from odtpack.errors import OdtpackError
 from odtpack.graph import ops
 from odtpack.graph.graphs import RANDOM_OPERATORS, nodes_of, replace
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.package import training
-from odtpack.package.parameters import Parameter, lift_parameters
+from odtpack.package.parameters import Parameter
 from odtpack.package.segments.cut import (
     Outline,
     can_be_lifted,
@@ -33,7 +32,9 @@ from odtpack.package.segments.cut import (
 )
 from odtpack.package.task import Graphs, Segments, Task
 from odtpack.package.training import optimization_level
-from odtpack.passes import pipeline
+from odtpack.passes import batch_norm, pipeline
+from odtpack.passes.compact import compact
+from odtpack.passes.finishing import SMALLEST, find_chains
 from odtpack_runtime.checkpoint.parameters import ALIGNMENT
 from odtpack_runtime.files.atomic import atomic_write, write_whole
 from odtpack_runtime.package.manifest import (
@@ -214,6 +215,7 @@ def build_segments(task: Task) -> Graphs:
     task = dataclasses.replace(task, frozen=())
     ready = training.prepare(task)
     parameters = ready.parameters
+    batch_norm.check(ready.forward.graph)
     _check(ready.forward.graph, parameters)
     products = frozen_products(ready.forward.graph) if task.spec.keep_products else frozenset()
     for whole in (ready.forward, ready.evaluation):
@@ -270,7 +272,6 @@ def build_segments(task: Task) -> Graphs:
     properties = training.properties_of(ready.info)
     level = optimization_level(graph, parameters)
     result = ready.evaluation.graph
-    lift_parameters(result, parameters)
     given = [str(value.name) for value in (*last.inputs, *unread)]
     ending = _extract(result, given, [*result.outputs])
     order = [name for index in sorted(stored) for name in stored[index]]
@@ -449,7 +450,7 @@ class _Maker:
             assert start is not None  # noqa: S101 - its gradient
             value.name = f"{start.name}{COTANGENT_SUFFIX}"
             value.type, value.shape = start.type, start.shape
-        pipeline.after_gradient(op, model, self.task.backend.lower_batch_norms)
+        pipeline.after_gradient(op, model, self.task.backend.passes)
         if trained:
             training.accumulate_gradients(graph, op, trained, gradients, self.task)
         graph.outputs.extend(outward)
@@ -462,9 +463,7 @@ class _Maker:
         _lift(graph, apart, early=False, bits=self.bits)
         graph.inputs[:] = [v for v in graph.inputs if v.uses() or v.name in self.unread]
         backend = self.task.backend
-        return pipeline.on_writing(
-            backend.lower(model) if backend.lowers else model, keep_names=False
-        )
+        return compact(backend.lower(model) if backend.lowers else model, keep_names=False)
 
 
 def _taken(model: ir.Model, products: Collection[str]) -> list[str]:
@@ -488,7 +487,7 @@ def _taken(model: ir.Model, products: Collection[str]) -> list[str]:
 
 def _lift(graph: ir.Graph, names: Sequence[str], *, early: bool, bits: bool) -> None:
     """Make inputs of weights, so that one model serves pieces with different ones."""
-    late = expand.find_chains(graph) if early else set()
+    late = find_chains(graph) if early else set()
     values = [graph.initializers[name] for name in names if name in graph.initializers]
     values = [v for v in values if late.isdisjoint(y for node, _ in v.uses() for y in node.outputs)]
     unpack(graph, values, bits=bits)

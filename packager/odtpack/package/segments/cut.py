@@ -13,11 +13,11 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.backward import FLOATS, dependents, influences
-from odtpack.autodiff.expand import SMALLEST
 from odtpack.errors import OdtpackError
 from odtpack.graph import ops
 from odtpack.graph.graphs import ancestors, dims_of, mark_constant, reads, static_dims, subgraphs
 from odtpack.graph.ops import Ops
+from odtpack.passes.finishing import SMALLEST
 
 
 def can_be_lifted(value: ir.Value) -> bool:
