@@ -7,22 +7,13 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """A folder that is removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as name:
-        yield Path(name)
+from scripts.harness import ROOT, scratch
 
 
 def call(

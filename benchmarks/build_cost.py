@@ -19,11 +19,10 @@ from pathlib import Path
 import onnx
 from torch import nn
 
-from benchmarks.apart import scratch
 from benchmarks.fidelity import architectures
 from benchmarks.fidelity.models import Case
 from benchmarks.published.networks import googlenet, mobilenet
-from scripts.markdown import head, row
+from scripts.harness import head, row, scratch
 from tests.exported.vision import InvertedResidual, conv_norm
 from tests.peer import client
 

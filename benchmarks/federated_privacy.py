@@ -12,9 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.apart import scratch
-from scripts.markdown import head, row
-from scripts.options import options
+from scripts.harness import head, options, row, scratch
 from tests.federated.play import installed, play
 
 FLEET = """\

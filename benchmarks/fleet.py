@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import apart
-from scripts.markdown import head, row
-from scripts.options import options
+from scripts.harness import head, options, row, scratch
 from tests.federated.play import ENVIRONMENT, ROOT, SETTINGS, installed
 
 FLEET = """\
@@ -120,7 +119,7 @@ def main() -> None:
           f"{given.jobs} processes\n")  # fmt: skip
     print(head("", "seconds:", "ms a client:", "accuracy:", "peak:", "took part:", "days:"))
     paths = os.pathsep.join(map(str, (ROOT / "packager", ROOT / "runtime", ROOT)))
-    with apart.scratch() as folder:
+    with scratch() as folder:
         prepare(folder, given)
         for engine in (odtpack, flower):
             if given.only not in ("", engine.__name__):

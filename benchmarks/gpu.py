@@ -7,7 +7,7 @@
 First gradients are held against the processor's and those in float64, then five steps of AdamW and
 of SGD, and a batch with a NaN must change nothing: where one fails, the exit code is 1. A time is
 the median of all steps, in turns; PyTorch's takes torch with CUDA, and onnx. `--small` builds
-shapes for an adapter in software.
+shapes for an adapter in software, and `--software` runs on Chromium's Vulkan driver.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer, Pa
 from odtpack_runtime import default_session_options as session_options
 from odtpack_runtime.session.device import Device
 from odtpack_runtime.training.loop import loss_of
-from scripts.markdown import DOCS, filled, table
+from scripts.harness import DOCS, filled, options, table
 
 BAR = 1e-5
 """Of each gradient's largest element, or twice what the processor is off from float64."""
@@ -407,18 +407,11 @@ def run(given: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("task", choices=["build", "run", "copies"])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--networks", type=lambda text: text.split(","), default=())
-    parser.add_argument("--devices", type=lambda text: text.split(","), default=("webgpu", "cuda"))
-    parser.add_argument("--check-only", action="store_true")
-    parser.add_argument("--software", action="store_true", help="on Chromium's Vulkan driver")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    given = options(
+        __doc__, "task", "folder", task=("build", "run", "copies"), folder=Path, small=False,
+        networks=[str], devices=["webgpu", "cuda"], check_only=False, software=False, rounds=5,
+        seconds=0.5, out=Path,
+    )  # fmt: skip
     if given.task == "build":
         build(given.folder, given.small, given.networks)
         return 0

@@ -22,12 +22,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.apart import scratch
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.package.package import Package
-from scripts.markdown import head, row
-from scripts.options import options
+from scripts.harness import head, options, row, scratch
 from tests.kits.cases import CASES
 from tests.kits.kills import PACKAGES
 from tests.kits.vectors import Folder, Run, build

@@ -26,10 +26,9 @@ from typing import Any
 import onnxruntime
 
 from benchmarks import gpu
-from benchmarks.apart import scratch
 from odtpack.build import build_package
 from odtpack_runtime import Package
-from scripts.options import options
+from scripts.harness import options, scratch
 from tests import zoo
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit, web
 from tests.kits.ran import PLATFORMS, RAN, Ran

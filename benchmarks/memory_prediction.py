@@ -18,15 +18,13 @@ from typing import Any
 import numpy as np
 import onnx
 
-from benchmarks.apart import scratch
 from odtpack.artifacts import OptimType
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.app import memory_fit
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import run_training_child
-from scripts.markdown import head, row
-from scripts.options import options
+from scripts.harness import head, options, row, scratch
 from tests import zoo
 from tests.packaging_tools import batch, generate
 

@@ -10,16 +10,14 @@ one does not. A time is the fastest of the given number of steps.
 
 from __future__ import annotations
 
-import argparse
 import timeit
 from typing import Any
 
 import onnxruntime
 
-from benchmarks.apart import scratch
 from odtpack import optimizers
 from odtpack.build import build_package
-from scripts.markdown import head, row
+from scripts.harness import head, options, row, scratch
 from tests import zoo
 from tests.packaging_tools import batch, open_training
 
@@ -56,17 +54,12 @@ def measure(
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--optimizer", action="append", choices=CASES, help="repeatable")
-    parser.add_argument("--clip-norm", type=float)
-    parser.add_argument("--clip-value", type=float)
-    parser.add_argument("--millions", type=float, action="append", help="parameters; repeatable")
-    parser.add_argument("--steps", type=int, default=30)
-    given = parser.parse_args()
-    update = {"clip_norm": given.clip_norm, "clip_value": given.clip_value}
+    clip = {"clip_norm": float, "clip_value": float}
+    given = options(__doc__, optimizer=[*CASES], millions=[1.0, 20.0], steps=30, **clip)
+    update = {name: getattr(given, name) for name in clip}
     print(head("optimizer", "parameters:", "state/param:", "ms/million:"))
-    for name in given.optimizer or CASES:
-        for millions in given.millions or (1, 20):
+    for name in given.optimizer:
+        for millions in given.millions:
             width = round((millions * 5e5) ** 0.5)
             count, kept, taken = measure(CASES[name], update, width, given.steps)
             print(row(name, f"{count:.1f} M", f"{kept:.3f} B", f"{taken:.2f}"), flush=True)

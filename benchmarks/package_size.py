@@ -11,11 +11,10 @@ import dataclasses
 
 import onnx
 
-from benchmarks.apart import scratch
 from benchmarks.workloads import WORKLOADS
 from odtpack.build import build_package
 from odtpack.choices import STORAGES, Storage
-from scripts.markdown import head, row
+from scripts.harness import head, row, scratch
 from tests.peer import client
 
 HEAD = "classifier.*"

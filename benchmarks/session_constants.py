@@ -30,6 +30,7 @@ from odtpack_simulator.memory.process_memory import give_back_memory, memory_sta
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import run_training_child
+from scripts.harness import scratch
 from tests.simulator.packages import MODELS
 
 SESSION = ("BYTES_PER_SESSION", "BYTES_PER_NODE", "BYTES_PER_REMOVED_NODE", "BYTES_PER_INPUT",
@@ -48,7 +49,7 @@ def main() -> None:
     tuning |= {name: (MODELS[name][0], MODELS[name][2]) for name in ("batchnorm", "recurrent")}
     sessions: list[tuple[list[int], int]] = []
     jobs = []
-    with apart.scratch() as place:
+    with scratch() as place:
         for (name, (factory, size)), optimizer in itertools.product(tuning.items(), OPTIMIZERS):
             folder = place / str(len(jobs))
             folder.mkdir()

@@ -18,13 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.apart import scratch
 from odtpack.build import build_package
 from odtpack.optimizers import AdamW
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.training.loop import train_step
-from scripts.markdown import head, row
-from scripts.options import options
+from scripts.harness import head, options, row, scratch
 from tests import zoo
 from tests.kits import cpp_kit
 from tests.packaging_tools import open_training

@@ -8,7 +8,6 @@ setting in one process, in turns. A ratio is taken within a round.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import statistics
 import tempfile
@@ -18,12 +17,11 @@ from unittest import mock
 
 import numpy as np
 
-from benchmarks.apart import scratch
 from benchmarks.fidelity.latency_worker import Worker
 from benchmarks.fidelity.models import CASES, build
-from odtpack_runtime.session import options
+from odtpack_runtime.session import options as session_options
 from odtpack_simulator.replay.job import Job
-from scripts.markdown import head, row, spread
+from scripts.harness import head, options, row, scratch, spread
 
 TURN_SECONDS = 0.2
 QUIET_SECONDS = 0.05
@@ -32,11 +30,7 @@ QUIET_SECONDS = 0.05
 
 def main() -> None:
     """Measure what the command line asks for; print a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.threads")
-    parser.add_argument("--models", type=lambda text: text.split(","), default=list(CASES))
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    given = options(__doc__, models=[*CASES], threads=2, rounds=5)
     settings = {"one": (1, True), "spinning": (given.threads, False),
                 "resting": (given.threads, True)}  # fmt: skip
     print(f"{given.threads} threads, median step of {given.rounds} rounds, ms\n")
@@ -66,10 +60,10 @@ def opened(job: Job, rest: bool) -> Worker:
     """A trainer whose threads rest between runs, or spin."""
     with contextlib.ExitStack() as stack:
         if not rest:
-            stack.enter_context(mock.patch.object(options, "SESSION_CONFIG", {}))
+            stack.enter_context(mock.patch.object(session_options, "SESSION_CONFIG", {}))
             alone = mock.patch(
                 "odtpack_runtime.training.module.session_of",
-                lambda _, model: options.session_of(None, model),
+                lambda _, model: session_options.session_of(None, model),
             )
             stack.enter_context(alone)
         return Worker(job)

@@ -11,11 +11,12 @@ import numpy as np
 import onnx
 import torch
 
-from benchmarks.apart import scratch
 from benchmarks.fidelity.architectures import VisionTransformer
+from odtpack.build import build_package
+from scripts.harness import scratch
 from tests import zoo
 from tests.exported.export import export
-from tests.packaging_tools import batch
+from tests.packaging_tools import batch, trainable_names
 
 PEER, PYTORCH = "onnxruntime-training 1.19.2", "PyTorch"
 GEOMETRIC_MEAN_GOAL = 0.72
@@ -40,6 +41,14 @@ class Workload:
         data, labels = batch(model, self.batch)
         np.savez(folder / "batch.npz", input=data, labels=labels)
         return folder / "model.onnx", folder / "batch.npz"
+
+
+def build_native(model: Path, package: Path, optimizer: str) -> None:
+    """Build a package with native kernels that trains all parameters."""
+    build_package(
+        model, package, loss="cross_entropy", optimizer=optimizer, native=True,
+        train=tuple(trainable_names(onnx.load(model))),
+    )  # fmt: skip
 
 
 def vit_tiny(

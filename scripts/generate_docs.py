@@ -32,14 +32,11 @@ from odtpack_simulator.values.units import Interval, Quantity, Unknown, format_b
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a file too
-from benchmarks.decoder.page import decoders_parts  # noqa: E402
-from benchmarks.exporters.page import exporters_parts  # noqa: E402
 from benchmarks.published.engine import published_phones_parts  # noqa: E402
 from scripts import record_tables  # noqa: E402
-from scripts.fleet_table import fleet_keys  # noqa: E402
+from scripts.harness import DOCS, filled, table  # noqa: E402
+from scripts.key_tables import fleet_keys, recipe_keys  # noqa: E402
 from scripts.manifest_schema import manifest_schema  # noqa: E402
-from scripts.markdown import DOCS, filled, table  # noqa: E402
-from scripts.recipe_reference import reference  # noqa: E402
 
 
 def operators() -> str:
@@ -211,7 +208,7 @@ def checkpoint_fields() -> str:
 
 PARTS: dict[str, Callable[[], Mapping[str, object]]] = {
     "formats/checkpoint": lambda: {"fields": checkpoint_fields()},
-    "exporters": exporters_parts,
+    "exporters": record_tables.exporters_parts,
     "runtimes": record_tables.runtimes_parts,
     "kits": record_tables.kits_parts,
     "devices": lambda: {"devices": devices()},
@@ -220,10 +217,10 @@ PARTS: dict[str, Callable[[], Mapping[str, object]]] = {
     "reports": record_tables.reports_parts,
     "errors": lambda: {"codes": errors()},
     "operators": lambda: {"operators": operators()},
-    "decoders": decoders_parts,
+    "decoders": record_tables.decoders_parts,
     "published-phones": published_phones_parts,
     "formats/budgets": budgets,
-    "recipe": lambda: {"keys": reference()},
+    "recipe": lambda: {"keys": recipe_keys()},
     "fleet": lambda: {"keys": fleet_keys()},
 }
 """What is generated of each page, by the names of its marks."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import collections
 import json
 from typing import Any
 
+from benchmarks.language_model import RECORD, SHOWN, published
 from odtpack.losses import LOSSES
 from odtpack.optimizers import OPTIMIZERS
 from odtpack.option import Option, options_of
 from odtpack_simulator.reports import report_format, report_formats
-from scripts.markdown import DOCS, table
+from scripts.harness import DOCS, ROOT, table
 
 NETWORKS = ("mlp", "cnn", "transformer")
+OTHERS = ("MeBP", "MeSP")
+EXPORTED = ROOT / "benchmarks" / "exporters" / "record.json"
 
 
 def losses_parts() -> dict[str, str]:
@@ -124,3 +128,66 @@ def _difference(difference: float | None) -> str:
     if difference is None:
         return "–"
     return "equal" if difference == 0 else f"{difference:.0e}"
+
+
+def decoders_parts() -> dict[str, str]:
+    """What the record says, for docs/decoders.md."""
+    record: dict[str, dict[str, dict[str, Any]]] = json.loads(RECORD.read_text())
+    others = published()
+    same = {(e["system"], e["shape"], str(e["tokens"])): e for e in others if e["tokens"]}
+    memory, times = [], []
+    for shape, lengths in record.items():
+        for tokens, figures in lengths.items():
+            near = [same.get((system, shape, tokens), {}) for system in OTHERS]
+            start = (shape, f"{int(tokens):,}")
+            memory.append((*start, *(figures.get(key, "") for key in (*SHOWN, "kernels")),
+                           *(each.get("mb", "") for each in near)))  # fmt: skip
+            times += [
+                (*start, way, taken["step"], f"{int(tokens) / taken['step']:.1f}",
+                 f"{taken['step'] / taken['forward']:.2f}",
+                 figures["anonymous" if way == "plain" else way], taken["gflops"], on)
+                for way, places in figures.get("times", {}).items()
+                for on, taken in places.items()
+            ]  # fmt: skip
+    rest = [(e["system"], e["shape"], e["device"], e["mb"], e["source"])
+            for e in others if not e["tokens"]]  # fmt: skip
+    titles = (f"{each}:" for each in (*SHOWN, "kernels", *OTHERS))
+    rates = ("step, s:", "tokens/s:", "forward passes:", "MB:", "GFLOP/s:")
+    return {
+        "memory": table(("shape", "tokens:", *titles), memory),
+        "times": table(("shape", "tokens:", "package", *rates, "processor"), times),
+        "device": " and ".join({each["device"] for each in same.values()}),
+        "source": " and ".join({each["source"] for each in same.values()}),
+        "others": table(("system", "model", "device", "MB:", "source"), rest),
+    }
+
+
+def exporters_parts() -> dict[str, object]:
+    """What came of each file, for docs/exporters.md."""
+    record: dict[str, dict[str, dict[str, Any]]] = json.loads(EXPORTED.read_text())
+    outcomes = [outcome for cells in record.values() for outcome in cells.values()]
+    kinds = collections.Counter(outcome["kind"] for outcome in outcomes)
+    said = [o.get("beside") or o.get("said") for o in outcomes if o["kind"] != "not written"]
+    notes = [*dict.fromkeys(each for each in said if each)]
+
+    def cell(outcome: dict[str, Any] | None) -> str:
+        if outcome is None or outcome["kind"] == "not written":
+            return "" if outcome is None else "—"
+        found = f"{outcome['error']:.0e}" if outcome["kind"] == "right" else outcome["kind"]
+        note = outcome.get("beside") or outcome.get("said")
+        return f"{found} ({notes.index(note) + 1})" if note else found
+
+    rows = [
+        (model, *(cell(cells.get(model)) for cells in record.values()))
+        for model in dict.fromkeys(name for cells in record.values() for name in cells)
+    ]
+    told = "".join(f"\n{number}. {note}" for number, note in enumerate(notes, 1))
+    return {
+        "outcome": f"**{kinds['right']} of {kinds.total() - kinds['not written']} files are right, "
+        f"{kinds['refused']} refused, {kinds['wrong']} wrong**",
+        "other": kinds["other"],
+        "missing": kinds["not written"],
+        "tokens": sum(outcome.get("tokens") == "equal" for outcome in outcomes),
+        "models": table(("model", *(f"{name}:" for name in record)), rows)
+        + (f"\n{told}" if told else ""),
+    }

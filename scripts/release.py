@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
+from scripts.harness import options
 from scripts.nupkg import write_nupkg, write_zip
-from scripts.options import options
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 KOTLIN: Final = ROOT / "runtime/kotlin"

@@ -23,7 +23,6 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from benchmarks.apart import scratch
 from benchmarks.fidelity import architectures
 from odtpack import optimizers
 from odtpack.build import build_package
@@ -31,6 +30,7 @@ from odtpack.choices import Storage
 from odtpack.optimizers import SGD, Adafactor, AdamW, Lion
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.replay.job import Job
+from scripts.harness import scratch
 from tests.exported.export import export
 from tests.exported.sequence import KeywordSpotter, LstmClassifier, Recommender
 from tests.exported.vision import Autoencoder
@@ -60,7 +60,6 @@ class Case:
     norms: bool = False  # whether batch normalizations are in training mode, or folded
     freeze: tuple[str, ...] = ()  # patterns of the parameters that stay as they are
     storage: Storage | None = None  # of frozen weights
-    threads: tuple[int, ...] = (1, 2)
 
     def model(self) -> onnx.ModelProto:
         """Export the network, with random weights of a fixed seed; the batch size stays open."""

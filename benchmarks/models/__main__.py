@@ -9,7 +9,6 @@ model. Exit code 1 if one is wrong or ends in another way than a refusal.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import datetime
 import json
@@ -30,11 +29,11 @@ import torch
 from benchmarks import apart
 from benchmarks.models.files import RealModel, fetch, models
 from odtpack_runtime import CheckpointState
-from scripts.markdown import DOCS, filled, table
+from scripts.harness import DOCS, ROOT, filled, options, table
 from tests.onnx_torch import Interpreter
 from tests.packaging_tools import open_training
 
-FOLDER = apart.ROOT / "build" / "models"
+FOLDER = ROOT / "build" / "models"
 PAGE = DOCS / "models.md"
 MEMORY = 8 << 30
 SECONDS = 600
@@ -241,9 +240,7 @@ def parts(results: list[dict[str, Any]]) -> dict[str, object]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("chosen", nargs="*", help="parts of names of packages or files")
-    chosen = parser.parse_args().chosen
+    chosen = options(__doc__, "chosen", chosen=[str]).chosen
     for index, model in enumerate(models()):
         if not chosen or any(part in f"{model.package} {model.file_ends_with}" for part in chosen):
             attempt(index, model)

@@ -16,7 +16,6 @@ import onnxruntime
 import torch
 from torch import Tensor, nn
 
-from benchmarks.apart import scratch
 from benchmarks.fidelity.models import build
 from benchmarks.published.engine import DEVICE, FOLDER, Counts
 from benchmarks.published.networks import NETWORKS
@@ -24,8 +23,7 @@ from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.latency import carry, measure_host
 from odtpack_simulator.measure.host import processor_name
 from odtpack_simulator.memory.memory_plan import plan_memory
-from scripts.markdown import keep
-from scripts.options import options
+from scripts.harness import keep, options, scratch
 
 
 def count(name: str) -> Counts:

@@ -22,7 +22,7 @@ from scipy.optimize import least_squares
 
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.latency import DeviceRates, device_rates
-from scripts.markdown import table
+from scripts.harness import table
 
 FOLDER: Final = Path(__file__).parent
 DEVICE: Final = "xiaomi/mi-9"

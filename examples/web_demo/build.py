@@ -8,7 +8,6 @@ The network comes from a factory where it saw the 1,797 digits of scikit-learn a
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import shutil
 import tempfile
@@ -20,6 +19,7 @@ import onnx
 
 from examples.web_demo.serve import serve
 from odtpack.build import build_package
+from scripts.harness import options
 from tests import zoo
 from tests.packaging_tools import open_training
 
@@ -102,15 +102,12 @@ def build(folder: Path) -> Path:
 
 def main() -> None:
     """Build, and serve if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "web-demo")
-    parser.add_argument("--serve", action="store_true")
-    parser.add_argument("--port", type=int, default=8000)
-    arguments = parser.parse_args()
-    build(arguments.folder)
-    print(f"page      {arguments.folder}")
-    if arguments.serve:
-        with serve(arguments.folder, arguments.port) as (address, thread):
+    usual = ROOT / "build" / "web-demo"
+    given = options(__doc__, "folder", folder=usual, serve=False, port=8000)
+    build(given.folder)
+    print(f"page      {given.folder}")
+    if given.serve:
+        with serve(given.folder, given.port) as (address, thread):
             print(f"open      {address}   (Ctrl-C ends)")
             with contextlib.suppress(KeyboardInterrupt):
                 thread.join()

@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fidelity.latency import Effort, Prediction, measure_model
-from benchmarks.fidelity.latency_arithmetic import (
+from benchmarks.fidelity.latency import (
     GROUPS,
     TITLES,
     Between,
     Curves,
+    Effort,
     Node,
+    Prediction,
     Row,
     calibrated_nodes,
     cells,
     compare,
+    measure_model,
     rate,
     summarize,
     summary_lines,
