@@ -3,7 +3,7 @@
     make bench
     python -m benchmarks.compare_peer --quick
     make native && python -m benchmarks.compare_peer --loop step --loop native
-    python -m benchmarks.compare_peer --workload cnn --optimizer sgd --threads 1 --json bench.json
+    python -m benchmarks.compare_peer --workload cnn --optimizer sgd --threads 1
 
 docs/benchmarks.md says how it is measured. Beside the median ratio stands that of the fastest steps
 of all rounds, which other work on the machine disturbs least. ``--quick`` makes a round of 10 steps
@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import operator
 import os
-import platform
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -164,10 +162,9 @@ def goals(rows: Sequence[Row]) -> Iterator[tuple[str, float, float]]:
 
 
 def main() -> int:
-    """Measure what the command line asks for; print the table."""
     given = options(
         __doc__, workload=[*WORKLOADS], optimizer=[*OPTIMIZERS], threads=[1, 2], rounds=3, steps=30,
-        warm_up=5, loop=[str], quick=False, json=Path,
+        warm_up=5, loop=[str], quick=False,
     )  # fmt: skip
     given.loop = given.loop or ["step"]
     if given.quick:
@@ -192,19 +189,6 @@ def main() -> int:
         for name, limit, ratio in found:
             met = "met" if ratio <= limit else "missed"
             print(row(name, f"{limit:.2f}", f"{ratio:.2f}", met))
-    if given.json:
-        content = {
-            "onnxruntime": onnxruntime.__version__, "peer": PEER, "machine": platform.platform(),
-            "rounds": given.rounds, "steps": given.steps,
-            "rows": [
-                dataclasses.asdict(each) | {
-                    "time_ratio": each.ratios("step_ms"), "fastest_ratio": each.fastest_ratio,
-                    "memory_ratio": each.ratios("peak_bytes"),
-                }
-                for each in rows
-            ],
-        }  # fmt: skip
-        given.json.write_text(json.dumps(content, indent=1))
     return 0
 
 

@@ -1,7 +1,7 @@
 """Training on a GPU beside the processor: the same gradients, and the time of a step.
 
     python -m benchmarks.gpu build FOLDER [--small]     builds the packages; needs odtpack
-    python -m benchmarks.gpu run FOLDER --out gpu.json  needs numpy, onnxruntime and its plug-in
+    python -m benchmarks.gpu run FOLDER                 needs numpy, onnxruntime and its plug-in
     python -m benchmarks.gpu copies FOLDER --software   writes the table of docs/guides/gpu.md
 
 First gradients are held against the processor's and those in float64, then five steps of AdamW and
@@ -16,14 +16,14 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer, Pa
 from odtpack_runtime import default_session_options as session_options
 from odtpack_runtime.session.device import Device
 from odtpack_runtime.training.loop import loss_of
-from scripts.harness import DOCS, filled, options, table
+from scripts.harness import DOCS, filled, in_turns, options, scratch, table
 
 BAR = 1e-5
 """Of each gradient's largest element, or twice what the processor is off from float64."""
@@ -84,9 +84,9 @@ def build(
     for name, (make, arguments, sizes) in networks(small).items():
         if names and name not in names:
             continue
-        with tempfile.TemporaryDirectory() as scratch:
-            place = {"folder": Path(scratch)} if name == "decoder" else {}
-            model = make(**arguments, **place)
+        with scratch() as place:
+            where = {"folder": place} if name == "decoder" else {}
+            model = make(**arguments, **where)
             settings = LORA if name == "decoder" else {"loss": "cross_entropy"}
             for target in targets:
                 runtime, _, optimizer = target.partition("-")
@@ -273,14 +273,14 @@ def in_torch(name: str) -> Callable[[Batch], float]:
     """A step of the same network in PyTorch on CUDA, in float32 without TF32: its time alone."""
     import torch
 
-    from benchmarks.fidelity.architectures import VisionTransformer
     from benchmarks.worker import torch_step
+    from tests.exported.vision import VisionTransformer
     from tests.torch_twins import twin
 
     if name == "decoder" or not torch.cuda.is_available():
         raise ImportError("it is not written in PyTorch, or that has no CUDA here")
     if name == "vit":
-        model = VisionTransformer(96, 192, 12, patch=16, heads=3, ratio=4)
+        model = VisionTransformer(20, 192, 12, size=96, patch=16, heads=3, ratio=4)
     else:
         make, arguments, _ = networks(small=False)[name]
         model = twin(make(**arguments))
@@ -327,11 +327,9 @@ def timed(
                 pass  # PyTorch is not there
             except (OdtpackError, MemoryError) as error:
                 print(f"{folder.name} {len(batch[0])} {name}: {error}", flush=True)
-        times: dict[str, list[float]] = {name: [] for name in steps}
-        for _ in range(given.rounds):
-            for name, step in steps.items():
-                times[name] += turn(step, batch, given.seconds)
-    return {name: statistics.median(each) for name, each in times.items()}
+        ways = {name: partial(turn, step, batch, given.seconds) for name, step in steps.items()}
+        times = in_turns(given.rounds, ways)
+    return {name: statistics.median(chain(*each)) for name, each in times.items()}
 
 
 COPIES = ("MemcpyToHost", "MemcpyFromHost")
@@ -360,9 +358,9 @@ def _copies(package: Package) -> list[int]:
     """Copies to the processor and from it, and the nodes there."""
     import onnx
 
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch() as place:
         options = session_options(package.training_model, 1)
-        options.optimized_model_filepath = str(Path(scratch) / "model.onnx")
+        options.optimized_model_filepath = str(place / "model.onnx")
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         session = Device("webgpu").session(str(package.training_model), options)
         model = onnx.load(options.optimized_model_filepath, load_external_data=False)
@@ -375,7 +373,7 @@ def _copies(package: Package) -> list[int]:
 def run(given: argparse.Namespace) -> int:
     """Check and time; print a table."""
     onnxruntime.set_default_logger_severity(3)
-    devices, rows = list(given.devices), []
+    devices, passed = list(given.devices), True
     for folder in sorted(path for path in given.folder.iterdir() if path.is_dir()):
         if given.networks and folder.name not in given.networks:
             continue
@@ -387,30 +385,23 @@ def run(given: argparse.Namespace) -> int:
                 result = {"error": str(error), "passed": error.code == "unsupported-device"}
                 if result["passed"]:
                     devices.remove(device)
-            rows.append({"network": folder.name, "device": device, "check": result})
+            passed &= result["passed"]
             print(f"{folder.name} {device}: {json.dumps(result)}", flush=True)
         sizes = json.loads((folder / "sizes.json").read_text())
         for size in sizes["batches"] if not given.check_only else ():
             batch = batch_of(Package.open(folder / "onnxruntime"), size, sizes["other"])
             times = timed(folder, devices, batch, given)
-            rows.append({"network": folder.name, "batch": size, "ms": times})
             shown = "; ".join(f"{name} {value:.2f} ms" for name, value in times.items())
             print(f"{folder.name}, batch {size}: {shown}", flush=True)
-    found = {
-        "cards": card(), "onnxruntime": onnxruntime.__version__, "machine": platform.processor(),
-        "cores": os.cpu_count() or 1, "rows": rows,
-    }  # fmt: skip
-    print("".join(f"{line}\n" for line in found["cards"]), end="")
-    if given.out is not None:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
-    return int(not all(each["check"]["passed"] for each in rows if "check" in each))
+    print(*card(), sep="\n")
+    return int(not passed)
 
 
 def main() -> int:
     given = options(
         __doc__, "task", "folder", task=("build", "run", "copies"), folder=Path, small=False,
         networks=[str], devices=["webgpu", "cuda"], check_only=False, software=False, rounds=5,
-        seconds=0.5, out=Path,
+        seconds=0.5,
     )  # fmt: skip
     if given.task == "build":
         build(given.folder, given.small, given.networks)

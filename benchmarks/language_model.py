@@ -31,8 +31,7 @@ import numpy as np
 
 from benchmarks import apart
 from benchmarks.apart import Memory
-from benchmarks.decoder.genai import DECODERS, GenaiWriter
-from benchmarks.decoder.model import write_model
+from benchmarks.decoder.model import DECODERS, GenaiWriter, write_model
 from odtpack_simulator.measure.host import processor_name
 from scripts.harness import ROOT, head, keep, options, row, scratch
 
@@ -43,6 +42,14 @@ LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 RANK, ALPHA, WORDS = 8, 16.0, 1024
 SPARE = 32  # MB that a control group has beside a step's anonymous memory
 PROMPT, FOLLOWING = 32, 2  # tokens
+_STYLE = """
+svg { font: 14px system-ui, "DejaVu Sans", sans-serif; fill: #1c2430; background: #fff; }
+.title { font-size: 17px; font-weight: 600; } .tick, .name { fill: #5b6675; font-size: 13px; }
+.grid { stroke: #e4e8ee; } .baseline { stroke: #97a1af; }
+.area { fill: #dbe7fb; } .series { fill: none; stroke: #2f6fdf; stroke-width: 2; }
+.resident { fill: none; stroke: #8a94a3; stroke-width: 1.5; }
+.limit { stroke: #1c2430; stroke-width: 1.5; stroke-dasharray: 4 4; }
+"""
 
 
 def main() -> None:
@@ -84,11 +91,9 @@ def main() -> None:
             kept = {way: figures["anonymous"]} if way != "plain" else figures
             keep(RECORD, {name: round(megabytes) for name, megabytes in kept.items()}, *place)
             if forwards:
-                pair = dict(
-                    zip(("step", "forward"), (round(each, 2) for each in taken), strict=True)
-                )
-                rate = {"gflops": round(max(rates))}
-                keep(RECORD, {processor(): pair | rate}, *place, "times", way)
+                times = {"step": round(taken[0], 2), "forward": round(taken[1], 2)}
+                times["gflops"] = round(max(rates))
+                keep(RECORD, {processor(): times}, *place, "times", way)
         times = [f"{each:.2f} s" if each else "" for each in taken]
         times.append(f"{taken[0] / taken[1]:.2f}" if taken[0] and taken[1] else "")
         print(row(tokens, *shown, *times), flush=True)
@@ -103,16 +108,54 @@ def published() -> list[dict[str, Any]]:
 
 
 def _draw(given: argparse.Namespace, tokens: int, step: dict[str, Any]) -> None:
-    from benchmarks.decoder import timeline  # what it imports would count as the step's memory
+    """Draw memory that stays, all that is resident, and a line for what each other system has."""
+    from markupsafe import Markup
+
+    from odtpack_simulator.reports import svg  # what it imports would count as the step's memory
 
     others = [
-        (each["system"], each["mb"])
+        (f"{each['system']} {each['mb']:,.0f} MB", each["mb"])
         for each in published()
         if (each["shape"], each["tokens"]) == (given.shape, tokens)
     ]
-    title = f"{len(step['losses']) - 1} steps of the {given.shape} decoder, {tokens} tokens"
+    seconds, anonymous, resident = zip(*step["samples"], strict=True)
+    end, highest = seconds[-1] or 1.0, max(*resident, *(mb for _, mb in others))
+    axis = svg.linear_axis(1.08 * highest)
+    both = [
+        [(at / end, axis.position(value)) for at, value in zip(seconds, values, strict=True)]
+        for values in (anonymous, resident)
+    ]
+    named = {"anonymous": anonymous, "resident": resident}
+    beside = [*others, *((name, statistics.median(each)) for name, each in named.items())]
+    layers = [
+        svg.horizontal_grid(axis, lambda tick: f"{tick:g}"),
+        svg.x_ticks(svg.linear_axis(end), lambda tick: f"{tick:g}", most=end),
+        svg.stretched(
+            svg.path(both[0], "area", closed=True), svg.path(both[0], "series"),
+            svg.path(both[1], "resident"),
+        ),
+        *(svg.horizontal(axis.position(mb), "limit") for _, mb in others),
+        *(
+            svg.words(name, "100%", svg.percent(1 - axis.position(mb)), "name", "start", dx=8,
+                      dy="0.32em")
+            for name, mb in beside
+        ),
+    ]  # fmt: skip
+    heading = (
+        f"{len(step['losses']) - 1} steps of the {given.shape} decoder, {tokens} tokens: at most "
+        f"{max(anonymous):.0f} MB of anonymous memory"
+    )
+    style = svg.element("style", Markup(_STYLE))  # noqa: S704 - our own
+    drawing = svg.element(
+        "svg", style, svg.element("title", heading),
+        svg.element("text", heading, x=64, y=26, class_="title"),
+        svg.element("text", "MB, the whole process, over seconds", x=64, y=48, class_="name"),
+        svg.element("svg", *layers, x=64, y=64, width=686, height=300, overflow="visible"),
+        xmlns="http://www.w3.org/2000/svg", view_box="0 0 900 420", width=900, height=420,
+        role="img",
+    )  # fmt: skip
     given.timeline.parent.mkdir(parents=True, exist_ok=True)
-    given.timeline.write_text(timeline.draw(step["samples"], title, others), "utf-8")
+    given.timeline.write_text(drawing, "utf-8")
     losses = ", ".join(f"{loss:.3f}" for loss in step["losses"][1:])
     print(f"losses {losses}; memory in {given.timeline}")
 

@@ -25,7 +25,7 @@ from odtpack.memory.spec import MemorySpec
 from odtpack.model.loading import load_model
 from odtpack.package.task import Graphs, Task
 from odtpack.package.training import build_graphs
-from scripts.harness import head, options, row
+from scripts.harness import head, in_turns, options, row
 from tests.packaging_tools import batch, trainable_names
 
 _ANY_TIME = 2.0
@@ -79,11 +79,11 @@ def measure(workload: Workload, rounds: int) -> list[str]:
     held = (MemorySpec(batch=workload.batch, limit=int(kept / part), slowdown=_ANY_TIME)
             for part in (2, 4))  # fmt: skip
     built = [usual, *(build(model, memory) for memory in held)]
-    runners = [runner(graphs, model, workload.batch) for graphs in (plain, *built)]
-    times = [[seconds() for seconds in runners] for _ in range(rounds)]
+    ways = {i: runner(each, model, workload.batch) for i, each in enumerate((plain, *built))}
+    times = in_turns(rounds, ways)
     cells = [f"{kept / 1e6:.1f}"]
     for index, graphs in enumerate(built, 1):
-        ratio = statistics.median(each[index] / each[0] for each in times)
+        ratio = statistics.median(np.divide(times[index], times[0]))
         after = kept if graphs.memory is None else graphs.memory.after
         cells.append(f"{after / 1e6:.1f} ({ratio:.2f})")
     return cells

@@ -23,7 +23,6 @@ from tests.native_library import library
 
 
 def main() -> None:
-    """Measure what the command line asks for; print a table."""
     names, choices = [*WORKLOADS], ("adamw", *OPTIMIZERS)
     given = options(__doc__, "workloads", workloads=names, optimizer=choices, steps=20)
     os.environ[VARIABLE] = str(library())

@@ -1,7 +1,7 @@
 """Time and state of every optimizer: the table of docs/optimizers.md.
 
     python -m benchmarks.optimizers
-    python -m benchmarks.optimizers --optimizer adamw --clip-norm 1 --millions 20
+    python -m benchmarks.optimizers --optimizer adamw --millions 20
 
 Each step is the whole call of ``Optimizer.step``, the gradient norm included, on one thread.
 The smaller network stays in the last-level cache with its gradients and moments, the larger
@@ -11,7 +11,6 @@ one does not. A time is the fastest of the given number of steps.
 from __future__ import annotations
 
 import timeit
-from typing import Any
 
 import onnxruntime
 
@@ -34,13 +33,11 @@ CASES: dict[str, optimizers.Optimizer] = {
 }
 
 
-def measure(
-    optimizer: optimizers.Optimizer, update: dict[str, Any], width: int, steps: int
-) -> tuple[float, float, float]:
+def measure(optimizer: optimizers.Optimizer, width: int, steps: int) -> tuple[float, float, float]:
     """Millions of parameters, bytes of state of one, milliseconds of a step per million."""
     model = zoo.mlp((width, width, width))
     with scratch() as folder:
-        build_package(model, folder, loss="cross_entropy", optimizer=optimizer, **update)
+        build_package(model, folder, loss="cross_entropy", optimizer=optimizer)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         state, module, stepper = open_training(folder, options)
@@ -53,15 +50,12 @@ def measure(
 
 
 def main() -> None:
-    """Print the table."""
-    clip = {"clip_norm": float, "clip_value": float}
-    given = options(__doc__, optimizer=[*CASES], millions=[1.0, 20.0], steps=30, **clip)
-    update = {name: getattr(given, name) for name in clip}
+    given = options(__doc__, optimizer=[*CASES], millions=[1.0, 20.0], steps=30)
     print(head("optimizer", "parameters:", "state/param:", "ms/million:"))
     for name in given.optimizer:
         for millions in given.millions:
             width = round((millions * 5e5) ** 0.5)
-            count, kept, taken = measure(CASES[name], update, width, given.steps)
+            count, kept, taken = measure(CASES[name], width, given.steps)
             print(row(name, f"{count:.1f} M", f"{kept:.3f} B", f"{taken:.2f}"), flush=True)
 
 

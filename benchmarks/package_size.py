@@ -58,7 +58,6 @@ def measure(name: str, storage: Storage | None = None, *, head: bool = False) ->
 
 
 def main() -> None:
-    """Print the table."""
     print(head("Model", "Trained", "Frozen weights", "Package:", "Reference:", "Ratio:", "Nominal:",
                "Ratio:"))  # fmt: skip
     ways = [("all", None), ("classifier", None), *(("classifier", each) for each in STORAGES)]

@@ -33,7 +33,6 @@ Key = Callable[[str, Event], str]
 
 
 def main() -> None:
-    """Profile what the command line asks for; print a table."""
     given = options(__doc__, "workload", workload=(*WORKLOADS,), optimizer=("adamw", *OPTIMIZERS),
                     by=("operator", "shape", "layer"), rows=24, steps=12)  # fmt: skip
     workload = WORKLOADS[given.workload]

@@ -22,12 +22,11 @@ import onnx
 from benchmarks import gpu
 from odtpack.build import build_package
 from odtpack_runtime import Package
-from scripts.harness import options, scratch, table
+from scripts.harness import ROOT, options, scratch, table
 from tests import zoo
 from tests.kits import javascript, web
 from tests.reports.browser import Browser
 
-ROOT = Path(__file__).parents[1]
 VERSION = "4.22.0"
 MODULES = {"tfjs": "tf.es2017.min.js", "tfjs-backend-webgpu": "tf-backend-webgpu.es2017.min.js"}
 NETWORKS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {

@@ -11,11 +11,11 @@ import numpy as np
 import onnx
 import torch
 
-from benchmarks.fidelity.architectures import VisionTransformer
 from odtpack.build import build_package
 from scripts.harness import scratch
 from tests import zoo
 from tests.exported.export import export
+from tests.exported.vision import VisionTransformer
 from tests.packaging_tools import batch, trainable_names
 
 PEER, PYTORCH = "onnxruntime-training 1.19.2", "PyTorch"
@@ -60,7 +60,7 @@ def vit_tiny(
     """
     with torch.random.fork_rng(devices=()), scratch() as folder:
         torch.manual_seed(7)
-        module = VisionTransformer(size, d, depth, patch=patch, heads=3, ratio=4).train()
+        module = VisionTransformer(20, d, depth, size=size, patch=patch, heads=3, ratio=4)
         images = {"input": torch.rand(2, 3, size, size)}
         dynamic = {name: {0: "batch"} for name in ("input", "output")}
         path = folder / "model.onnx"

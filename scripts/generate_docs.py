@@ -35,7 +35,6 @@ sys.path.insert(0, str(ROOT))  # so that it runs as a file too
 from benchmarks.published.engine import published_phones_parts  # noqa: E402
 from scripts import record_tables  # noqa: E402
 from scripts.harness import DOCS, filled, table  # noqa: E402
-from scripts.key_tables import fleet_keys, recipe_keys  # noqa: E402
 from scripts.manifest_schema import manifest_schema  # noqa: E402
 
 
@@ -220,8 +219,8 @@ PARTS: dict[str, Callable[[], Mapping[str, object]]] = {
     "decoders": record_tables.decoders_parts,
     "published-phones": published_phones_parts,
     "formats/budgets": budgets,
-    "recipe": lambda: {"keys": recipe_keys()},
-    "fleet": lambda: {"keys": fleet_keys()},
+    "recipe": lambda: {"keys": record_tables.recipe_keys()},
+    "fleet": lambda: {"keys": record_tables.fleet_keys()},
 }
 """What is generated of each page, by the names of its marks."""
 

@@ -3,7 +3,7 @@
     python -m scripts.lines
 
 A line counts once: as docstring, import, comment, blank or, if none of these, code. Tests,
-benchmarks, scripts and examples are counted apart.
+benchmarks, scripts and examples are counted apart, and so is the gallery of examples.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import collections
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from scripts.harness import ROOT
+
 PRODUCTION = ("packager/odtpack", "runtime/odtpack_runtime", "runtime/odtpack_simulator")
-OTHERS = ("tests", "benchmarks", "scripts", "examples")
+TOOLS = ("benchmarks", "scripts", "examples")
+GALLERY = "examples/gallery"
 KINDS = ("code", "docstrings", "imports", "comments", "blank")
 
 
@@ -54,11 +56,18 @@ def rooms(root: Path) -> dict[str, Count]:
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
         found[parts[0] if len(parts) > 1 else "."].update(count(path))
-    return dict(sorted(found.items(), key=lambda item: -_total(item[1])))
+    return dict(sorted(found.items(), key=lambda item: -total([item[1]])))
 
 
-def _total(count: Count) -> int:
-    return sum(count[kind] for kind in KINDS)
+def tools() -> list[Count]:
+    """Each room of the benchmarks, scripts and examples, the gallery left out."""
+    found = (rooms(ROOT / folder) for folder in TOOLS)
+    return [count for each in found for name, count in each.items() if name != "gallery"]
+
+
+def total(counts: Iterable[Count]) -> int:
+    """Lines of all kinds."""
+    return sum(count[kind] for count in counts for kind in KINDS)
 
 
 def _is_text(node: ast.expr) -> bool:
@@ -68,12 +77,11 @@ def _is_text(node: ast.expr) -> bool:
 def _print(name: str, counts: Iterable[Count]) -> Count:
     whole = sum(counts, Count())
     cells = "".join(f"{whole[kind]:>12,}" for kind in KINDS)
-    print(f"{name:<40}{whole['files']:>6,}{_total(whole):>9,}{cells}")
+    print(f"{name:<40}{whole['files']:>6,}{total([whole]):>9,}{cells}")
     return whole
 
 
 def main() -> None:
-    """Print the table."""
     print(f"{'':<40}{'files':>6}{'lines':>9}" + "".join(f"{kind:>12}" for kind in KINDS))
     packages = []
     for package in PRODUCTION:
@@ -82,8 +90,9 @@ def main() -> None:
         ]
         packages.append(_print(package, found))
     _print("production", packages)
-    for folder in OTHERS:
+    for folder in ("tests", *TOOLS, GALLERY):
         _print(folder, rooms(ROOT / folder).values())
+    _print(f"{', '.join(TOOLS)}, no gallery", tools())
 
 
 if __name__ == "__main__":

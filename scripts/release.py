@@ -30,10 +30,9 @@ from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from scripts.harness import options
+from scripts.harness import ROOT, options
 from scripts.nupkg import write_nupkg, write_zip
 
-ROOT: Final = Path(__file__).resolve().parents[1]
 KOTLIN: Final = ROOT / "runtime/kotlin"
 JS: Final = ROOT / "runtime/js"
 MIN_SDK: Final = 24

@@ -24,11 +24,10 @@ from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.reports.html_report import Again, render_html
 from odtpack_simulator.result import load_result
-from scripts.harness import options
+from scripts.harness import ROOT, options
 from tests.reports.browser import Browser
 from tests.reports.demo import STORED, demo_result, stored_result
 
-ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 RECORD = IMAGES / "pictures.json"
 DEMO = ROOT / "tests" / "reports" / "demo_run"

@@ -3,9 +3,9 @@
     python -m benchmarks.fidelity [--models vit,bert] [--memory-only | --latency-only] [--quick]
 
 ``--quick`` takes one batch size and one thread. ``--json`` writes everything, ``--markdown`` table
-and summary. Of memory alone are ``--no-limits``, which compares the peaks only, ``--loops``, how an
-app makes its steps, ``--sessions``, its session options, ``--native``, with the kernels of
-ODTPACK_NATIVE's library, ``--threads``, only so many, and ``--jobs``, trainings at once.
+and summary. Of memory alone are ``--no-limits``, which compares the peaks only, ``--sessions``,
+session options of the app, ``--native``, with the kernels of ODTPACK_NATIVE's library,
+``--threads``, only so many, and ``--jobs``, trainings at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 def main() -> None:
     given = options(
         __doc__, models=[*CASES], memory_only=False, latency_only=False, no_limits=False,
-        loops=["step", "train"], sessions=(*memory.SESSIONS,), native=False, quick=False,
+        sessions=(*memory.SESSIONS,), native=False, quick=False,
         threads=[int], jobs=2, json=Path, markdown=Path,
     )  # fmt: skip
     start = time.monotonic()

@@ -159,7 +159,7 @@ def measure(given: argparse.Namespace) -> Iterator[Row]:
             if given.sessions != "package":
                 built = built.with_session(folder / case.name, **SESSIONS[given.sessions])
             stepped = session_use(built.package.manifest, "cpp").step_model
-            loops, threads = given.loops if stepped else ["train"], given.threads or [1, 2]
+            loops, threads = ["step", "train"][not stepped :], given.threads or [1, 2]
             # Threads take the larger share of a small batch.
             for loop, n in itertools.product(loops, [1] if given.quick else threads):
                 for size in case.batches[:1] if given.quick or n > 1 else case.batches:

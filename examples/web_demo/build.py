@@ -9,19 +9,60 @@ The network comes from a factory where it saw the 1,797 digits of scikit-learn a
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
-from examples.web_demo.serve import serve
 from odtpack.build import build_package
 from scripts.harness import options
 from tests import zoo
 from tests.packaging_tools import open_training
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Sends the two headers without which a page has no shared memory."""
+
+    extensions_map: ClassVar[dict[str, str]] = {
+        **SimpleHTTPRequestHandler.extensions_map,
+        ".mjs": "text/javascript",
+        ".wasm": "application/wasm",
+    }
+
+    def end_headers(self) -> None:
+        """Isolate the page; take changed files up at once."""
+        self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+        self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
+        self.send_header("Cache-Control", "no-cache")
+        super().end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Write nothing."""
+
+
+@contextmanager
+def serve(folder: Path, port: int = 0) -> Iterator[tuple[str, threading.Thread]]:
+    """Serve a folder; yield its address and the thread that serves."""
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", port), functools.partial(Handler, directory=str(folder))
+    )
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/", thread
+    finally:
+        server.shutdown()
+        server.server_close()
+
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "runtime" / "js"
