@@ -6,8 +6,6 @@ The networks have random weights and are exported by PyTorch; docs/benchmarks.md
 is counted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -12,8 +12,6 @@ optimizer.step and lazy_reset_grad as the rival's (``train``), or ``step_on`` of
 built with ``--native`` and the library of ``make native`` (``native``).
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import operator
@@ -27,19 +25,11 @@ from typing import Any
 import onnx
 import onnxruntime
 
-from benchmarks import apart, worker
-from benchmarks.workloads import (
-    GEOMETRIC_MEAN_GOAL,
-    OPTIMIZERS,
-    PEER,
-    PYTORCH,
-    WORKLOADS,
-    Workload,
-    build_native,
-)
+from benchmarks import apart, worker, workloads
+from benchmarks.workloads import OPTIMIZERS, PEER, WORKLOADS, Workload, build_native
 from odtpack_runtime.session.native import VARIABLE
 from odtpack_simulator.measure.host import processor_name
-from scripts.harness import head, options, row, scratch, spread
+from scripts.harness import options, scratch, spread, table
 from tests import packaging_tools
 from tests.native_library import library
 from tests.peer import client
@@ -85,7 +75,6 @@ class Row:
         return operator.truediv(*self.both("fastest_ms", min))
 
     def cells(self) -> tuple[object, ...]:
-        """The row for people."""
         steps = self.both("step_ms", statistics.median)
         peaks = self.both("peak_bytes", statistics.median)
         return (
@@ -158,7 +147,7 @@ def goals(rows: Sequence[Row]) -> Iterator[tuple[str, float, float]]:
         ratios = {work.name: ratio for work, threads, ratio in judged if threads == count}
         if everything <= ratios.keys():
             mean = statistics.geometric_mean(ratios[name] for name in everything)
-            yield f"geometric mean, threads: {count}", GEOMETRIC_MEAN_GOAL, mean
+            yield f"geometric mean, threads: {count}", workloads.GEOMETRIC_MEAN_GOAL, mean
 
 
 def main() -> int:
@@ -180,15 +169,15 @@ def main() -> int:
         with scratch() as folder:
             rows += measure(WORKLOADS[name], given.optimizer, given, folder)
     print(f"{processor_name()}, load {os.getloadavg()[0]:.0f}")
-    print(f"odtpack on ONNX Runtime {onnxruntime.__version__} against {PEER} (* against {PYTORCH}),"
-          f" median of {given.steps} steps in {given.rounds} rounds; time and memory: ours / "
-          "rival's, then the ratio (lowest-highest over the rounds)\n")  # fmt: skip
-    print("\n".join([head(*TITLES), *(row(*each.cells()) for each in rows)]))
-    if found := [*goals(rows)]:
-        print("\n" + head("goal for the time ratio, AdamW", "at most:", "measured:", ""))
-        for name, limit, ratio in found:
-            met = "met" if ratio <= limit else "missed"
-            print(row(name, f"{limit:.2f}", f"{ratio:.2f}", met))
+    print(f"odtpack on ONNX Runtime {onnxruntime.__version__} against {PEER} (* against "
+          f"{workloads.PYTORCH}), median of {given.steps} steps in {given.rounds} rounds; time and "
+          "memory: ours / rival's, then the ratio (lowest-highest over the rounds)\n")  # fmt: skip
+    print(table(TITLES, (each.cells() for each in rows)))
+    judged = [(name, f"{limit:.2f}", f"{ratio:.2f}", "met" if ratio <= limit else "missed")
+              for name, limit, ratio in goals(rows)]  # fmt: skip
+    if judged:
+        titles = ("goal for the time ratio, AdamW", "at most:", "measured:", "")
+        print(f"\n{table(titles, judged)}")
     return 0
 
 

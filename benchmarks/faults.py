@@ -7,8 +7,6 @@ Every action of a user or an app is repeated, and each time another of its calls
 must be the state before, the state after, or a save in between, and the next run come to its end.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections import Counter

@@ -6,8 +6,6 @@ Flower plays them in .venv-federated (make federated); the clients' package and 
 its tests.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

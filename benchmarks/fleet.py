@@ -8,8 +8,6 @@ Flower's engine runs in .venv-federated (make federated). Devices are ideal: it 
 ``--a-day`` so many clients take part per simulated day.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource
@@ -40,7 +38,6 @@ evaluate_every = {rounds}
 
 
 def prepare(folder: Path, given: argparse.Namespace) -> None:
-    """Write the data and the fleet."""
     from tests.fleet.fleets import write_digits
 
     write_digits(folder, width=(16, 32))
@@ -106,7 +103,6 @@ def flower(
 
 
 def peak_mb() -> float:
-    """Most memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 

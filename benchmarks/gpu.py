@@ -10,8 +10,6 @@ the median of all steps, in turns; PyTorch's takes torch with CUDA, and onnx. `-
 shapes for an adapter in software, and `--software` runs on Chromium's Vulkan driver.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -78,7 +76,6 @@ def networks(small: bool) -> dict[str, tuple[Callable[..., Any], dict[str, Any],
 def build(
     folder: Path, small: bool, names: Sequence[str], targets: Sequence[str] = TARGETS
 ) -> None:
-    """Build the packages, with a batch beside each."""
     from odtpack.build import build_package
 
     for name, (make, arguments, sizes) in networks(small).items():
@@ -150,6 +147,7 @@ class Subject:
             step_model_uri=package.step_model if step_model else None,
         )  # fmt: skip
         self.optimizer = Optimizer(package.optimizer_model, self.module)
+        self.step = self.optimizer.step_on
 
     def gradients(self, batch: Batch) -> tuple[float, dict[str, np.ndarray]]:
         """Loss and gradients of a batch."""
@@ -158,10 +156,6 @@ class Subject:
         found = {name: each.grad.copy() for name, each in trained}
         self.module.lazy_reset_grad()
         return loss_of(loss), found
-
-    def step(self, batch: Batch) -> np.ndarray:
-        """Make a step on a batch."""
-        return self.optimizer.step_on(*batch)
 
     def trained(self) -> np.ndarray:
         """A copy of the trained parameters."""
@@ -187,9 +181,8 @@ def steps(folder: Path, device: str, batch: Batch, gradients: Mapping[str, np.nd
     here, there = (Subject(folder, each) for each in ("cpu", device))
     # Training-mode batch normalization amplifies any difference from step to step.
     normed = any(parameter.role == "state" for parameter in here.package.manifest.parameters)
-    losses = [
-        [loss_of(each.step(batch)) for each in (here, there)] for _ in range(1 if normed else STEPS)
-    ]
+    count = 1 if normed else STEPS
+    losses = [[loss_of(each.step(*batch)) for each in (here, there)] for _ in range(count)]
     worst = max(abs(found / right - 1) for right, found in losses)
     for name, gradient in gradients.items():
         right, found = (each.state.parameters[name].data for each in (here, there))
@@ -242,7 +235,7 @@ def check(folder: Path, device: str, batch: Batch, *, thorough: bool = True) -> 
     for step_model in (False, True) if thorough and floats else ():
         subject = Subject(folder, device, step_model=step_model)
         before = subject.trained()
-        moved, after = ((subject.step(each), subject.trained())[1] for each in (batch, bad))
+        moved, after = ((subject.step(*each), subject.trained())[1] for each in (batch, bad))
         # A step model keeps what has a bad gradient, and updates the rest.
         undone &= not np.array_equal(before, moved) and bool(np.isfinite(after).all())
         undone &= step_model or np.array_equal(moved, after)
@@ -269,7 +262,7 @@ def card() -> list[str]:
     return found
 
 
-def in_torch(name: str) -> Callable[[Batch], float]:
+def in_torch(name: str) -> Callable[..., float]:
     """A step of the same network in PyTorch on CUDA, in float32 without TF32: its time alone."""
     import torch
 
@@ -285,15 +278,15 @@ def in_torch(name: str) -> Callable[[Batch], float]:
         make, arguments, _ = networks(small=False)[name]
         model = twin(make(**arguments))
     step = torch_step(model.cuda().train(), "adamw")
-    return lambda batch: step(*(torch.from_numpy(each).cuda() for each in batch))
+    return lambda *batch: step(*(torch.from_numpy(each).cuda() for each in batch))
 
 
-def turn(step: Callable[[Batch], object], batch: Batch, seconds: float) -> list[float]:
+def turn(step: Callable[..., object], batch: Batch, seconds: float) -> list[float]:
     """The milliseconds of each step of some time, of one at least."""
     times, end = [], time.perf_counter() + seconds
     while not times or time.perf_counter() < end:
         start = time.perf_counter()
-        step(batch)
+        step(*batch)
         times.append(1000 * (time.perf_counter() - start))
     return times
 
@@ -310,12 +303,12 @@ def timed(
         **{each: (forms if "webgpu" in each else plain, each, 1) for each in devices},
         "PyTorch CUDA": None,
     }
-    steps: dict[str, Callable[[Batch], object]] = {}
+    steps: dict[str, Callable[..., object]] = {}
     with contextlib.ExitStack() as opened:
         for name, where in subjects.items():
             try:
                 if where is None:
-                    step: Callable[[Batch], object] = in_torch(folder.name)
+                    step: Callable[..., object] = in_torch(folder.name)
                 else:
                     subject = Subject(*where)
                     opened.callback(subject.module.close)
@@ -349,7 +342,6 @@ def copies(folder: Path) -> int:
 
 
 def write_table(name: str, text: str) -> None:
-    """Put a table in its place in the guide."""
     GUIDE.write_text(filled(GUIDE, {name: text}), "utf-8")
     print(text)
 
@@ -371,7 +363,6 @@ def _copies(package: Package) -> list[int]:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Check and time; print a table."""
     onnxruntime.set_default_logger_severity(3)
     devices, passed = list(given.devices), True
     for folder in sorted(path for path in given.folder.iterdir() if path.is_dir()):

@@ -3,8 +3,6 @@
 python -m benchmarks.interruption --kills 200
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import sys

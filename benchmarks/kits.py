@@ -7,8 +7,6 @@ docs/kits.md says how. Writes ``build/kits/record.json``, with what the tests sa
 asked for keep what is there. With ``--rounds 0`` only sizes are taken.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import gzip

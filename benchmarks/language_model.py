@@ -12,8 +12,6 @@ Python the kernels of ODTPACK_NATIVE or of the wheel, ``--keep-products N`` keep
 segments. ``--generate`` and ``--record`` are for the C++ kit; with the first, times are not kept.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -103,8 +101,7 @@ def main() -> None:
 
 def published() -> list[dict[str, Any]]:
     """Peaks that others published for one of the shapes, each with its device and source."""
-    found: list[dict[str, Any]] = json.loads(RECORD.with_name("published.json").read_text())
-    return found
+    return json.loads(RECORD.with_name("published.json").read_text())
 
 
 def _draw(given: argparse.Namespace, tokens: int, step: dict[str, Any]) -> None:
@@ -121,18 +118,17 @@ def _draw(given: argparse.Namespace, tokens: int, step: dict[str, Any]) -> None:
     seconds, anonymous, resident = zip(*step["samples"], strict=True)
     end, highest = seconds[-1] or 1.0, max(*resident, *(mb for _, mb in others))
     axis = svg.linear_axis(1.08 * highest)
-    both = [
-        [(at / end, axis.position(value)) for at, value in zip(seconds, values, strict=True)]
-        for values in (anonymous, resident)
-    ]
-    named = {"anonymous": anonymous, "resident": resident}
-    beside = [*others, *((name, statistics.median(each)) for name, each in named.items())]
+    beside, paths = [*others], []
+    for name, values in (("anonymous", anonymous), ("resident", resident)):
+        beside.append((name, statistics.median(values)))
+        pairs = zip(seconds, values, strict=True)
+        paths.append([(at / end, axis.position(mb)) for at, mb in pairs])
     layers = [
         svg.horizontal_grid(axis, lambda tick: f"{tick:g}"),
         svg.x_ticks(svg.linear_axis(end), lambda tick: f"{tick:g}", most=end),
         svg.stretched(
-            svg.path(both[0], "area", closed=True), svg.path(both[0], "series"),
-            svg.path(both[1], "resident"),
+            svg.path(paths[0], "area", closed=True), svg.path(paths[0], "series"),
+            svg.path(paths[1], "resident"),
         ),
         *(svg.horizontal(axis.position(mb), "limit") for _, mb in others),
         *(

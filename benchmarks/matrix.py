@@ -7,8 +7,6 @@ training needs, so that limits really have to be held; judging and every report 
 One device and fifty in turns, the same jobs for both.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ With ``--sparse`` biases and the last blocks of MobileNetV2 are trained, nothing
 order alone saves is shown.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 import time
@@ -74,7 +72,6 @@ def measure(workload: Workload, rounds: int) -> list[str]:
     usual = build(model, MemorySpec(batch=workload.batch))
     if usual.memory is None:  # too small to be looked at without a limit
         usual = build(model, MemorySpec(batch=workload.batch, limit=0, slowdown=0.0))
-    assert usual.memory is not None
     kept = usual.memory.before
     held = (MemorySpec(batch=workload.batch, limit=int(kept / part), slowdown=_ANY_TIME)
             for part in (2, 4))  # fmt: skip
@@ -105,8 +102,6 @@ def order_alone(workload: Workload) -> list[str]:
         build(model, dataclasses.replace(memory, batch=workload.batch, worth=-1.0), train).memory
         for memory in (MemorySpec(limit=0, slowdown=0.0), MemorySpec())
     )
-    assert ordered is not None
-    assert usual is not None
     found = [ordered.before, ordered.after, usual.after]
     return [f"{nbytes / 1e6:.1f} ({ordered.before / nbytes:.2f})" for nbytes in found]
 

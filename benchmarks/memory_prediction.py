@@ -6,8 +6,6 @@ For each of the zoo's networks: the prediction before anything ran, the peak mea
 process, and whether trainings under limits around that peak end as the prediction says.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import statistics

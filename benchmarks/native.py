@@ -7,8 +7,6 @@ Shown are the shortest step of each, in processor time, the median ratio of two 
 by how much losses differ at most. With others at work the ratios are wide.
 """
 
-from __future__ import annotations
-
 import os
 import statistics
 import time

@@ -8,8 +8,6 @@ The smaller network stays in the last-level cache with its gradients and moments
 one does not. A time is the fastest of the given number of steps.
 """
 
-from __future__ import annotations
-
 import timeit
 
 import onnxruntime
@@ -44,7 +42,6 @@ def measure(optimizer: optimizers.Optimizer, width: int, steps: int) -> tuple[fl
         module(*batch(model, 4))
         seconds = min(timeit.repeat(stepper.step, number=1, repeat=steps))
     count = module.get_parameters_size()
-    assert state.optimizer is not None
     kept = sum(m.nbytes for own in state.optimizer.moments.values() for m in own)
     return count / 1e6, kept / count, seconds * 1e9 / count
 

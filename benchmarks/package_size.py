@@ -5,8 +5,6 @@
 docs/size.md says what is counted. The sizes are the same on every machine.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import onnx

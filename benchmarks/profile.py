@@ -9,8 +9,6 @@ layer`` is for ours alone: a node belongs to the layer whose parameter it reads 
 makes, any other to that of its first input. An If counts as what its branch holds.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import defaultdict

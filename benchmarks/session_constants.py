@@ -7,8 +7,6 @@ every network is trained in a child process, and planned with these figures and 
 process: what is left is so much once, and so much per thread.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -126,10 +124,9 @@ def _fit(sessions: Sequence[tuple[list[int], int]]) -> dict[str, int]:
 def _constants(values: Mapping[str, int]) -> contextlib.ExitStack:
     """The plan with other constants."""
     stack = contextlib.ExitStack()
-    for name, value in values.items():
-        for module in (session_memory, memory_plan):
-            if hasattr(module, name):
-                stack.enter_context(mock.patch.object(module, name, value))
+    for module, name in itertools.product((session_memory, memory_plan), values):
+        if hasattr(module, name):
+            stack.enter_context(mock.patch.object(module, name, values[name]))
     return stack
 
 

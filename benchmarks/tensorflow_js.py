@@ -5,8 +5,6 @@
 The result is the table of docs/guides/gpu.md, which says how. The modules come from npm.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import statistics
@@ -88,7 +86,6 @@ def compared(network: str, installed: Path, rounds: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Compare, and write the guide's table."""
     given = options(__doc__, "folder", folder=ROOT / "build" / "tfjs", rounds=10)
     installed = modules(given.folder)
     rows, worst = [], 0.0

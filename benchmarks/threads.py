@@ -6,8 +6,6 @@ The held-out networks of the fidelity benchmark at their largest batch size, a t
 setting in one process, in turns. A ratio is taken within a round.
 """
 
-from __future__ import annotations
-
 import functools
 import statistics
 import time
@@ -63,7 +61,6 @@ def opened(job: Job, rest: bool) -> Worker:
 
 
 def median_ms(worker: Worker) -> float:
-    """The median step of one turn."""
     time.sleep(QUIET_SECONDS)
     worker.steps(0)  # which warms up
     return statistics.median(wall for wall, _ in worker.steps(TURN_SECONDS)["steps"])

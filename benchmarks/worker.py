@@ -5,8 +5,6 @@ The counterpart for the reference is ``tests/peer/peer_worker.py``; both take ti
 memory before the count begins.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import time

@@ -1,7 +1,5 @@
 """The models, batches and packages that the benchmarks share."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial

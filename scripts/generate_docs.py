@@ -1,7 +1,5 @@
 """Write the generated pages of the documentation; with --check say whether they are stale."""
 
-from __future__ import annotations
-
 import collections
 import json
 import re
@@ -39,7 +37,6 @@ from scripts.manifest_schema import manifest_schema  # noqa: E402
 
 
 def operators() -> str:
-    """The support table."""
     rows = coverage()
     counts = collections.Counter(row.how for row in rows)
     summary = ", ".join(f"{how}: {count}" for how, count in sorted(counts.items()))
@@ -68,7 +65,6 @@ def _json(content: object) -> str:
 
 
 def _schema(title: str, made: Mapping[str, Any]) -> str:
-    """A schema as text."""
     content = {key: value for key, value in made.items() if key != "title"}
     draft = "https://json-schema.org/draft/2020-12/schema"
     return _json({"$schema": draft, "title": title, **content})
@@ -109,7 +105,6 @@ _COLUMNS = (
 
 
 def devices() -> str:
-    """The table of shipped devices."""
     profiles = [load_profile(name) for name in list_profiles()]
     return f"{len(profiles)} devices.\n\n{table(_COLUMNS, map(_device_row, profiles))}"
 

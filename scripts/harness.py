@@ -1,7 +1,5 @@
 """What scripts and benchmarks share: command lines, tables, pages, records, turns and folders."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics
@@ -10,11 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-_Found = TypeVar("_Found")
 
 
 def options(description: str | None, *places: str, **defaults: Any) -> argparse.Namespace:
@@ -35,9 +32,8 @@ def options(description: str | None, *places: str, **defaults: Any) -> argparse.
         elif isinstance(default, tuple):
             kind = {"default": default[0], "choices": [*dict.fromkeys(filter(None, default))]}
         elif isinstance(default, list):
-            known = "|".join(map(str, default)) if isinstance(default[0], str) else "N"
             kind = {"type": lambda text, default=default: _several(text, default)}
-            kind |= {"action": "extend", "nargs": "*" if name in places else "+", "metavar": known}
+            kind |= {"action": "extend", "nargs": "*" if name in places else "+"}
         elif name in places:
             kind["nargs"] = "?"
         parser.add_argument(name if name in places else f"--{name.replace('_', '-')}", **kind)
@@ -65,9 +61,9 @@ def scratch() -> Iterator[Path]:
         yield Path(name)
 
 
-def in_turns(rounds: int, ways: Mapping[str, Callable[[], _Found]]) -> dict[str, list[_Found]]:
+def in_turns(rounds: int, ways: Mapping[str, Callable[[], Any]]) -> dict[str, list[Any]]:
     """What each way returns, of rounds in which all take turns."""
-    found: dict[str, list[_Found]] = {name: [] for name in ways}
+    found: dict[str, list[Any]] = {name: [] for name in ways}
     for name, way in rounds * [*ways.items()]:
         found[name].append(way())
     return found
@@ -85,7 +81,6 @@ def row(*cells: object) -> str:
 
 
 def table(titles: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """A whole table."""
     return "\n".join([head(*titles), *(row(*cells) for cells in rows)])
 
 

@@ -6,8 +6,6 @@ table, and `com.microsoft…`, which ONNX Runtime writes into files in ORT forma
 usage: python -m scripts.kernel_table        takes minutes, and 3 GB of disk
 """
 
-from __future__ import annotations
-
 import base64
 import collections
 import itertools
@@ -210,9 +208,7 @@ def main() -> None:
             strange = collections.Counter(
                 a[:90] for a in answers.values() if a not in ("yes", "no")
             )
-            print(release, len(found), f"{strange.total()} other errors", file=sys.stderr)
-            for message, count in strange.most_common(4):
-                print(f"  {count} {message}", file=sys.stderr)
+            print(release, len(found), "other errors:", strange.most_common(4), file=sys.stderr)
         gone = since.keys() - found
         print(release, len(found), "kernel types, gone:", sorted(gone)[:5], file=sys.stderr)
         since = {**dict.fromkeys(found, release), **since}

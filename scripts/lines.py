@@ -6,8 +6,6 @@ A line counts once: as docstring, import, comment, blank or, if none of these, c
 benchmarks, scripts and examples are counted apart, and so is the gallery of examples.
 """
 
-from __future__ import annotations
-
 import ast
 import collections
 from collections.abc import Iterable
@@ -30,16 +28,15 @@ def count(path: Path) -> Count:
     text = path.read_text("utf-8")
     kinds = dict[int, str]()
     for node in ast.walk(ast.parse(text)):
-        found: list[tuple[ast.stmt, str]] = []
+        kind, found = "docstrings", list[ast.stmt]()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             # A string alone after an assignment documents it, as Sphinx and mkdocstrings read it.
-            alone = (each for each in node.body if isinstance(each, ast.Expr))
-            found = [(each, "docstrings") for each in alone if _is_text(each.value)]
+            found = [each for each in node.body if _is_text(each)]
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            found = [(node, "imports")]
+            kind, found = "imports", [node]
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             kinds[node.lineno] = "imports"
-        for statement, kind in found:
+        for statement in found:
             for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
                 kinds.setdefault(line, kind)
     counted = Count(files=1)
@@ -70,8 +67,9 @@ def total(counts: Iterable[Count]) -> int:
     return sum(count[kind] for count in counts for kind in KINDS)
 
 
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+def _is_text(node: ast.stmt) -> bool:
+    value = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def _print(name: str, counts: Iterable[Count]) -> Count:

@@ -1,7 +1,5 @@
 """Tables of the documentation that follow from what is declared or recorded."""
 
-from __future__ import annotations
-
 import collections
 import json
 import re

@@ -8,8 +8,6 @@ The results are stored, so that a changed device profile or budget does not ask 
 Tests compare the pages that are drawn today with ``docs/images/pictures.json``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -96,7 +94,6 @@ def take(folder: Path, names: list[str] | None = None) -> dict[str, Path]:
 
 
 def main() -> None:
-    """Renew what is asked for."""
     given = options(__doc__, renew=False, demo=False)
     if given.demo:  # in a folder of the name that the README's has
         DEMO.mkdir(exist_ok=True)

@@ -8,8 +8,6 @@ test function stays in make test, as does the fastest test of a file, if they ar
 that were not timed stay in the list; those of ``tests/kits`` were chosen by hand.
 """
 
-from __future__ import annotations
-
 import collections
 import re
 from pathlib import Path
@@ -61,7 +59,6 @@ def chosen(seconds: dict[str, float]) -> list[str]:
 
 
 def main() -> None:
-    """Write the list."""
     durations = options(__doc__, "durations", durations=Path).durations
     seconds: dict[str, float] = collections.defaultdict(float)
     for time, test in _LINE.findall(durations.read_text()):

@@ -1,7 +1,5 @@
 """Decoders in float32 with seeded random weights, as files that exporters would write."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path
@@ -23,17 +21,23 @@ class Shape:
     shared: int
     inner: int
     words: int
+    # What onnxruntime-genai's builder writes besides.
+    positions: int = 0
+    head: int = 0  # its size, where it is no share of the width
+    bias: bool = False
+    # Gemma 3: two more norms a block, norms of queries and keys, windows but in each sixth block.
+    gemma: bool = False
 
     @property
     def size(self) -> int:
         """Width of a head."""
-        return self.width // self.heads
+        return self.head or self.width // self.heads
 
 
 SHAPES = {"small": Shape("small", 3, 128, 4, 2, 256, 1000)}
 
 
-def write_model(shape: Any, folder: Path, writer: type[Writer] | None = None) -> Path:
+def write_model(shape: Any, folder: Path, writer: Any = None) -> Path:
     """Write a model from ``input_ids`` to ``logits``, and its weights, unless they are there."""
     path = folder / "model.onnx"
     if path.exists():
@@ -176,37 +180,19 @@ class Writer:
 MICROSOFT, BLOCK = "com.microsoft", 32
 
 
-@dataclasses.dataclass(frozen=True)
-class Decoder(Shape):
-    """A decoder as the builder writes it."""
-
-    positions: int = 0
-    head: int = 0  # its size, where it is no share of the width
-    bias: bool = False
-    # Gemma 3: two more norms a block, norms of queries and keys, windows but in each sixth block.
-    gemma: bool = False
-
-    @property
-    def size(self) -> int:
-        """Width of a head."""
-        return self.head or super().size
-
-
 _DECODERS = (
-    Decoder("SmolLM2-135M", 30, 576, 9, 3, 1536, 49_152, 8192),
-    Decoder("Gemma-3-270M", 18, 640, 4, 1, 2048, 262_144, 32_768, 256, gemma=True),
-    Decoder("Qwen2.5-0.5B", 24, 896, 14, 2, 4864, 151_936, 32_768, bias=True),
-    Decoder("Llama-3.2-1B", 16, 2048, 32, 8, 8192, 128_256, 131_072),
-    Decoder("Qwen2.5-1.5B", 28, 1536, 12, 2, 8960, 151_936, 32_768, bias=True),
-    Decoder("small", 6, 128, 4, 2, 256, 1000, 512, gemma=True),
+    Shape("SmolLM2-135M", 30, 576, 9, 3, 1536, 49_152, 8192),
+    Shape("Gemma-3-270M", 18, 640, 4, 1, 2048, 262_144, 32_768, 256, gemma=True),
+    Shape("Qwen2.5-0.5B", 24, 896, 14, 2, 4864, 151_936, 32_768, bias=True),
+    Shape("Llama-3.2-1B", 16, 2048, 32, 8, 8192, 128_256, 131_072),
+    Shape("Qwen2.5-1.5B", 28, 1536, 12, 2, 8960, 151_936, 32_768, bias=True),
+    Shape("small", 6, 128, 4, 2, 256, 1000, 512, gemma=True),
 )
 DECODERS = {each.name: each for each in _DECODERS}
 
 
 class GenaiWriter(Writer):
     """The nodes, names and shapes of the builder, 0.18."""
-
-    shape: Decoder
 
     def model(self) -> onnx.ModelProto:
         self.described: list[onnx.ValueInfoProto] = []

@@ -2,13 +2,10 @@
 
     python -m benchmarks.exporters                     # all of them
     python -m benchmarks.exporters --exporter optimum --model t5
-    python -m benchmarks.exporters --keep              # takes the files that are there
 
 The record, ``benchmarks/exporters/record.json``, has the last outcome of each file;
 ``scripts/generate_docs`` makes docs/exporters.md of it. Exit code 1 if a file is trained wrongly.
 """
-
-from __future__ import annotations
 
 import copy
 import logging
@@ -56,12 +53,12 @@ def _uncapped(module: nn.Module) -> None:
             each.attn_logit_softcapping = None
 
 
-_OPTIMUM = "optimum leaves out the soft cap of Gemma 2's attention"
 _DIFFERENT: dict[tuple[str, str], tuple[str, Callable[[nn.Module], None]]] = {
     ("genai-*", "olmo"): ("genai's builder writes RMSNorm for OLMo's LayerNorm", _root_mean_square),
-    ("optimum*", "gemma2"): (_OPTIMUM, _uncapped),
-    ("olive-*", "gemma2"): (_OPTIMUM, _uncapped),
-    ("ort-*", "gemma2"): (_OPTIMUM, _uncapped),
+    **dict.fromkeys(
+        (("optimum*", "gemma2"), ("olive-*", "gemma2"), ("ort-*", "gemma2")),
+        ("optimum leaves out the soft cap of Gemma 2's attention", _uncapped),
+    ),
 }
 """Where an exporter writes something else than its model, by patterns of both: what it writes, and
 what makes the module the same. An adapter is trained beside that: the file is tried as well."""
@@ -298,32 +295,29 @@ def compare(subject: Subject, exporter: Exporter, folder: Path, **build: Any) ->
 # Whose decoder and adapter are given to onnxruntime-genai's generator, and where that is.
 GENERATES = {"genai-0.18-int4-cpu": "transformers-5"}
 FILES = ROOT / "build" / "exporters"
-
-
-def python(environment: str) -> Path:
-    """The interpreter of an environment."""
-    return ROOT / ".venv-exporters" / environment / "bin" / "python"
+PYTHON = f"{ROOT}/.venv-exporters/{{}}/bin/python"
 
 
 def main() -> int:
-    given = options(__doc__, exporter=[*EXPORTERS], model=[*SUBJECTS], keep=False)
+    given = options(__doc__, exporter=[*EXPORTERS], model=[*SUBJECTS])
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     wrong = False
     for label in given.exporter:
         subjects, own = given.model, EXPORTERS[label].environment
-        if not given.keep:
-            apart.call(
-                write_all, python=python(own) if own else sys.executable, label=label, root=FILES,
-                subjects=subjects, environment={"HF_HUB_OFFLINE": "1"},
-            )  # fmt: skip
+        apart.call(
+            write_all, python=PYTHON.format(own) if own else sys.executable, label=label,
+            root=FILES, subjects=subjects, environment={"HF_HUB_OFFLINE": "1"},
+        )  # fmt: skip
         for name in (each for each in subjects if (FILES / label / each).is_dir()):
             folder = FILES / label / name
             outcome = compare(SUBJECTS[name], EXPORTERS[label], folder)
             if label in GENERATES and outcome["kind"] == "right":
                 with scratch() as work:
-                    outcome["tokens"] = hand_over(folder, work, python(GENERATES[label]))
+                    outcome["tokens"] = hand_over(
+                        folder, work, Path(PYTHON.format(GENERATES[label]))
+                    )
                 if outcome["tokens"] == "other":
                     outcome |= {"kind": "wrong", "said": "onnxruntime-genai draws others"}
             keep(EXPORTED, {name: outcome}, label, sort=True)

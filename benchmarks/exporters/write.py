@@ -4,8 +4,6 @@ Models are architectures of Hugging Face's transformers with two blocks and seed
 environments of the exporters have transformers and PyTorch alone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
@@ -302,7 +300,7 @@ def write_all(*, label: str, root: str, subjects: list[str]) -> None:
 PROMPT, COUNT = [3, 4, 5], 6
 
 
-def hand_over(written: Path, work: Path, interpreter: Path) -> str:
+def hand_over(written: Path, work: Path, interpreter: str) -> str:
     """Whether onnxruntime-genai draws odtpack's tokens: equal, other, or none without a decoder."""
     from odtpack.adapters import AdapterSpec
     from odtpack.build import build_package

@@ -8,8 +8,6 @@ session options of the app, ``--native``, with the kernels of ODTPACK_NATIVE's l
 ``--threads``, only so many, and ``--jobs``, trainings at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json
@@ -24,7 +22,6 @@ import onnxruntime
 
 from benchmarks.fidelity import latency, memory
 from benchmarks.fidelity.models import CASES
-from odtpack_runtime.files.atomic import atomic_write
 from odtpack_simulator.device.app import MARGIN
 from scripts.harness import head, options, row, table
 
@@ -72,8 +69,7 @@ def main() -> None:
     }
     for path, text in texts.items():
         if path:
-            with atomic_write(path) as stream:
-                stream.write(f"{text}\n".encode())
+            path.write_text(f"{text}\n", "utf-8")
 
 
 def _memory(given: argparse.Namespace, say: Say, document: dict[str, Any]) -> Targets:

@@ -17,8 +17,6 @@ Ilic, F. Pratas, L. Sousa, "Cache-aware Roofline model: Upgrading the loft", IEE
 Architecture Letters 13 (1), 2014).
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -31,7 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from benchmarks.fidelity.models import CASES, Built, build
 from odtpack_simulator.latency import LEAST_GAIN, added_us, without_profile
@@ -56,7 +54,7 @@ class Curves:
     copies: Points
 
     @classmethod
-    def best(cls, turns: Sequence[Mapping[str, Any]], node_us: float) -> Curves:
+    def best(cls, turns: Sequence[Mapping[str, Any]], node_us: float) -> Self:
         """The quickest of several measurements, without what starting a run takes.
 
         ``least`` of a turn are the seconds of a run of one operator that has nothing to do,
@@ -148,7 +146,6 @@ class Between:
         return times, (rest_low + rest_high) / 2
 
     def step_ms(self) -> float:
-        """Milliseconds of the step."""
         times, rest = self.nodes()
         return (sum(times) + rest) / 1e3
 
@@ -301,7 +298,6 @@ TITLES = ("model", "group", "batch:", "threads:", "predicted:", "measured:", "cl
 
 
 def cells(row: Row) -> tuple[object, ...]:
-    """A row for people."""
     return (
         row.model, row.group, row.batch_size, row.threads, f"{row.predicted_ms:.2f} ms",
         f"{row.measured_ms:.2f} ms", row.clock, f"{100 * row.error:+.1f}%", row.steps,
@@ -350,15 +346,12 @@ class Effort:
     profiled: int = 12
 
 
-QUICK = Effort(rounds=3, profiled=6)
-
-
 def report(names: Sequence[str], quick: bool, say: Callable[[str], None]) -> list[Row]:
     """Measure some models, and say what came of each and of all."""
     say("\n" + head(*TITLES))
-    rows: list[Row] = []
+    rows, effort = list[Row](), Effort(rounds=3, profiled=6) if quick else Effort()
     for name in names:
-        found = measure_model(build(CASES[name]), QUICK if quick else Effort())
+        found = measure_model(build(CASES[name]), effort)
         rows += found
         for each in found:
             say(row(*cells(each)))
@@ -447,7 +440,7 @@ TURNS = (
 """The order of a round: what a prediction rests on comes before and after what it is of."""
 
 
-def _round(processes: dict[str, Process], effort: Effort) -> dict[str, Any]:
+def _round(processes: dict[str, Any], effort: Effort) -> dict[str, Any]:
     """Turns of all, and how much faster two threads multiply before, between and after theirs."""
     turns: dict[str, Any] = {name: {"steps": []} for name in processes}
     gains = []
@@ -464,32 +457,27 @@ def _round(processes: dict[str, Process], effort: Effort) -> dict[str, Any]:
     return turns
 
 
-class Process:
+class Process(subprocess.Popen):
     """A worker in a process of its own, asked one thing at a time."""
 
     def __init__(self, built: Built, folder: Path, batch_size: int, threads: int) -> None:
         folder.mkdir()
         built.job(folder, batch_size, threads, task="time").write(folder / "job.json")
         pipe, command = subprocess.PIPE, [sys.executable, WORKER, folder / "job.json"]
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        super().__init__(command, stdin=pipe, stdout=pipe, text=True)
 
-    def __enter__(self) -> Process:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self._process:
-            self._process.kill()
+    def __exit__(self, *about: object) -> None:
+        self.kill()
+        super().__exit__(*about)
 
     def ask(self, what: str, **arguments: float) -> dict[str, Any]:
         """Let it do something, and wait for the answer."""
-        print(json.dumps({"do": what, **arguments}), file=self._process.stdin, flush=True)
+        print(json.dumps({"do": what, **arguments}), file=self.stdin, flush=True)
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """Wait for what it says next."""
-        assert self._process.stdout is not None
-        if not (line := self._process.stdout.readline()):
-            raise RuntimeError(f"a worker ended with exit code {self._process.wait()}")
+        if not (line := self.stdout.readline()):
+            raise RuntimeError(f"a worker ended with exit code {self.wait()}")
         return dict(json.loads(line))
 
 

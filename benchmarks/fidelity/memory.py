@@ -7,8 +7,6 @@ memory above what the process had before the package. Beside it stands what a re
 measures.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import itertools
@@ -112,10 +110,7 @@ class App:
         """Peak in bytes of each phase, in the process that is killed and in the resumed one."""
         first = self._live({})
         (self._folder / "saved").rename(self._folder / "resumed from")
-        second = self._live({"checkpoint": "resumed from"})
-        assert first is not None
-        assert second is not None
-        return first, second
+        return first, self._live({"checkpoint": "resumed from"})
 
     def completes(self, limit: int) -> bool:
         """Whether both lives come to their ends within a limit in bytes, after :meth:`measure`."""

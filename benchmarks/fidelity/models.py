@@ -8,8 +8,6 @@ and to models of one operator. None of the models here took part in that; they a
 from PyTorch, as users' models are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
@@ -21,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import onnx
@@ -36,24 +34,9 @@ from odtpack.optimizers import SGD, Adafactor, AdamW, Lion
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.replay.job import Job
 from scripts.harness import ROOT, scratch
+from tests.exported import sequence, vision
 from tests.exported.export import export
-from tests.exported.sequence import (
-    Bert,
-    CausalLanguageModel,
-    KeywordSpotter,
-    LstmClassifier,
-    Recommender,
-)
-from tests.exported.vision import (
-    Autoencoder,
-    ChannelNorm,
-    ConvNeXtBlock,
-    InvertedResidual,
-    Siamese,
-    VisionTransformer,
-    conv_norm,
-    feed_forward,
-)
+from tests.exported.vision import conv_norm, feed_forward
 from tests.torch_twins import Cnn, Mlp
 
 
@@ -70,13 +53,6 @@ class Skip(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + super().forward(x)
-
-
-class Across(nn.Sequential):
-    """Layers over the axis before the last."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.transpose(1, 2)).transpose(1, 2)
 
 
 class Dense(nn.Sequential):
@@ -113,7 +89,7 @@ def mobile(activation: type[nn.Module], gate: type[nn.Module], width: int = 16) 
     plan = [(1, 3, 1), (2, 3, 2), (2, 3, 1), (4, 5, 2), (4, 5, 1), (6, 5, 2), (6, 3, 1)]
     widths = [width, *(factor * width for factor, _, _ in plan)]
     blocks = [
-        InvertedResidual(i, o, size=size, stride=stride, activation=activation, gate=gate)
+        vision.InvertedResidual(i, o, size=size, stride=stride, activation=activation, gate=gate)
         for (i, o), (_, size, stride) in zip(itertools.pairwise(widths), plan, strict=True)
     ]
     return nn.Sequential(
@@ -124,12 +100,12 @@ def mobile(activation: type[nn.Module], gate: type[nn.Module], width: int = 16) 
 
 def convnext(width: int = 32, depths: tuple[int, ...] = (1, 2, 1)) -> nn.Module:
     """Depthwise 7x7 convolutions, layer normalization over channels, GELU."""
-    stages: list[nn.Module] = [nn.Conv2d(3, width, 4, stride=4), ChannelNorm(width)]
+    stages: list[nn.Module] = [nn.Conv2d(3, width, 4, stride=4), vision.ChannelNorm(width)]
     for level, depth in enumerate(depths):
         if level:
-            stages += [ChannelNorm(width), nn.Conv2d(width, 2 * width, 2, stride=2)]
+            stages += [vision.ChannelNorm(width), nn.Conv2d(width, 2 * width, 2, stride=2)]
             width *= 2
-        stages += [ConvNeXtBlock(width) for _ in range(depth)]
+        stages += [vision.ConvNeXtBlock(width) for _ in range(depth)]
     return nn.Sequential(*stages, _mean(-2, -1), nn.LayerNorm(width), nn.Linear(width, 20))
 
 
@@ -141,7 +117,7 @@ def siamese(width: int = 24) -> nn.Module:
         nn.Conv2d(2 * width, 4 * width, 3), nn.SiLU(),
         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 64),
     )  # fmt: skip
-    return Siamese(tower=tower)
+    return vision.Siamese(tower=tower)
 
 
 class Residual(nn.Module):
@@ -180,10 +156,10 @@ def signal_net(width: int = 32) -> nn.Module:
 
 def mixer(size: int = 64, d: int = 128, depth: int = 4) -> nn.Module:
     """MLP-Mixer (Tolstikhin et al., 2021) on patches of 8x8 pixels."""
-    blocks: list[nn.Module] = []
+    blocks, turned = list[nn.Module](), Apply(lambda x: x.transpose(1, 2))
     for _ in range(depth):
-        across = Across(feed_forward((size // 8) ** 2, 2))
-        blocks += [Skip(nn.LayerNorm(d), across), Skip(nn.LayerNorm(d), feed_forward(d, 2))]
+        across = (turned, feed_forward((size // 8) ** 2, 2), turned)
+        blocks += [Skip(nn.LayerNorm(d), *across), Skip(nn.LayerNorm(d), feed_forward(d, 2))]
     return nn.Sequential(_patches(d, 8), *blocks, nn.LayerNorm(d), _mean(1), nn.Linear(d, 20))
 
 
@@ -207,7 +183,7 @@ def inverted(
     blocks: list[nn.Module] = []
     for factor, width, count, stride, *size in plan:
         for index in range(count):
-            block = InvertedResidual(
+            block = vision.InvertedResidual(
                 fan_in, width, size=size[0] if size else 3, stride=1 if index else stride,
                 activation=activation, gate=gate, hidden=factor * fan_in,
                 squeezed=fan_in // squeeze if squeeze else 0,
@@ -390,7 +366,6 @@ class Built:
 
     @property
     def package(self) -> Package:
-        """The package."""
         return Package.open(self.folder / "package")
 
     @property
@@ -399,13 +374,12 @@ class Built:
         names = (spec.name for spec in self.package.manifest.input_specs())
         return {name: str(self.folder / f"{name}.npy") for name in names}
 
-    def with_session(self, folder: Path, **changes: Any) -> Built:
+    def with_session(self, folder: Path, **changes: Any) -> Self:
         """The same with other session options, in another folder.
 
         Its manifest says so, and all that open it follow: the plan, the app, the replay.
         """
         session = self.package.manifest.session
-        assert session is not None
         own = dataclasses.replace(session, **changes)
         shutil.copytree(self.folder, folder)
         changed = dataclasses.replace(self.package.manifest, session=own).to_json()
@@ -488,18 +462,18 @@ _WORDS = {"segments": 2, "mask": 2}
 
 def _bert(words: int, length: int, d: int, depth: int) -> tuple[Any, dict[str, tuple[int, ...]]]:
     """The network, and its inputs."""
-    module = partial(Bert, words, d, depth, length)
+    module = partial(sequence.Bert, words, d, depth, length)
     return module, dict.fromkeys(("tokens", "segments", "mask"), (length,))
 
 
 _CASES = (
     Case(
         "keyword-gru", "GRU over 60 frames of sound, AdamW",
-        partial(KeywordSpotter, 12, 40, 64, 5, 2, 96), {"x": (60, 40)}, (8, 32),
+        partial(sequence.KeywordSpotter, 12, 40, 64, 5, 2, 96), {"x": (60, 40)}, (8, 32),
     ),
     Case(
         "lstm", "bidirectional LSTM over 32 tokens, SGD with momentum",
-        partial(LstmClassifier, 6000, 4, 64, 64), {"tokens": (32,)}, (8, 32),
+        partial(sequence.LstmClassifier, 6000, 4, 64, 64), {"tokens": (32,)}, (8, 32),
         ranges={"tokens": 6000}, optimizer=SGD(momentum=0.9),
     ),
     Case(
@@ -522,8 +496,8 @@ _CASES = (
     ),
     Case(
         "vit", "ViT 64x64, d128 L4, AdamW",
-        partial(VisionTransformer, 20, 128, 4, size=64, patch=8, ratio=3), {"x": (3, 64, 64)},
-        (4, 16),
+        partial(vision.VisionTransformer, 20, 128, 4, size=64, patch=8, ratio=3),
+        {"x": (3, 64, 64)}, (4, 16),
     ),
     Case(
         "bert", "BERT d128 L3 T64 with mask, AdamW",
@@ -531,18 +505,18 @@ _CASES = (
     ),
     Case(
         "causal-lm", "causal LM d128 L3 T48, tied embeddings, Adafactor",
-        partial(CausalLanguageModel, 4000, 128, 3, 48, "masked"), {"tokens": (48,)}, (2, 8),
-        ranges={"tokens": 4000}, target=(48,), optimizer=Adafactor(),
+        partial(sequence.CausalLanguageModel, 4000, 128, 3, 48, "masked"), {"tokens": (48,)},
+        (2, 8), ranges={"tokens": 4000}, target=(48,), optimizer=Adafactor(),
     ),
     Case(
         "recommender", "wide and deep, 60000 users and 30000 items, SGD",
-        partial(Recommender, 60_000, 30_000, 500), {"user": (), "item": (), "tags": (8,)},
+        partial(sequence.Recommender, 60_000, 30_000, 500), {"user": (), "item": (), "tags": (8,)},
         (64, 2048), ranges={"user": 60_000, "item": 30_000, "tags": 500, "targets": 2},
         loss="bce_with_logits", optimizer=SGD(),
     ),
     Case(
         "autoencoder", "convolutional autoencoder 64x64, AdamW",
-        partial(Autoencoder, (24, 48), 16, 128), {"x": (1, 64, 64)}, (8, 32), loss="mse",
+        partial(vision.Autoencoder, (24, 48), 16, 128), {"x": (1, 64, 64)}, (8, 32), loss="mse",
     ),
     Case(
         "siamese", "Siamese towers 48x48, loss in the model, SGD",

@@ -8,8 +8,6 @@ the package was opened. After that the JVM and V8 load and compile what they run
 lies until it is collected: that is a part of the figure, and of no plan.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess
@@ -34,10 +32,8 @@ def main() -> None:
     for name, kit in itertools.product(given.models or MODELS, given.kits):
         built = build(CASES[name])
         size, manifest = max(built.case.batches), built.package.manifest
-        loops: tuple[Loop, ...] = ("step", "train")
-        if kit not in STEP_MODEL_KITS or not session_use(manifest, kit).step_model:
-            loops = ("train",)
-        for loop in loops:
+        stepped = kit in STEP_MODEL_KITS and session_use(manifest, kit).step_model
+        for loop in ("step", "train") if stepped else ("train",):
             use = session_use(manifest, kit, loop)
             plan = plan_memory(built.package, built.shapes(size), threads=1, **use._asdict())
             before, peak = measure(built, kit, loop, size)

@@ -5,8 +5,6 @@
 docs/fidelity.md has the targets. A busy machine gives no answer.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ a process of its own. The page has the last result of each model. Exit code 1 if
 ends in another way than a refusal.
 """
 
-from __future__ import annotations
-
 import collections
 import csv
 import dataclasses
@@ -91,7 +89,6 @@ class RealModel:
 
 
 def models() -> list[RealModel]:
-    """The list."""
     with LIST.open(newline="") as stream:
         return [RealModel(**row) for row in csv.DictReader(stream)]
 
@@ -185,7 +182,6 @@ def run(model: RealModel, path: Path, folder: Path) -> dict[str, Any]:
     name = model.loss_input or proto.graph.output[0].name
     oracle = Interpreter(proto)
     prediction = oracle(feeds)[name]
-    assert prediction is not None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # as packages train: DynamicQuantizeLSTM differs by threads
     forward = onnxruntime.InferenceSession(path, options, PROVIDERS)

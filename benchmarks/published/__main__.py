@@ -10,8 +10,6 @@ Writes ``counts.json`` and, with ``--time``, ``simulated.json``. docs/published-
 them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import platform
 from typing import Any

@@ -6,8 +6,6 @@
 The network comes from a factory where it saw the 1,797 digits of scikit-learn and no letter.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import shutil
@@ -24,6 +22,7 @@ import numpy.typing as npt
 import onnx
 
 from odtpack.build import build_package
+from odtpack_runtime.training.loop import train_step
 from scripts.harness import options
 from tests import zoo
 from tests.packaging_tools import open_training
@@ -82,15 +81,14 @@ Labels = npt.NDArray[np.int64]
 
 def stock_digits() -> tuple[Images, Labels]:
     """The digits of scikit-learn as [n, 1, 28, 28] from 0 to 1, in an order drawn once."""
+    from scipy.ndimage import zoom
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     small = (digits.images / 16).astype(np.float32)
     # Bilinear from 8 to 20 pixels, with the margin that the page leaves as well.
-    at = (np.arange(20) + 0.5) * 8 / 20 - 0.5
-    rows = [np.interp(at, np.arange(8), pixel) for pixel in np.eye(8)]
-    weights = np.stack(rows, 1).astype(np.float32)
-    images = np.pad(weights @ small @ weights.T, ((0, 0), (4, 4), (4, 4)))
+    large = zoom(small, (1, 2.5, 2.5), order=1, mode="nearest", grid_mode=True)
+    images = np.pad(large, ((0, 0), (4, 4), (4, 4)))
     order = np.random.default_rng(0).permutation(len(images))
     return images[order, None], digits.target[order].astype(np.int64)
 
@@ -105,9 +103,7 @@ def train_factory(package: Path, exported: Path) -> float:
         order = np.random.default_rng([1, epoch]).permutation(len(labels))
         for start in range(0, len(order) - BATCH + 1, BATCH):
             rows = order[start : start + BATCH]
-            loss = float(module(images[rows], labels[rows])[0])
-            optimizer.step()
-            module.lazy_reset_grad()
+            loss = train_step(module, optimizer, [(images[rows], labels[rows])])
     module.export_model_for_inferencing(exported, ["output"])
     return loss
 
