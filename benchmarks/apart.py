@@ -1,28 +1,17 @@
 """Runs a function in a fresh process, arguments and result in JSON; watches a process's memory."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-@contextmanager
-def scratch() -> Iterator[Path]:
-    """A folder that is removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="odtpack-bench-") as name:
-        yield Path(name)
+from scripts.harness import ROOT, scratch
 
 
 def call(
@@ -51,23 +40,23 @@ def call(
         return json.loads(result.read_text())
 
 
-class Memory:
+class Memory(threading.Thread):
     """Looks at what a process has again and again, until the context ends."""
 
     def __init__(self, process: int | str = "self", every: float = 0.005) -> None:
+        super().__init__(daemon=True)
         self.samples: list[tuple[float, float, float]] = []  # seconds, anonymous and resident MiB
         self._process, self._every, self._done = process, every, threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> Memory:
-        self._thread.start()
+    def __enter__(self) -> Self:
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._done.set()
-        self._thread.join()
+        self.join()
 
-    def _watch(self) -> None:
+    def run(self) -> None:
         start, page = time.monotonic(), os.sysconf("SC_PAGESIZE") / 2**20
         with Path(f"/proc/{self._process}/statm").open("rb", buffering=0) as statm:
             while not self._done.wait(self._every):

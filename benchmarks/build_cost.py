@@ -6,8 +6,6 @@ The networks have random weights and are exported by PyTorch; docs/benchmarks.md
 is counted.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -19,12 +17,12 @@ from pathlib import Path
 import onnx
 from torch import nn
 
-from benchmarks.apart import scratch
-from benchmarks.fidelity import architectures
+from benchmarks.fidelity import models
 from benchmarks.fidelity.models import Case
-from benchmarks.published.networks import googlenet, mobilenet
-from scripts.markdown import head, row
-from tests.exported.vision import InvertedResidual, conv_norm
+from benchmarks.published.__main__ import googlenet, mobilenet
+from scripts.harness import head, row, scratch
+from tests.exported.sequence import Bert, CausalLanguageModel
+from tests.exported.vision import InvertedResidual, VisionTransformer, conv_norm
 from tests.peer import client
 
 
@@ -35,7 +33,7 @@ def bottleneck(fan_in: int, width: int, stride: int) -> nn.Module:
         conv_norm(width, width, 3, nn.ReLU, stride=stride),
         conv_norm(width, 4 * width, 1, nn.Identity),
     )
-    return architectures.Residual(body, fan_in, 4 * width, stride)
+    return models.Residual(body, fan_in, 4 * width, stride)
 
 
 def resnet50() -> nn.Module:
@@ -82,13 +80,13 @@ def efficientnet_b0() -> nn.Module:
             (6, 112, 3, 1, 5), (6, 192, 4, 2, 5), (6, 320, 1, 1, 3)]  # fmt: skip
     return nn.Sequential(
         conv_norm(3, 32, 3, nn.SiLU, stride=2),
-        *architectures.inverted(plan, 32, nn.SiLU, nn.Sigmoid, squeeze=4),
+        *models.inverted(plan, 32, nn.SiLU, nn.Sigmoid, squeeze=4),
         conv_norm(320, 1280, 1, nn.SiLU), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.2),
         nn.Linear(1280, 1000),
     )  # fmt: skip
 
 
-_vit = partial(architectures.VisionTransformer, 224, 192, 12, patch=16, heads=3, ratio=4)
+_vit = partial(VisionTransformer, 20, 192, 12, size=224, patch=16, heads=3, ratio=4)
 _case = partial(
     Case, "", inputs={"x": (3, 224, 224)}, batches=(1,),
     ranges={"tokens": 8000, "segments": 2, "mask": 2},
@@ -100,11 +98,11 @@ CASES: Sequence[Case] = (
     _case("EfficientNet-B0", efficientnet_b0),
     _case("ResNet-50", resnet50),
     _case("GoogLeNet", googlenet),
-    _case("ConvNeXt-tiny", partial(architectures.convnext, 96, (3, 3, 9, 3))),
+    _case("ConvNeXt-tiny", partial(models.convnext, 96, (3, 3, 9, 3))),
     _case("ViT-tiny", _vit),
-    _case("BERT, 12 layers", partial(architectures.bert, 8000, 128, 256, 12),
+    _case("BERT, 12 layers", partial(Bert, 8000, 256, 12, 128),
           inputs={"tokens": (128,), "segments": (128,), "mask": (128,)}),
-    _case("language model, 12 layers", partial(architectures.causal_lm, 8000, 64, 256, 12),
+    _case("language model, 12 layers", partial(CausalLanguageModel, 8000, 256, 12, 64, "masked"),
           inputs={"tokens": (64,)}),
 )  # fmt: skip
 

@@ -3,40 +3,41 @@
     make bench
     python -m benchmarks.compare_peer --quick
     make native && python -m benchmarks.compare_peer --loop step --loop native
-    python -m benchmarks.compare_peer --workload cnn --optimizer sgd --threads 1 --json bench.json
+    python -m benchmarks.compare_peer --workload cnn --optimizer sgd --threads 1
 
 docs/benchmarks.md says how it is measured. Beside the median ratio stands that of the fastest steps
-of all rounds, which other work on the machine disturbs least.
+of all rounds, which other work on the machine disturbs least. ``--quick`` makes a round of 10 steps
+of AdamW on one thread. A loop is ``step_on`` with the step model (``step``, the default), module,
+optimizer.step and lazy_reset_grad as the rival's (``train``), or ``step_on`` of a package that was
+built with ``--native`` and the library of ``make native`` (``native``).
 """
-
-from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
+import operator
 import os
-import platform
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import onnx
 import onnxruntime
 
-from benchmarks import apart, worker
-from benchmarks.workloads import GEOMETRIC_MEAN_GOAL, OPTIMIZERS, PEER, PYTORCH, WORKLOADS, Workload
-from odtpack.build import build_package
+from benchmarks import apart, worker, workloads
+from benchmarks.workloads import OPTIMIZERS, PEER, WORKLOADS, Workload, build_native
 from odtpack_runtime.session.native import VARIABLE
 from odtpack_simulator.measure.host import processor_name
-from scripts.markdown import head, row, spread
+from scripts.harness import options, scratch, spread, table
 from tests import packaging_tools
 from tests.native_library import library
 from tests.peer import client
 
 Sample = dict[str, float]
 """What one process measured: the median and the fastest step, and the peak of its memory."""
+TITLES = ("workload", "optimizer", "threads", "loop", "floor ms:", "step ms:", "time ratio:",
+          "fastest:", "peak MB:", "memory ratio:")  # fmt: skip
 
 
 def sample(answer: dict[str, Any]) -> Sample:
@@ -52,7 +53,7 @@ def sample(answer: dict[str, Any]) -> Sample:
 class Row:
     """One line of the table."""
 
-    workload: Workload
+    workload: str
     optimizer: str
     threads: int
     loop: str
@@ -64,36 +65,25 @@ class Row:
         """Ours over the rival's in each round."""
         return [a[field] / b[field] for a, b in zip(self.ours, self.rival, strict=True)]
 
+    def both(self, field: str, of: Callable[[list[float]], float]) -> list[float]:
+        """A figure of all our rounds, and of the rival's."""
+        return [of([each[field] for each in side]) for side in (self.ours, self.rival)]
+
     @property
     def fastest_ratio(self) -> float:
         """Our fastest step over the rival's."""
-        ours, rival = (min(each["fastest_ms"] for each in s) for s in (self.ours, self.rival))
-        return ours / rival
+        return operator.truediv(*self.both("fastest_ms", min))
 
-    def cells(self) -> tuple[str, ...]:
-        """The row for people."""
-        steps, peaks = (
-            [statistics.median(each[field] for each in s) for s in (self.ours, self.rival)]
-            for field in ("step_ms", "peak_bytes")
-        )
+    def cells(self) -> tuple[object, ...]:
+        steps = self.both("step_ms", statistics.median)
+        peaks = self.both("peak_bytes", statistics.median)
         return (
-            self.workload.name + ("" if self.workload.rival == PEER else " *"), self.optimizer,
-            str(self.threads), self.loop, f"{self.floor_ms:.2f}",
+            self.workload + ("" if WORKLOADS[self.workload].rival == PEER else " *"),
+            self.optimizer, self.threads, self.loop, f"{self.floor_ms:.2f}",
             " / ".join(f"{each:.2f}" for each in steps), spread(self.ratios("step_ms")),
             f"{self.fastest_ratio:.2f}", " / ".join(f"{each / 2**20:.0f}" for each in peaks),
             spread(self.ratios("peak_bytes")),
         )  # fmt: skip
-
-    def to_json(self) -> dict[str, Any]:
-        """The row as it stands, with the ratios."""
-        return dataclasses.asdict(dataclasses.replace(self, workload=self.workload.name)) | {
-            "time_ratio": self.ratios("step_ms"), "fastest_ratio": self.fastest_ratio,
-            "memory_ratio": self.ratios("peak_bytes"),
-        }  # fmt: skip
-
-
-TITLES = ("workload", "optimizer", "threads", "loop", "floor ms:", "step ms:", "time ratio:",
-          "fastest:", "peak MB:", "memory ratio:")  # fmt: skip
 
 
 def measure(
@@ -109,10 +99,7 @@ def measure(
         ours, native, theirs = (folder / f"{who}-{optimizer}" for who in ("ours", "native", "peer"))
         packaging_tools.generate(proto, ours, packaging_tools.OPTIMIZERS[optimizer])
         if "native" in given.loop:
-            build_package(
-                model, native, loss="cross_entropy", optimizer=optimizer, native=True,
-                train=tuple(packaging_tools.trainable_names(proto)),
-            )  # fmt: skip
+            build_native(model, native, optimizer)
         if workload.rival == PEER:
             frozen = packaging_tools.statistic_names(proto)
             client.generate(model=model, folder=theirs, frozen=frozen, optimizer=optimizer)
@@ -142,15 +129,15 @@ def measure(
                     f"{given.rounds}: {own}, rival {rivals[-1]['step_ms']:.2f} ms",
                     file=sys.stderr, flush=True,
                 )  # fmt: skip
+            floor = statistics.median(floors)
             for loop, mine in loops.items():
-                floor = statistics.median(floors)
-                yield Row(workload, optimizer, threads, loop, mine, rivals, floor)
+                yield Row(workload.name, optimizer, threads, loop, mine, rivals, floor)
 
 
 def goals(rows: Sequence[Row]) -> Iterator[tuple[str, float, float]]:
     """Each time goal, of AdamW: its name, the goal and what was measured."""
     judged = [
-        (each.workload, each.threads, statistics.median(each.ratios("step_ms")))
+        (WORKLOADS[each.workload], each.threads, statistics.median(each.ratios("step_ms")))
         for each in rows
         if (each.optimizer, each.loop) == ("adamw", "step")
     ]
@@ -160,66 +147,37 @@ def goals(rows: Sequence[Row]) -> Iterator[tuple[str, float, float]]:
         ratios = {work.name: ratio for work, threads, ratio in judged if threads == count}
         if everything <= ratios.keys():
             mean = statistics.geometric_mean(ratios[name] for name in everything)
-            yield f"geometric mean, threads: {count}", GEOMETRIC_MEAN_GOAL, mean
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.compare_peer")
-    parser.add_argument("--workload", action="append", choices=list(WORKLOADS), help="repeatable")
-    parser.add_argument("--optimizer", action="append", choices=OPTIMIZERS, help="repeatable")
-    parser.add_argument("--threads", action="append", type=int, help="repeatable (1 and 2)")
-    parser.add_argument(
-        "--loop", action="append", choices=("step", "train", "native"),
-        help="repeatable; step_on with the step model (step), module, optimizer.step and "
-        "lazy_reset_grad as the rival's (train), or step_on of a package that was built with "
-        "--native and the library of `make native` (native)",
-    )  # fmt: skip
-    parser.add_argument("--rounds", type=int, default=3, help="fresh processes for each (3)")
-    parser.add_argument("--steps", type=int, default=30, help="timed steps per process (30)")
-    parser.add_argument("--warm-up", type=int, default=5, help="steps before them (5)")
-    parser.add_argument("--quick", action="store_true", help="a round of 10 steps, AdamW, 1 thread")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="also write every figure here")
-    given = parser.parse_args()
-    if given.rounds < 1 or given.steps < 1 or given.warm_up < 0:
-        parser.error("--rounds and --steps must be at least 1, --warm-up at least 0")
-    if given.quick:
-        given.rounds, given.steps, given.warm_up = 1, 10, 3
-    given.threads = given.threads or ([1] if given.quick else [1, 2])
-    given.optimizer = given.optimizer or (["adamw"] if given.quick else OPTIMIZERS)
-    given.loop = given.loop or ["step"]
-    return given
+            yield f"geometric mean, threads: {count}", workloads.GEOMETRIC_MEAN_GOAL, mean
 
 
 def main() -> int:
-    """Measure what the command line asks for; print the table."""
-    given = _arguments()
-    reason = client.peer_available()
-    if reason is not None:
+    given = options(
+        __doc__, workload=[*WORKLOADS], optimizer=[*OPTIMIZERS], threads=[1, 2], rounds=3, steps=30,
+        warm_up=5, loop=[str], quick=False,
+    )  # fmt: skip
+    given.loop = given.loop or ["step"]
+    if given.quick:
+        given.rounds, given.steps, given.warm_up = 1, 10, 3
+        given.threads, given.optimizer = [1], ["adamw"]
+    if (reason := client.peer_available()) is not None:
         print(f"compare_peer: {reason}", file=sys.stderr)
         return 2
     if "native" in given.loop:
         os.environ[VARIABLE] = str(library())
     rows: list[Row] = []
-    for name in given.workload or WORKLOADS:
-        with apart.scratch() as folder:
+    for name in given.workload:
+        with scratch() as folder:
             rows += measure(WORKLOADS[name], given.optimizer, given, folder)
     print(f"{processor_name()}, load {os.getloadavg()[0]:.0f}")
-    print(f"odtpack on ONNX Runtime {onnxruntime.__version__} against {PEER} (* against {PYTORCH}),"
-          f" median of {given.steps} steps in {given.rounds} rounds; time and memory: ours / "
-          "rival's, then the ratio (lowest-highest over the rounds)\n")  # fmt: skip
-    print("\n".join([head(*TITLES), *(row(*each.cells()) for each in rows)]))
-    if found := [*goals(rows)]:
-        print("\n" + head("goal for the time ratio, AdamW", "at most:", "measured:", ""))
-        for name, limit, ratio in found:
-            met = "met" if ratio <= limit else "missed"
-            print(row(name, f"{limit:.2f}", f"{ratio:.2f}", met))
-    if given.json:
-        content = {
-            "onnxruntime": onnxruntime.__version__, "peer": PEER, "machine": platform.platform(),
-            "rounds": given.rounds, "steps": given.steps,
-            "rows": [each.to_json() for each in rows],
-        }  # fmt: skip
-        given.json.write_text(json.dumps(content, indent=1))
+    print(f"odtpack on ONNX Runtime {onnxruntime.__version__} against {PEER} (* against "
+          f"{workloads.PYTORCH}), median of {given.steps} steps in {given.rounds} rounds; time and "
+          "memory: ours / rival's, then the ratio (lowest-highest over the rounds)\n")  # fmt: skip
+    print(table(TITLES, (each.cells() for each in rows)))
+    judged = [(name, f"{limit:.2f}", f"{ratio:.2f}", "met" if ratio <= limit else "missed")
+              for name, limit, ratio in goals(rows)]  # fmt: skip
+    if judged:
+        titles = ("goal for the time ratio, AdamW", "at most:", "measured:", "")
+        print(f"\n{table(titles, judged)}")
     return 0
 
 

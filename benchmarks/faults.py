@@ -7,34 +7,27 @@ Every action of a user or an app is repeated, and each time another of its calls
 must be the state before, the state after, or a save in between, and the next run come to its end.
 """
 
-from __future__ import annotations
-
-import argparse
 import sys
 import time
 from collections import Counter
 
-from benchmarks.apart import scratch
-from scripts.markdown import head, row, table
+from scripts.harness import head, options, row, scratch, table
 from tests.faults.actions import ACTIONS
 from tests.faults.inject import FAULTS, compile_library, run_faults
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--every", type=int, default=1)
-    parser.add_argument("--action", action="append", choices=ACTIONS)
-    arguments = parser.parse_args()
+    given = options(__doc__, every=1, action=[*ACTIONS])
     start = time.perf_counter()
     totals: Counter[str] = Counter()
     wrong: list[str] = []
     print(head("action", "calls:", "faults:", "refused:", "killed:", "lost:"))
     with scratch() as place:
         library = compile_library(place)
-        for index, action in enumerate(arguments.action or ACTIONS):
+        for index, action in enumerate(given.action):
             folder = place / str(index)
             folder.mkdir()
-            made = [*run_faults(library, action, folder, arguments.every)]
+            made = [*run_faults(library, action, folder, given.every)]
             lost = [each for each in made if each["wrong"]]
             wrong += [f"{action}: {e['fault']} at {e['at']}: {e['wrong']}" for e in lost]
             calls = max((each["calls"] for each in made), default=0)

@@ -6,15 +6,11 @@ Flower plays them in .venv-federated (make federated); the clients' package and 
 its tests.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.apart import scratch
-from scripts.markdown import head, row
-from scripts.options import options
+from scripts.harness import head, options, row, scratch
 from tests.federated.play import installed, play
 
 FLEET = """\

@@ -8,8 +8,6 @@ Flower's engine runs in .venv-federated (make federated). Devices are ideal: it 
 ``--a-day`` so many clients take part per simulated day.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import resource
@@ -19,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import apart
-from scripts.markdown import head, row
-from scripts.options import options
+from scripts.harness import head, options, row, scratch
 from tests.federated.play import ENVIRONMENT, ROOT, SETTINGS, installed
 
 FLEET = """\
@@ -41,7 +38,6 @@ evaluate_every = {rounds}
 
 
 def prepare(folder: Path, given: argparse.Namespace) -> None:
-    """Write the data and the fleet."""
     from tests.fleet.fleets import write_digits
 
     write_digits(folder, width=(16, 32))
@@ -107,7 +103,6 @@ def flower(
 
 
 def peak_mb() -> float:
-    """Most memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
 
 
@@ -120,7 +115,7 @@ def main() -> None:
           f"{given.jobs} processes\n")  # fmt: skip
     print(head("", "seconds:", "ms a client:", "accuracy:", "peak:", "took part:", "days:"))
     paths = os.pathsep.join(map(str, (ROOT / "packager", ROOT / "runtime", ROOT)))
-    with apart.scratch() as folder:
+    with scratch() as folder:
         prepare(folder, given)
         for engine in (odtpack, flower):
             if given.only not in ("", engine.__name__):

@@ -1,29 +1,27 @@
 """Training on a GPU beside the processor: the same gradients, and the time of a step.
 
     python -m benchmarks.gpu build FOLDER [--small]     builds the packages; needs odtpack
-    python -m benchmarks.gpu run FOLDER --out gpu.json  needs numpy, onnxruntime and its plug-in
+    python -m benchmarks.gpu run FOLDER                 needs numpy, onnxruntime and its plug-in
     python -m benchmarks.gpu copies FOLDER --software   writes the table of docs/guides/gpu.md
 
 First gradients are held against the processor's and those in float64, then five steps of AdamW and
 of SGD, and a batch with a NaN must change nothing: where one fails, the exit code is 1. A time is
 the median of all steps, in turns; PyTorch's takes torch with CUDA, and onnx. `--small` builds
-shapes for an adapter in software.
+shapes for an adapter in software, and `--software` runs on Chromium's Vulkan driver.
 """
-
-from __future__ import annotations
 
 import argparse
 import contextlib
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +32,7 @@ from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer, Pa
 from odtpack_runtime import default_session_options as session_options
 from odtpack_runtime.session.device import Device
 from odtpack_runtime.training.loop import loss_of
-from scripts.markdown import DOCS, filled, table
+from scripts.harness import DOCS, filled, in_turns, options, scratch, table
 
 BAR = 1e-5
 """Of each gradient's largest element, or twice what the processor is off from float64."""
@@ -78,15 +76,14 @@ def networks(small: bool) -> dict[str, tuple[Callable[..., Any], dict[str, Any],
 def build(
     folder: Path, small: bool, names: Sequence[str], targets: Sequence[str] = TARGETS
 ) -> None:
-    """Build the packages, with a batch beside each."""
     from odtpack.build import build_package
 
     for name, (make, arguments, sizes) in networks(small).items():
         if names and name not in names:
             continue
-        with tempfile.TemporaryDirectory() as scratch:
-            place = {"folder": Path(scratch)} if name == "decoder" else {}
-            model = make(**arguments, **place)
+        with scratch() as place:
+            where = {"folder": place} if name == "decoder" else {}
+            model = make(**arguments, **where)
             settings = LORA if name == "decoder" else {"loss": "cross_entropy"}
             for target in targets:
                 runtime, _, optimizer = target.partition("-")
@@ -150,6 +147,7 @@ class Subject:
             step_model_uri=package.step_model if step_model else None,
         )  # fmt: skip
         self.optimizer = Optimizer(package.optimizer_model, self.module)
+        self.step = self.optimizer.step_on
 
     def gradients(self, batch: Batch) -> tuple[float, dict[str, np.ndarray]]:
         """Loss and gradients of a batch."""
@@ -158,10 +156,6 @@ class Subject:
         found = {name: each.grad.copy() for name, each in trained}
         self.module.lazy_reset_grad()
         return loss_of(loss), found
-
-    def step(self, batch: Batch) -> np.ndarray:
-        """Make a step on a batch."""
-        return self.optimizer.step_on(*batch)
 
     def trained(self) -> np.ndarray:
         """A copy of the trained parameters."""
@@ -187,9 +181,8 @@ def steps(folder: Path, device: str, batch: Batch, gradients: Mapping[str, np.nd
     here, there = (Subject(folder, each) for each in ("cpu", device))
     # Training-mode batch normalization amplifies any difference from step to step.
     normed = any(parameter.role == "state" for parameter in here.package.manifest.parameters)
-    losses = [
-        [loss_of(each.step(batch)) for each in (here, there)] for _ in range(1 if normed else STEPS)
-    ]
+    count = 1 if normed else STEPS
+    losses = [[loss_of(each.step(*batch)) for each in (here, there)] for _ in range(count)]
     worst = max(abs(found / right - 1) for right, found in losses)
     for name, gradient in gradients.items():
         right, found = (each.state.parameters[name].data for each in (here, there))
@@ -242,7 +235,7 @@ def check(folder: Path, device: str, batch: Batch, *, thorough: bool = True) -> 
     for step_model in (False, True) if thorough and floats else ():
         subject = Subject(folder, device, step_model=step_model)
         before = subject.trained()
-        moved, after = ((subject.step(each), subject.trained())[1] for each in (batch, bad))
+        moved, after = ((subject.step(*each), subject.trained())[1] for each in (batch, bad))
         # A step model keeps what has a bad gradient, and updates the rest.
         undone &= not np.array_equal(before, moved) and bool(np.isfinite(after).all())
         undone &= step_model or np.array_equal(moved, after)
@@ -269,31 +262,31 @@ def card() -> list[str]:
     return found
 
 
-def in_torch(name: str) -> Callable[[Batch], float]:
+def in_torch(name: str) -> Callable[..., float]:
     """A step of the same network in PyTorch on CUDA, in float32 without TF32: its time alone."""
     import torch
 
-    from benchmarks.fidelity.architectures import VisionTransformer
     from benchmarks.worker import torch_step
+    from tests.exported.vision import VisionTransformer
     from tests.torch_twins import twin
 
     if name == "decoder" or not torch.cuda.is_available():
         raise ImportError("it is not written in PyTorch, or that has no CUDA here")
     if name == "vit":
-        model = VisionTransformer(96, 192, 12, patch=16, heads=3, ratio=4)
+        model = VisionTransformer(20, 192, 12, size=96, patch=16, heads=3, ratio=4)
     else:
         make, arguments, _ = networks(small=False)[name]
         model = twin(make(**arguments))
     step = torch_step(model.cuda().train(), "adamw")
-    return lambda batch: step(*(torch.from_numpy(each).cuda() for each in batch))
+    return lambda *batch: step(*(torch.from_numpy(each).cuda() for each in batch))
 
 
-def turn(step: Callable[[Batch], object], batch: Batch, seconds: float) -> list[float]:
+def turn(step: Callable[..., object], batch: Batch, seconds: float) -> list[float]:
     """The milliseconds of each step of some time, of one at least."""
     times, end = [], time.perf_counter() + seconds
     while not times or time.perf_counter() < end:
         start = time.perf_counter()
-        step(batch)
+        step(*batch)
         times.append(1000 * (time.perf_counter() - start))
     return times
 
@@ -310,12 +303,12 @@ def timed(
         **{each: (forms if "webgpu" in each else plain, each, 1) for each in devices},
         "PyTorch CUDA": None,
     }
-    steps: dict[str, Callable[[Batch], object]] = {}
+    steps: dict[str, Callable[..., object]] = {}
     with contextlib.ExitStack() as opened:
         for name, where in subjects.items():
             try:
                 if where is None:
-                    step: Callable[[Batch], object] = in_torch(folder.name)
+                    step: Callable[..., object] = in_torch(folder.name)
                 else:
                     subject = Subject(*where)
                     opened.callback(subject.module.close)
@@ -327,11 +320,9 @@ def timed(
                 pass  # PyTorch is not there
             except (OdtpackError, MemoryError) as error:
                 print(f"{folder.name} {len(batch[0])} {name}: {error}", flush=True)
-        times: dict[str, list[float]] = {name: [] for name in steps}
-        for _ in range(given.rounds):
-            for name, step in steps.items():
-                times[name] += turn(step, batch, given.seconds)
-    return {name: statistics.median(each) for name, each in times.items()}
+        ways = {name: partial(turn, step, batch, given.seconds) for name, step in steps.items()}
+        times = in_turns(given.rounds, ways)
+    return {name: statistics.median(chain(*each)) for name, each in times.items()}
 
 
 COPIES = ("MemcpyToHost", "MemcpyFromHost")
@@ -351,7 +342,6 @@ def copies(folder: Path) -> int:
 
 
 def write_table(name: str, text: str) -> None:
-    """Put a table in its place in the guide."""
     GUIDE.write_text(filled(GUIDE, {name: text}), "utf-8")
     print(text)
 
@@ -360,9 +350,9 @@ def _copies(package: Package) -> list[int]:
     """Copies to the processor and from it, and the nodes there."""
     import onnx
 
-    with tempfile.TemporaryDirectory() as scratch:
+    with scratch() as place:
         options = session_options(package.training_model, 1)
-        options.optimized_model_filepath = str(Path(scratch) / "model.onnx")
+        options.optimized_model_filepath = str(place / "model.onnx")
         options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
         session = Device("webgpu").session(str(package.training_model), options)
         model = onnx.load(options.optimized_model_filepath, load_external_data=False)
@@ -373,9 +363,8 @@ def _copies(package: Package) -> list[int]:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Check and time; print a table."""
     onnxruntime.set_default_logger_severity(3)
-    devices, rows = list(given.devices), []
+    devices, passed = list(given.devices), True
     for folder in sorted(path for path in given.folder.iterdir() if path.is_dir()):
         if given.networks and folder.name not in given.networks:
             continue
@@ -387,38 +376,24 @@ def run(given: argparse.Namespace) -> int:
                 result = {"error": str(error), "passed": error.code == "unsupported-device"}
                 if result["passed"]:
                     devices.remove(device)
-            rows.append({"network": folder.name, "device": device, "check": result})
+            passed &= result["passed"]
             print(f"{folder.name} {device}: {json.dumps(result)}", flush=True)
         sizes = json.loads((folder / "sizes.json").read_text())
         for size in sizes["batches"] if not given.check_only else ():
             batch = batch_of(Package.open(folder / "onnxruntime"), size, sizes["other"])
             times = timed(folder, devices, batch, given)
-            rows.append({"network": folder.name, "batch": size, "ms": times})
             shown = "; ".join(f"{name} {value:.2f} ms" for name, value in times.items())
             print(f"{folder.name}, batch {size}: {shown}", flush=True)
-    found = {
-        "cards": card(), "onnxruntime": onnxruntime.__version__, "machine": platform.processor(),
-        "cores": os.cpu_count() or 1, "rows": rows,
-    }  # fmt: skip
-    print("".join(f"{line}\n" for line in found["cards"]), end="")
-    if given.out is not None:
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
-    return int(not all(each["check"]["passed"] for each in rows if "check" in each))
+    print(*card(), sep="\n")
+    return int(not passed)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("task", choices=["build", "run", "copies"])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--networks", type=lambda text: text.split(","), default=())
-    parser.add_argument("--devices", type=lambda text: text.split(","), default=("webgpu", "cuda"))
-    parser.add_argument("--check-only", action="store_true")
-    parser.add_argument("--software", action="store_true", help="on Chromium's Vulkan driver")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=0.5)
-    parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
+    given = options(
+        __doc__, "task", "folder", task=("build", "run", "copies"), folder=Path, small=False,
+        networks=[str], devices=["webgpu", "cuda"], check_only=False, software=False, rounds=5,
+        seconds=0.5,
+    )  # fmt: skip
     if given.task == "build":
         build(given.folder, given.small, given.networks)
         return 0

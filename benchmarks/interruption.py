@@ -3,8 +3,6 @@
 python -m benchmarks.interruption --kills 200
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import sys
@@ -17,7 +15,6 @@ import numpy as np
 import onnx
 import onnx.parser
 
-from benchmarks.apart import scratch
 from benchmarks.memory_prediction import job_of
 from odtpack.build import build_package
 from odtpack.optimizers import SGD, AdamW, Optimizer
@@ -25,8 +22,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import ScheduleSpec
 from odtpack_simulator.replay.interruption import interrupt
 from odtpack_simulator.replay.job import Job
-from scripts.markdown import head, row
-from scripts.options import options
+from scripts.harness import head, options, row, scratch
 from tests import zoo
 from tests.packaging_tools import statistic_names
 

@@ -8,8 +8,6 @@ second process keeps the save before; half of the trainings have their elements 
 training begins anew after half of its steps. ``--kills`` are those over all packages together.
 """
 
-from __future__ import annotations
-
 import hashlib
 import multiprocessing
 import random
@@ -22,12 +20,10 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.apart import scratch
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.package.package import Package
-from scripts.markdown import head, row
-from scripts.options import options
+from scripts.harness import head, options, row, scratch
 from tests.kits.cases import CASES
 from tests.kits.kills import PACKAGES
 from tests.kits.vectors import Folder, Run, build
@@ -49,7 +45,6 @@ def _train(name: str, folder: Path, steps: int, saved: Callable[[Run], None]) ->
 def _state(state: CheckpointState) -> str:
     """A digest of everything that a state holds."""
     data = state.snapshot(include_optimizer_state=True)
-    assert data.optimizer is not None
     seen = hashlib.sha256(f"{data.optimizer.step} {data.optimizer.learning_rate}".encode())
     for arrays in (data.trainable, data.frozen):
         for key, array in sorted(arrays.items()):
@@ -117,7 +112,6 @@ def main() -> int:
                 done = _forked(_saving, name, folder, given.steps, keep, delay=delay)
                 torn += any(folder.glob(".trained.*.tmp"))
                 left = CheckpointState.load_checkpoint(folder / "trained")
-                assert left.optimizer is not None
                 step = left.optimizer.step
                 whole = left.recovered is None and _state(left) == states[step - 1]
                 lost += step < done[-1] or not whole

@@ -7,8 +7,6 @@ docs/kits.md says how. Writes ``build/kits/record.json``, with what the tests sa
 asked for keep what is there. With ``--rounds 0`` only sizes are taken.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import gzip
@@ -20,21 +18,20 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import onnxruntime
 
 from benchmarks import gpu
-from benchmarks.apart import scratch
 from odtpack.build import build_package
 from odtpack_runtime import Package
-from scripts.options import options
+from scripts.harness import ROOT, in_turns, options, scratch
 from tests import zoo
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit, web
 from tests.kits.ran import PLATFORMS, RAN, Ran
 
-ROOT = Path(__file__).parents[1]
 NETWORKS: dict[str, tuple[Any, int, int]] = {
     "mlp": (lambda: zoo.mlp((784, 256, 10)), 32, 3000),
     "cnn": (lambda: zoo.cnn(size=28, width=(16, 32), classes=10), 32, 1000),
@@ -171,13 +168,10 @@ def _compared(kit: Kit, network: str, rounds: int) -> dict[str, float]:
         ways = {"python": kit.python, "own": kit.train}
         if kit.version() != onnxruntime.__version__:
             ways["installed"] = _installed
-        times: dict[str, list[float]] = {way: [] for way in ways}
-        for way, train in rounds * [*ways.items()]:
-            answer = train(task)
-            if way == "python" and answer["onnxruntime"] != kit.version():
-                raise RuntimeError(f"Python has ONNX Runtime {answer['onnxruntime']}")
-            each = answer["times"]
-            times[way].append(statistics.fmean(each[len(each) // 2 :]))  # steps that are warm
+        answers = in_turns(rounds, {way: partial(train, task) for way, train in ways.items()})
+    if {each["onnxruntime"] for each in answers["python"]} != {kit.version()}:
+        raise RuntimeError(f"Python has ONNX Runtime {answers['python'][0]['onnxruntime']}")
+    times = {way: [*map(_warm, found)] for way, found in answers.items()}
     found = {
         "ms": round(statistics.median(times["own"]), 4),
         "python_ms": round(statistics.median(times["python"]), 4),
@@ -187,6 +181,12 @@ def _compared(kit: Kit, network: str, rounds: int) -> dict[str, float]:
             ratios = map(operator.truediv, times["own"], times[way])
             found[name] = round(statistics.median(ratios), 3)
     return found
+
+
+def _warm(answer: dict[str, Any]) -> float:
+    """The mean of the steps of a training that are warm."""
+    times = answer["times"]
+    return statistics.fmean(times[len(times) // 2 :])
 
 
 def main() -> None:

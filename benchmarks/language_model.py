@@ -6,11 +6,11 @@
     python -m benchmarks.language_model --kit cpp [--native]    as that kit trains it
 
 Each figure comes from a process of its own, and is all that it has, Python included. What they are,
-and which options record them, says docs/decoders.md. ``--held`` takes Linux and root. With
-``--generate`` times are not kept.
+and which options record them, says docs/decoders.md. ``--rounds`` takes steps and forward passes in
+turns. ``--held`` trains in a control group, too, which takes Linux and root. ``--native`` takes in
+Python the kernels of ODTPACK_NATIVE or of the wheel, ``--keep-products N`` keeps products in N
+segments. ``--generate`` and ``--record`` are for the C++ kit; with the first, times are not kept.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -18,6 +18,7 @@ import os
 import shutil
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,42 +28,38 @@ from typing import Any
 import numpy as np
 
 from benchmarks import apart
-from benchmarks.apart import Memory, scratch
-from benchmarks.decoder import page
-from benchmarks.decoder.genai import DECODERS, GenaiWriter
-from benchmarks.decoder.model import write_model
+from benchmarks.apart import Memory
+from benchmarks.decoder.model import DECODERS, GenaiWriter, write_model
 from odtpack_simulator.measure.host import processor_name
-from scripts.markdown import head, keep, row
+from scripts.harness import ROOT, head, keep, options, row, scratch
 
-FOLDER = apart.ROOT / "build" / "decoder"
+FOLDER = ROOT / "build" / "decoder"
+RECORD = ROOT / "benchmarks" / "decoder" / "record.json"
+SHOWN = ("anonymous", "resident", "held", "generation", "from a file", "packing", "in place")
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 RANK, ALPHA, WORDS = 8, 16.0, 1024
 SPARE = 32  # MB that a control group has beside a step's anonymous memory
 PROMPT, FOLLOWING = 32, 2  # tokens
+_STYLE = """
+svg { font: 14px system-ui, "DejaVu Sans", sans-serif; fill: #1c2430; background: #fff; }
+.title { font-size: 17px; font-weight: 600; } .tick, .name { fill: #5b6675; font-size: 13px; }
+.grid { stroke: #e4e8ee; } .baseline { stroke: #97a1af; }
+.area { fill: #dbe7fb; } .series { fill: none; stroke: #2f6fdf; stroke-width: 2; }
+.resident { fill: none; stroke: #8a94a3; stroke-width: 1.5; }
+.limit { stroke: #1c2430; stroke-width: 1.5; stroke-dasharray: 4 4; }
+"""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--shape", choices=DECODERS, default="Qwen2.5-0.5B")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[128, 256, 512, 1024])
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=1, help="steps and forward passes in turns")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--held", action="store_true", help="in a control group, too")
-    parser.add_argument("--kit", choices=("python", "cpp", "swift"), default="python")
-    parser.add_argument("--generate", action="store_true", help="in the C++ kit, after the steps")
-    parser.add_argument("--native", action="store_true", help="with native kernels; Python takes "
-                        "those of ODTPACK_NATIVE or of the wheel")  # fmt: skip
-    parser.add_argument("--keep-products", type=int, default=0, metavar="N", help="in N segments")
-    parser.add_argument("--record", action="store_true", help="keep what the C++ kit takes")
-    parser.add_argument("--timeline", type=Path, help="draw the memory of a length there, as SVG")
-    given = parser.parse_args()
-    if given.timeline and len(given.tokens) != 1:
-        parser.error("--timeline shows one length: give one with --tokens")
-    if given.kit != "python" and given.timeline:
-        parser.error("--timeline is for Python")
+    given = options(
+        __doc__, shape=("Qwen2.5-0.5B", *DECODERS), tokens=[128, 256, 512, 1024], steps=3, rounds=1,
+        threads=os.cpu_count(), held=False, kit=("python", "cpp", "swift"), generate=False,
+        native=False, keep_products=0, record=False, timeline=Path,
+    )  # fmt: skip
+    if given.timeline and (given.kit != "python" or len(given.tokens) != 1):
+        sys.exit("--timeline shows one length, which Python trains: give one with --tokens")
     if given.kit != "cpp" and (given.generate or given.record):
-        parser.error("--generate and --record are for the C++ kit")
+        sys.exit("--generate and --record are for the C++ kit")
     write_model(DECODERS[given.shape], FOLDER / given.shape, writer=GenaiWriter)
     if not (_package(given) / "manifest.json").exists():
         built = _apart("build", given)
@@ -72,7 +69,7 @@ def main() -> None:
         )  # fmt: skip
     key = "core_seconds" if given.threads == 1 else "seconds"
     train = _apart if given.kit == "python" else _in_kit
-    print(head("tokens", *page.SHOWN, "step", "forward pass", "ratio"))
+    print(head("tokens", *SHOWN, "step", "forward pass", "ratio"))
     for tokens in given.tokens:
         steps, forwards, rates = [], [], []
         for _ in range(given.rounds):
@@ -80,23 +77,21 @@ def main() -> None:
             forwards += [] if given.generate else [_apart("forward", given, tokens)]
             rates += [] if given.generate else [_apart("speed", given)["gflops"]]
         step = steps[0]
-        figures = {key: step[key] for key in page.SHOWN if key in step}
+        figures = {key: step[key] for key in SHOWN if key in step}
         if given.held:
             with _group(step["anonymous"] + SPARE) as group:
                 figures["held"] = train("step", given, tokens, group)["resident"]
-        shown = [f"{figures[key]:.0f} MB" if key in figures else "" for key in page.SHOWN]
+        shown = [f"{figures[key]:.0f} MB" if key in figures else "" for key in SHOWN]
         taken = [statistics.median(e[key] for e in each) if each else None
                  for each in (steps, forwards)]  # fmt: skip
         if given.record:
             way, place = _way(given), (given.shape, str(tokens))
             kept = {way: figures["anonymous"]} if way != "plain" else figures
-            keep(page.RECORD, {name: round(megabytes) for name, megabytes in kept.items()}, *place)
+            keep(RECORD, {name: round(megabytes) for name, megabytes in kept.items()}, *place)
             if forwards:
-                pair = dict(
-                    zip(("step", "forward"), (round(each, 2) for each in taken), strict=True)
-                )
-                rate = {"gflops": round(max(rates))}
-                keep(page.RECORD, {processor(): pair | rate}, *place, "times", way)
+                times = {"step": round(taken[0], 2), "forward": round(taken[1], 2)}
+                times["gflops"] = round(max(rates))
+                keep(RECORD, {processor(): times}, *place, "times", way)
         times = [f"{each:.2f} s" if each else "" for each in taken]
         times.append(f"{taken[0] / taken[1]:.2f}" if taken[0] and taken[1] else "")
         print(row(tokens, *shown, *times), flush=True)
@@ -104,17 +99,59 @@ def main() -> None:
             _draw(given, tokens, step)
 
 
-def _draw(given: argparse.Namespace, tokens: int, step: dict[str, Any]) -> None:
-    from benchmarks.decoder import timeline  # what it imports would count as the step's memory
+def published() -> list[dict[str, Any]]:
+    """Peaks that others published for one of the shapes, each with its device and source."""
+    return json.loads(RECORD.with_name("published.json").read_text())
 
-    published = [
-        (each["system"], each["mb"])
-        for each in page.published()
+
+def _draw(given: argparse.Namespace, tokens: int, step: dict[str, Any]) -> None:
+    """Draw memory that stays, all that is resident, and a line for what each other system has."""
+    from markupsafe import Markup
+
+    from odtpack_simulator.reports import svg  # what it imports would count as the step's memory
+
+    others = [
+        (f"{each['system']} {each['mb']:,.0f} MB", each["mb"])
+        for each in published()
         if (each["shape"], each["tokens"]) == (given.shape, tokens)
     ]
-    title = f"{len(step['losses']) - 1} steps of the {given.shape} decoder, {tokens} tokens"
+    seconds, anonymous, resident = zip(*step["samples"], strict=True)
+    end, highest = seconds[-1] or 1.0, max(*resident, *(mb for _, mb in others))
+    axis = svg.linear_axis(1.08 * highest)
+    beside, paths = [*others], []
+    for name, values in (("anonymous", anonymous), ("resident", resident)):
+        beside.append((name, statistics.median(values)))
+        pairs = zip(seconds, values, strict=True)
+        paths.append([(at / end, axis.position(mb)) for at, mb in pairs])
+    layers = [
+        svg.horizontal_grid(axis, lambda tick: f"{tick:g}"),
+        svg.x_ticks(svg.linear_axis(end), lambda tick: f"{tick:g}", most=end),
+        svg.stretched(
+            svg.path(paths[0], "area", closed=True), svg.path(paths[0], "series"),
+            svg.path(paths[1], "resident"),
+        ),
+        *(svg.horizontal(axis.position(mb), "limit") for _, mb in others),
+        *(
+            svg.words(name, "100%", svg.percent(1 - axis.position(mb)), "name", "start", dx=8,
+                      dy="0.32em")
+            for name, mb in beside
+        ),
+    ]  # fmt: skip
+    heading = (
+        f"{len(step['losses']) - 1} steps of the {given.shape} decoder, {tokens} tokens: at most "
+        f"{max(anonymous):.0f} MB of anonymous memory"
+    )
+    style = svg.element("style", Markup(_STYLE))  # noqa: S704 - our own
+    drawing = svg.element(
+        "svg", style, svg.element("title", heading),
+        svg.element("text", heading, x=64, y=26, class_="title"),
+        svg.element("text", "MB, the whole process, over seconds", x=64, y=48, class_="name"),
+        svg.element("svg", *layers, x=64, y=64, width=686, height=300, overflow="visible"),
+        xmlns="http://www.w3.org/2000/svg", view_box="0 0 900 420", width=900, height=420,
+        role="img",
+    )  # fmt: skip
     given.timeline.parent.mkdir(parents=True, exist_ok=True)
-    given.timeline.write_text(timeline.draw(step["samples"], title, published), "utf-8")
+    given.timeline.write_text(drawing, "utf-8")
     losses = ", ".join(f"{loss:.3f}" for loss in step["losses"][1:])
     print(f"losses {losses}; memory in {given.timeline}")
 

@@ -7,8 +7,6 @@ training needs, so that limits really have to be held; judging and every report 
 One device and fifty in turns, the same jobs for both.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Sequence
@@ -16,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.apart import scratch
 from odtpack.build import build_package
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.figures.judge import judge
@@ -24,8 +21,7 @@ from odtpack_simulator.replay.executor import default_jobs, make_executor
 from odtpack_simulator.reports import render_report, report_formats
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.units import Quantity
-from scripts.markdown import head, row
-from scripts.options import options
+from scripts.harness import head, options, row, scratch
 from tests import zoo
 
 DEVICES = 50

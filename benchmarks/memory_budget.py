@@ -3,12 +3,10 @@
     python -m benchmarks.memory_budget [NAME ...] [--rounds 5] [--sparse]
 
 Four training models of each workload run in turns, one thread; docs/memory.md says what is shown.
-With ``--sparse`` biases and the last blocks of MobileNetV2 are trained, and nothing is run.
+With ``--sparse`` biases and the last blocks of MobileNetV2 are trained, nothing is run, and what
+order alone saves is shown.
 """
 
-from __future__ import annotations
-
-import argparse
 import dataclasses
 import statistics
 import time
@@ -25,7 +23,7 @@ from odtpack.memory.spec import MemorySpec
 from odtpack.model.loading import load_model
 from odtpack.package.task import Graphs, Task
 from odtpack.package.training import build_graphs
-from scripts.markdown import head, row
+from scripts.harness import head, in_turns, options, row
 from tests.packaging_tools import batch, trainable_names
 
 _ANY_TIME = 2.0
@@ -42,11 +40,11 @@ def build(
 
 def runner(graphs: Graphs, model: onnx.ModelProto, samples: int) -> Callable[[], float]:
     """What runs a training model for a second; returns the processor's seconds of a run."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.enable_mem_pattern = False
+    settings = onnxruntime.SessionOptions()
+    settings.intra_op_num_threads = settings.inter_op_num_threads = 1
+    settings.enable_mem_pattern = False
     content = ir.to_proto(graphs.training).SerializeToString()
-    session = onnxruntime.InferenceSession(content, options)
+    session = onnxruntime.InferenceSession(content, settings)
     data, labels = batch(model, samples)
     known = {p.name: p.value() for p in graphs.parameters}
     known |= {"lazy_reset_grad": np.ones(1, np.bool_), "labels": labels}  # gradients are replaced
@@ -74,16 +72,15 @@ def measure(workload: Workload, rounds: int) -> list[str]:
     usual = build(model, MemorySpec(batch=workload.batch))
     if usual.memory is None:  # too small to be looked at without a limit
         usual = build(model, MemorySpec(batch=workload.batch, limit=0, slowdown=0.0))
-    assert usual.memory is not None
     kept = usual.memory.before
     held = (MemorySpec(batch=workload.batch, limit=int(kept / part), slowdown=_ANY_TIME)
             for part in (2, 4))  # fmt: skip
     built = [usual, *(build(model, memory) for memory in held)]
-    runners = [runner(graphs, model, workload.batch) for graphs in (plain, *built)]
-    times = [[seconds() for seconds in runners] for _ in range(rounds)]
+    ways = {i: runner(each, model, workload.batch) for i, each in enumerate((plain, *built))}
+    times = in_turns(rounds, ways)
     cells = [f"{kept / 1e6:.1f}"]
     for index, graphs in enumerate(built, 1):
-        ratio = statistics.median(each[index] / each[0] for each in times)
+        ratio = statistics.median(np.divide(times[index], times[0]))
         after = kept if graphs.memory is None else graphs.memory.after
         cells.append(f"{after / 1e6:.1f} ({ratio:.2f})")
     return cells
@@ -105,25 +102,19 @@ def order_alone(workload: Workload) -> list[str]:
         build(model, dataclasses.replace(memory, batch=workload.batch, worth=-1.0), train).memory
         for memory in (MemorySpec(limit=0, slowdown=0.0), MemorySpec())
     )
-    assert ordered is not None
-    assert usual is not None
     found = [ordered.before, ordered.after, usual.after]
     return [f"{nbytes / 1e6:.1f} ({ordered.before / nbytes:.2f})" for nbytes in found]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(WORKLOADS))
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sparse", action="store_true", help="what order alone saves")
-    options = parser.parse_args()
-    names = options.names or (("mobilenet", "mobilenet-bn") if options.sparse else WORKLOADS)
-    if options.sparse:
+    given = options(__doc__, "names", names=[*WORKLOADS], rounds=5, sparse=False)
+    names = [name for name in given.names if not given.sparse or "mobilenet" in name]
+    if given.sparse:
         print(head("network, sparse update", "as differentiated:", "order alone:", "default:"))
     else:
         print(head("network", "all kept:", "default:", "limit of a half:", "limit of a quarter:"))
     for workload in map(WORKLOADS.__getitem__, names):
-        found = order_alone(workload) if options.sparse else measure(workload, options.rounds)
+        found = order_alone(workload) if given.sparse else measure(workload, given.rounds)
         print(row(workload.title, *found), flush=True)
 
 

@@ -6,8 +6,6 @@ For each of the zoo's networks: the prediction before anything ran, the peak mea
 process, and whether trainings under limits around that peak end as the prediction says.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import statistics
@@ -18,15 +16,13 @@ from typing import Any
 import numpy as np
 import onnx
 
-from benchmarks.apart import scratch
 from odtpack.artifacts import OptimType
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.app import memory_fit
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import run_training_child
-from scripts.markdown import head, row
-from scripts.options import options
+from scripts.harness import head, options, row, scratch
 from tests import zoo
 from tests.packaging_tools import batch, generate
 

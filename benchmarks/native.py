@@ -7,37 +7,26 @@ Shown are the shortest step of each, in processor time, the median ratio of two 
 by how much losses differ at most. With others at work the ratios are wide.
 """
 
-from __future__ import annotations
-
-import argparse
 import os
 import statistics
 import time
 
 import numpy as np
-import onnx
 
-from benchmarks.apart import scratch
 from benchmarks.worker import open_training
-from benchmarks.workloads import OPTIMIZERS, WORKLOADS
-from odtpack.build import build_package
+from benchmarks.workloads import OPTIMIZERS, WORKLOADS, build_native
 from odtpack_runtime.session.native import VARIABLE
-from scripts.markdown import head, row
+from scripts.harness import head, options, row, scratch
 from tests.native_library import library
-from tests.packaging_tools import trainable_names
 
 
 def main() -> None:
-    """Measure what the command line asks for; print a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.native")
-    parser.add_argument("workloads", nargs="*", choices=[[], *WORKLOADS])
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
-    parser.add_argument("--steps", type=int, default=20)
-    given = parser.parse_args()
+    names, choices = [*WORKLOADS], ("adamw", *OPTIMIZERS)
+    given = options(__doc__, "workloads", workloads=names, optimizer=choices, steps=20)
     os.environ[VARIABLE] = str(library())
     print(f"load before: {os.getloadavg()[0]:.1f}\n")
     print(head("step, ms of a processor", "bodies:", "kernels:", "median ratio:", "losses:"))
-    for name in given.workloads or WORKLOADS:
+    for name in given.workloads:
         seconds, losses = measure(name, given.optimizer, given.steps)
         off = np.abs(losses[:, 1] / losses[:, 0] - 1).max()
         shortest = (f"{each * 1e3:.2f}" for each in seconds.min(0))
@@ -50,10 +39,7 @@ def measure(name: str, optimizer: str, steps: int) -> tuple[np.ndarray, np.ndarr
     """Seconds of each step without and with the kernels, and the losses, two steps more."""
     with scratch() as folder:
         model, data = WORKLOADS[name].write(folder)
-        build_package(
-            model, folder / "package", loss="cross_entropy", optimizer=optimizer, native=True,
-            train=tuple(trainable_names(onnx.load(model))),
-        )  # fmt: skip
+        build_native(model, folder / "package", optimizer)
         feeds = dict(np.load(data))
         both = [open_training(folder / "package", native=native) for native in (False, True)]
         seconds, losses = np.empty((steps + 2, 2)), np.empty((steps + 2, 2))

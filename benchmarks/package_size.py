@@ -5,17 +5,14 @@
 docs/size.md says what is counted. The sizes are the same on every machine.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import onnx
 
-from benchmarks.apart import scratch
 from benchmarks.workloads import WORKLOADS
 from odtpack.build import build_package
 from odtpack.choices import STORAGES, Storage
-from scripts.markdown import head, row
+from scripts.harness import head, row, scratch
 from tests.peer import client
 
 HEAD = "classifier.*"
@@ -59,7 +56,6 @@ def measure(name: str, storage: Storage | None = None, *, head: bool = False) ->
 
 
 def main() -> None:
-    """Print the table."""
     print(head("Model", "Trained", "Frozen weights", "Package:", "Reference:", "Ratio:", "Nominal:",
                "Ratio:"))  # fmt: skip
     ways = [("all", None), ("classifier", None), *(("classifier", each) for each in STORAGES)]

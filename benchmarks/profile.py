@@ -9,9 +9,6 @@ layer`` is for ours alone: a node belongs to the layer whose parameter it reads 
 makes, any other to that of its first input. An If counts as what its branch holds.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import sys
 from collections import defaultdict
@@ -25,7 +22,7 @@ import onnx
 from benchmarks import apart, worker
 from benchmarks.workloads import OPTIMIZERS, WORKLOADS
 from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX
-from scripts.markdown import head, row
+from scripts.harness import head, options, row, scratch
 from tests import packaging_tools
 from tests.peer import client
 
@@ -34,17 +31,11 @@ Key = Callable[[str, Event], str]
 
 
 def main() -> None:
-    """Profile what the command line asks for; print a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.profile")
-    parser.add_argument("workload", choices=list(WORKLOADS))
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
-    parser.add_argument("--by", choices=("operator", "shape", "layer"), default="operator")
-    parser.add_argument("--rows", type=int, default=24)
-    parser.add_argument("--steps", type=int, default=12)
-    given = parser.parse_args()
+    given = options(__doc__, "workload", workload=(*WORKLOADS,), optimizer=("adamw", *OPTIMIZERS),
+                    by=("operator", "shape", "layer"), rows=24, steps=12)  # fmt: skip
     workload = WORKLOADS[given.workload]
     counts = {"steps": given.steps, "warm_up": 3}
-    with apart.scratch() as folder:
+    with scratch() as folder:
         model, data = workload.write(folder)
         proto, optimizer = onnx.load(model), packaging_tools.OPTIMIZERS[given.optimizer]
         ours: list[list[Event]] = apart.call(

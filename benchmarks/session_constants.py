@@ -7,8 +7,6 @@ every network is trained in a child process, and planned with these figures and 
 process: what is left is so much once, and so much per thread.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -30,6 +28,7 @@ from odtpack_simulator.memory.process_memory import give_back_memory, memory_sta
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import run_training_child
+from scripts.harness import scratch
 from tests.simulator.packages import MODELS
 
 SESSION = ("BYTES_PER_SESSION", "BYTES_PER_NODE", "BYTES_PER_REMOVED_NODE", "BYTES_PER_INPUT",
@@ -48,7 +47,7 @@ def main() -> None:
     tuning |= {name: (MODELS[name][0], MODELS[name][2]) for name in ("batchnorm", "recurrent")}
     sessions: list[tuple[list[int], int]] = []
     jobs = []
-    with apart.scratch() as place:
+    with scratch() as place:
         for (name, (factory, size)), optimizer in itertools.product(tuning.items(), OPTIMIZERS):
             folder = place / str(len(jobs))
             folder.mkdir()
@@ -125,10 +124,9 @@ def _fit(sessions: Sequence[tuple[list[int], int]]) -> dict[str, int]:
 def _constants(values: Mapping[str, int]) -> contextlib.ExitStack:
     """The plan with other constants."""
     stack = contextlib.ExitStack()
-    for name, value in values.items():
-        for module in (session_memory, memory_plan):
-            if hasattr(module, name):
-                stack.enter_context(mock.patch.object(module, name, value))
+    for module, name in itertools.product((session_memory, memory_plan), values):
+        if hasattr(module, name):
+            stack.enter_context(mock.patch.object(module, name, values[name]))
     return stack
 
 

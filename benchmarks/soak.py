@@ -5,8 +5,6 @@ python -m benchmarks.soak --share 0.01  # of all numbers
 python -m benchmarks.soak --kit cpp     # a program of the C++ kit (make kits)
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess
@@ -18,20 +16,17 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.apart import scratch
 from odtpack.build import build_package
 from odtpack.optimizers import AdamW
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.training.loop import train_step
-from scripts.markdown import head, row
-from scripts.options import options
+from scripts.harness import head, options, row, scratch
 from tests import zoo
 from tests.kits import cpp_kit
 from tests.packaging_tools import open_training
 
 Reading = tuple[int, int, int, int, float]
 """At a step: bytes that are resident, open handles, files, and the last evaluation's loss."""
-Counts = tuple[int, ...]
 COUNTS = (200_000, 2_000, 200, 50)  # steps, saves, evaluations, package updates
 GROWTH = 0.01
 _SIZES = (20, 32, 5)
@@ -62,7 +57,7 @@ class App:
         return float(np.mean(losses))
 
 
-def soak(folder: Path, package: Path, counts: Counts) -> Iterator[Reading]:
+def soak(folder: Path, package: Path, counts: tuple[int, ...]) -> Iterator[Reading]:
     """Train as an app does over months; yield a reading after each twentieth."""
     saved, steps = folder / "trained.ckpt", counts[0]
     app = App(package, package / "checkpoint")
@@ -87,7 +82,7 @@ def soak(folder: Path, package: Path, counts: Counts) -> Iterator[Reading]:
             yield step, resident * os.sysconf("SC_PAGE_SIZE"), handles, files, loss
 
 
-def soak_cpp(folder: Path, package: Path, counts: Counts) -> Iterator[Reading]:
+def soak_cpp(folder: Path, package: Path, counts: tuple[int, ...]) -> Iterator[Reading]:
     """The same in a program of the C++ kit, which then trains alone as well."""
     batches = [batch(step) for step in range(_BATCHES)]
     for index, name in enumerate(("samples", "labels")):
@@ -97,7 +92,6 @@ def soak_cpp(folder: Path, package: Path, counts: Counts) -> Iterator[Reading]:
              folder / "labels.bin"]  # fmt: skip
     command = [*map(str, (*words, folder / "saves" / "trained.ckpt", *counts))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         for line in process.stdout:
             *whole, loss = line.split()
             step, resident, handles, files = map(int, whole)

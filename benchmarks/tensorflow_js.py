@@ -5,9 +5,6 @@
 The result is the table of docs/guides/gpu.md, which says how. The modules come from npm.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import shutil
 import statistics
@@ -21,15 +18,13 @@ import numpy as np
 import onnx
 
 from benchmarks import gpu
-from benchmarks.apart import scratch
 from odtpack.build import build_package
 from odtpack_runtime import Package
-from scripts.markdown import table
+from scripts.harness import ROOT, options, scratch, table
 from tests import zoo
 from tests.kits import javascript, web
 from tests.reports.browser import Browser
 
-ROOT = Path(__file__).parents[1]
 VERSION = "4.22.0"
 MODULES = {"tfjs": "tf.es2017.min.js", "tfjs-backend-webgpu": "tf-backend-webgpu.es2017.min.js"}
 NETWORKS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {
@@ -91,11 +86,7 @@ def compared(network: str, installed: Path, rounds: int) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Compare, and write the guide's table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "tfjs")
-    parser.add_argument("--rounds", type=int, default=10)
-    given = parser.parse_args()
+    given = options(__doc__, "folder", folder=ROOT / "build" / "tfjs", rounds=10)
     installed = modules(given.folder)
     rows, worst = [], 0.0
     for network, (_, size) in NETWORKS.items():

@@ -6,8 +6,6 @@
 Against the reference system: ``python -m benchmarks.compare_peer``.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -6,24 +6,18 @@ The held-out networks of the fidelity benchmark at their largest batch size, a t
 setting in one process, in turns. A ratio is taken within a round.
 """
 
-from __future__ import annotations
-
-import argparse
-import contextlib
+import functools
 import statistics
-import tempfile
 import time
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
 
-from benchmarks.apart import scratch
 from benchmarks.fidelity.latency_worker import Worker
 from benchmarks.fidelity.models import CASES, build
-from odtpack_runtime.session import options
+from odtpack_runtime.session import options as session_options
 from odtpack_simulator.replay.job import Job
-from scripts.markdown import head, row, spread
+from scripts.harness import head, in_turns, options, row, scratch, spread
 
 TURN_SECONDS = 0.2
 QUIET_SECONDS = 0.05
@@ -31,12 +25,7 @@ QUIET_SECONDS = 0.05
 
 
 def main() -> None:
-    """Measure what the command line asks for; print a table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.threads")
-    parser.add_argument("--models", type=lambda text: text.split(","), default=list(CASES))
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    given = options(__doc__, models=[*CASES], threads=2, rounds=5)
     settings = {"one": (1, True), "spinning": (given.threads, False),
                 "resting": (given.threads, True)}  # fmt: skip
     print(f"{given.threads} threads, median step of {given.rounds} rounds, ms\n")
@@ -46,15 +35,12 @@ def main() -> None:
         built = build(CASES[name])
         size = max(built.case.batches)
         with scratch() as folder:
-            workers = {
-                setting: opened(
-                    built.job(Path(tempfile.mkdtemp(dir=folder)), size, threads, task="time"), rest
-                )
-                for setting, (threads, rest) in settings.items()
-            }
-            times = {setting: [] for setting in settings}
-            for setting, worker in given.rounds * [*workers.items()]:
-                times[setting].append(median_ms(worker))
+            ways = {}
+            for setting, (threads, rest) in settings.items():
+                (own := folder / setting).mkdir()
+                job = built.job(own, size, threads, task="time")
+                ways[setting] = functools.partial(median_ms, opened(job, rest))
+            times = in_turns(given.rounds, ways)
         spinning, one = (np.divide(times["resting"], times[to]) for to in ("spinning", "one"))
         gains.append(statistics.median(spinning))
         medians = (f"{statistics.median(each):.2f}" for each in times.values())
@@ -64,19 +50,17 @@ def main() -> None:
 
 def opened(job: Job, rest: bool) -> Worker:
     """A trainer whose threads rest between runs, or spin."""
-    with contextlib.ExitStack() as stack:
-        if not rest:
-            stack.enter_context(mock.patch.object(options, "SESSION_CONFIG", {}))
-            alone = mock.patch(
-                "odtpack_runtime.training.module.session_of",
-                lambda _, model: options.session_of(None, model),
-            )
-            stack.enter_context(alone)
+    if rest:
+        return Worker(job)
+    alone = "odtpack_runtime.training.module.session_of"
+    with (
+        mock.patch.object(session_options, "SESSION_CONFIG", {}),
+        mock.patch(alone, lambda _, model: session_options.session_of(None, model)),
+    ):
         return Worker(job)
 
 
 def median_ms(worker: Worker) -> float:
-    """The median step of one turn."""
     time.sleep(QUIET_SECONDS)
     worker.steps(0)  # which warms up
     return statistics.median(wall for wall, _ in worker.steps(TURN_SECONDS)["steps"])

@@ -5,8 +5,6 @@ The counterpart for the reference is ``tests/peer/peer_worker.py``; both take ti
 memory before the count begins.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import time
@@ -17,10 +15,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from benchmarks.apart import scratch
 from odtpack_runtime import CheckpointState, Module, Optimizer, default_session_options
 from odtpack_runtime.session.native import ENTRY
 from odtpack_simulator.memory.process_memory import memory_status
+from scripts.harness import scratch
 
 RATE = 1e-4
 
@@ -72,10 +70,7 @@ def train(
         optimizer.step()
         module.lazy_reset_grad()
 
-    return {
-        "step_ms": _times(step, steps, warm_up),
-        "peak_bytes": memory_status()["VmHWM"] - before,
-    }
+    return _measured(step, steps, warm_up, before)
 
 
 def pytorch(

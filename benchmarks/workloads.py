@@ -1,7 +1,5 @@
 """The models, batches and packages that the benchmarks share."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from functools import partial
@@ -11,11 +9,12 @@ import numpy as np
 import onnx
 import torch
 
-from benchmarks.apart import scratch
-from benchmarks.fidelity.architectures import VisionTransformer
+from odtpack.build import build_package
+from scripts.harness import scratch
 from tests import zoo
 from tests.exported.export import export
-from tests.packaging_tools import batch
+from tests.exported.vision import VisionTransformer
+from tests.packaging_tools import batch, trainable_names
 
 PEER, PYTORCH = "onnxruntime-training 1.19.2", "PyTorch"
 GEOMETRIC_MEAN_GOAL = 0.72
@@ -42,6 +41,14 @@ class Workload:
         return folder / "model.onnx", folder / "batch.npz"
 
 
+def build_native(model: Path, package: Path, optimizer: str) -> None:
+    """Build a package with native kernels that trains all parameters."""
+    build_package(
+        model, package, loss="cross_entropy", optimizer=optimizer, native=True,
+        train=tuple(trainable_names(onnx.load(model))),
+    )  # fmt: skip
+
+
 def vit_tiny(
     size: int = 96, d: int = 192, depth: int = 12, patch: int = 16, opset: int = 14
 ) -> onnx.ModelProto:
@@ -51,7 +58,7 @@ def vit_tiny(
     """
     with torch.random.fork_rng(devices=()), scratch() as folder:
         torch.manual_seed(7)
-        module = VisionTransformer(size, d, depth, patch=patch, heads=3, ratio=4).train()
+        module = VisionTransformer(20, d, depth, size=size, patch=patch, heads=3, ratio=4)
         images = {"input": torch.rand(2, 3, size, size)}
         dynamic = {name: {0: "batch"} for name in ("input", "output")}
         path = folder / "model.onnx"

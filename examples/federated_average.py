@@ -6,8 +6,6 @@ vector of trainable parameters crosses between them.
     python examples/federated_average.py [WORKING_FOLDER]
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 from pathlib import Path
@@ -16,7 +14,7 @@ import numpy as np
 import onnx.numpy_helper
 import onnx.parser
 
-from odtpack import artifacts
+from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Module, Optimizer
 
 CLIENTS, ROUNDS, STEPS = 3, 5, 10
@@ -51,14 +49,7 @@ def client_data(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 def main(folder: Path) -> float:
     """Run the rounds; return the mean loss over clients after the last."""
-    model = network()
-    artifacts.generate_artifacts(
-        model,
-        requires_grad=[tensor.name for tensor in model.graph.initializer],
-        loss=artifacts.LossType.CrossEntropyLoss,
-        optimizer=artifacts.OptimType.SGD,
-        artifact_directory=folder,
-    )
+    build_package(network(), folder, loss="cross_entropy", optimizer="sgd")
     modules = []
     for _ in range(CLIENTS):
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
@@ -77,7 +68,7 @@ def main(folder: Path) -> float:
         average = np.mean(vectors, axis=0, dtype=np.float32)
         for module in modules:
             module.copy_buffer_to_parameters(average, trainable_only=True)
-        losses = [m.eval()(*client_data(100 + i)) for i, m in enumerate(modules)]
+        losses = [m.eval()(*client_data(100 + i))[0] for i, m in enumerate(modules)]
         loss = float(np.mean(losses))
         print(f"round {round_number}: held-out loss {loss:.3f}")
     return loss

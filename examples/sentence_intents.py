@@ -8,8 +8,6 @@ sentences of four intents as token numbers. The package carries weights and a vo
 network that goes with them, BERT, is written here operator by operator.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -3,8 +3,6 @@
 usage: python scripts/check_links.py FOLDER
 """
 
-from __future__ import annotations
-
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -55,7 +53,6 @@ def check(folder: Path) -> tuple[int, list[str]]:
 
 
 def main() -> int:
-    """Check the folder that is named."""
     folder = Path(sys.argv[1])
     checked, broken = check(folder)
     print(*broken, sep="\n", end="\n" if broken else "")

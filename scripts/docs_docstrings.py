@@ -1,7 +1,5 @@
 """Make the Markdown of docstrings that are written in the markup of Sphinx, for mkdocstrings."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -5,8 +5,6 @@ docs/stability.md says which names of Python the reference shows, and the report
 site's. Links that the forge resolves are adapted where the site has another path.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import posixpath
@@ -16,12 +14,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from mkdocs.config.defaults import MkDocsConfig
-    from mkdocs.structure.files import Files
-    from mkdocs.structure.pages import Page
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "runtime" / "odtpack_runtime"))  # as a module alone, without numpy
@@ -182,7 +175,7 @@ def _built_kits() -> list[str]:
     return [key for key, kit in KITS.items() if TOOLS.joinpath(*kit).is_file()]
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
+def on_config(config: Any) -> Any:
     """Fill the folders of the navigation, and draw diagrams where the library for them is."""
     version = re.search(r'^version = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
     config.copyright = f"odtpack {version[1] if version else ''}, {config.copyright}"
@@ -209,7 +202,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
+def on_files(files: Any, config: Any) -> Any:
     """Add the pages of the root, what is generated, and the sources that pages link to."""
     from mkdocs.structure.files import File
 
@@ -235,7 +228,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Adapt the links of a page that is a file of the repository."""
     place = page.file.src_uri
     if place in generated():
@@ -243,7 +236,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     return adapt_links(markdown, origins()[place], place)
 
 
-def on_post_build(config: MkDocsConfig) -> None:
+def on_post_build(config: Any) -> None:
     """Copy the references of the kits."""
     for key in _built_kits():
         target = Path(config.site_dir) / "reference" / key

@@ -1,7 +1,5 @@
 """Write the generated pages of the documentation; with --check say whether they are stale."""
 
-from __future__ import annotations
-
 import collections
 import json
 import re
@@ -32,18 +30,13 @@ from odtpack_simulator.values.units import Interval, Quantity, Unknown, format_b
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # so that it runs as a file too
-from benchmarks.decoder.page import decoders_parts  # noqa: E402
-from benchmarks.exporters.page import exporters_parts  # noqa: E402
 from benchmarks.published.engine import published_phones_parts  # noqa: E402
 from scripts import record_tables  # noqa: E402
-from scripts.fleet_table import fleet_keys  # noqa: E402
+from scripts.harness import DOCS, filled, table  # noqa: E402
 from scripts.manifest_schema import manifest_schema  # noqa: E402
-from scripts.markdown import DOCS, filled, table  # noqa: E402
-from scripts.recipe_reference import reference  # noqa: E402
 
 
 def operators() -> str:
-    """The support table."""
     rows = coverage()
     counts = collections.Counter(row.how for row in rows)
     summary = ", ".join(f"{how}: {count}" for how, count in sorted(counts.items()))
@@ -72,7 +65,6 @@ def _json(content: object) -> str:
 
 
 def _schema(title: str, made: Mapping[str, Any]) -> str:
-    """A schema as text."""
     content = {key: value for key, value in made.items() if key != "title"}
     draft = "https://json-schema.org/draft/2020-12/schema"
     return _json({"$schema": draft, "title": title, **content})
@@ -113,7 +105,6 @@ _COLUMNS = (
 
 
 def devices() -> str:
-    """The table of shipped devices."""
     profiles = [load_profile(name) for name in list_profiles()]
     return f"{len(profiles)} devices.\n\n{table(_COLUMNS, map(_device_row, profiles))}"
 
@@ -211,7 +202,7 @@ def checkpoint_fields() -> str:
 
 PARTS: dict[str, Callable[[], Mapping[str, object]]] = {
     "formats/checkpoint": lambda: {"fields": checkpoint_fields()},
-    "exporters": exporters_parts,
+    "exporters": record_tables.exporters_parts,
     "runtimes": record_tables.runtimes_parts,
     "kits": record_tables.kits_parts,
     "devices": lambda: {"devices": devices()},
@@ -220,11 +211,11 @@ PARTS: dict[str, Callable[[], Mapping[str, object]]] = {
     "reports": record_tables.reports_parts,
     "errors": lambda: {"codes": errors()},
     "operators": lambda: {"operators": operators()},
-    "decoders": decoders_parts,
+    "decoders": record_tables.decoders_parts,
     "published-phones": published_phones_parts,
     "formats/budgets": budgets,
-    "recipe": lambda: {"keys": reference()},
-    "fleet": lambda: {"keys": fleet_keys()},
+    "recipe": lambda: {"keys": record_tables.recipe_keys()},
+    "fleet": lambda: {"keys": record_tables.fleet_keys()},
 }
 """What is generated of each page, by the names of its marks."""
 

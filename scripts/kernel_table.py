@@ -6,12 +6,11 @@ table, and `com.microsoft…`, which ONNX Runtime writes into files in ORT forma
 usage: python -m scripts.kernel_table        takes minutes, and 3 GB of disk
 """
 
-from __future__ import annotations
-
 import base64
 import collections
 import itertools
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -95,7 +94,11 @@ def probes(kernels: list[Kernel]) -> dict[tuple[str, str, int, str, str], bytes]
 def probe(schema: onnx.defs.OpSchema, types: dict[str, str]) -> bytes | None:
     """A model of one node; None if a type has no declaration or an attribute is a graph."""
     if schema.name in _BODIES:
-        return with_bodies(schema, declared(types.get("V", "")))
+        if declared(kind := types.get("V", "")) is None:
+            return None
+        named = re.sub(r"tensor\((\w+)\)", r"\1[]", kind)
+        graph = re.sub(r"\bT\b", named, _BODIES[schema.name])
+        return model_of(schema, onnx.parser.parse_graph(f"probe {graph}"))
     allowed = {c.type_param_str: sorted(c.allowed_type_strs)[0] for c in schema.type_constraints}
     needed = {formal.type_str for formal in schema.outputs}
     last = max(
@@ -123,43 +126,27 @@ def probe(schema: onnx.defs.OpSchema, types: dict[str, str]) -> bytes | None:
     if schema.name == "Einsum":
         attributes["equation"] = "ij->ij"
     node = helper.make_node(schema.name, [i.name for i in inputs], outputs or ["y0"], **attributes)
-    return model_of(schema, node, inputs)
-
-
-def model_of(
-    schema: onnx.defs.OpSchema, node: onnx.NodeProto, inputs: list[onnx.ValueInfoProto]
-) -> bytes:
     nowhere = [helper.make_empty_tensor_value_info(name) for name in node.output]
-    graph = helper.make_graph([node], "probe", inputs, nowhere)
+    return model_of(schema, helper.make_graph([node], "probe", inputs, nowhere))
+
+
+def model_of(schema: onnx.defs.OpSchema, graph: onnx.GraphProto) -> bytes:
     model = onnx.ModelProto(ir_version=7, graph=graph)
     model.opset_import.add(domain="", version=schema.since_version)
     return model.SerializeToString()
 
 
-_BODIES = ("If", "Loop", "Scan")
-
-
-def with_bodies(schema: onnx.defs.OpSchema, kind: onnx.TypeProto | None) -> bytes | None:
-    """A model of a node with subgraphs, through which a value of a type passes unchanged."""
-    if kind is None:
-        return None
-    value = helper.make_value_info
-    flag = helper.make_tensor_type_proto(TensorProto.BOOL, [])
-    count = helper.make_tensor_type_proto(TensorProto.INT64, [])
-    pass_v, x, y = helper.make_node("Identity", ["x"], ["y"]), value("x", kind), value("y", kind)
-    if schema.name == "If":
-        branch = helper.make_graph([pass_v], "branch", [], [y])
-        node = helper.make_node("If", ["cond"], ["z"], then_branch=branch, else_branch=branch)
-        return model_of(schema, node, [value("cond", flag), x])
-    if schema.name == "Scan":
-        body = helper.make_graph([pass_v], "body", [x], [y])
-        node = helper.make_node("Scan", ["xs"], ["z"], num_scan_inputs=1, body=body)
-        return model_of(schema, node, [value("xs", kind)])
-    nodes = [helper.make_node("Identity", ["go"], ["on"]), pass_v]
-    given = [value("i", count), value("go", flag), x]
-    body = helper.make_graph(nodes, "body", given, [value("on", flag), y])
-    node = helper.make_node("Loop", ["M", "start", "x0"], ["z"], body=body)
-    return model_of(schema, node, [value("M", count), value("start", flag), value("x0", kind)])
+_BODIES = {
+    "If": """(bool cond, T x) => (z) { z = If (cond) <
+        then_branch = branch () => (T y) { y = Identity (x) },
+        else_branch = branch () => (T y) { y = Identity (x) }> }""",
+    "Loop": """(int64 M, bool start, T x0) => (z) { z = Loop (M, start, x0) <
+        body = body (int64 i, bool go, T x) => (bool on, T y) {
+            on = Identity (go) y = Identity (x) }> }""",
+    "Scan": """(T xs) => (z) { z = Scan (xs) <
+        num_scan_inputs = 1, body = body (T x) => (T y) { y = Identity (x) }> }""",
+}
+"""Graphs whose node has subgraphs, through which a value of a type T passes unchanged."""
 
 
 _ATTRIBUTES = {"INT": 1, "INTS": [1, 1], "FLOAT": 1.0, "STRING": "x", "STRINGS": ["x"]}
@@ -221,9 +208,7 @@ def main() -> None:
             strange = collections.Counter(
                 a[:90] for a in answers.values() if a not in ("yes", "no")
             )
-            print(release, len(found), f"{strange.total()} other errors", file=sys.stderr)
-            for message, count in strange.most_common(4):
-                print(f"  {count} {message}", file=sys.stderr)
+            print(release, len(found), "other errors:", strange.most_common(4), file=sys.stderr)
         gone = since.keys() - found
         print(release, len(found), "kernel types, gone:", sorted(gone)[:5], file=sys.stderr)
         since = {**dict.fromkeys(found, release), **since}

@@ -3,19 +3,19 @@
     python -m scripts.lines
 
 A line counts once: as docstring, import, comment, blank or, if none of these, code. Tests,
-benchmarks, scripts and examples are counted apart.
+benchmarks, scripts and examples are counted apart, and so is the gallery of examples.
 """
-
-from __future__ import annotations
 
 import ast
 import collections
 from collections.abc import Iterable
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from scripts.harness import ROOT
+
 PRODUCTION = ("packager/odtpack", "runtime/odtpack_runtime", "runtime/odtpack_simulator")
-OTHERS = ("tests", "benchmarks", "scripts", "examples")
+TOOLS = ("benchmarks", "scripts", "examples")
+GALLERY = "examples/gallery"
 KINDS = ("code", "docstrings", "imports", "comments", "blank")
 
 
@@ -28,16 +28,15 @@ def count(path: Path) -> Count:
     text = path.read_text("utf-8")
     kinds = dict[int, str]()
     for node in ast.walk(ast.parse(text)):
-        found: list[tuple[ast.stmt, str]] = []
+        kind, found = "docstrings", list[ast.stmt]()
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             # A string alone after an assignment documents it, as Sphinx and mkdocstrings read it.
-            alone = (each for each in node.body if isinstance(each, ast.Expr))
-            found = [(each, "docstrings") for each in alone if _is_text(each.value)]
+            found = [each for each in node.body if _is_text(each)]
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            found = [(node, "imports")]
+            kind, found = "imports", [node]
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             kinds[node.lineno] = "imports"
-        for statement, kind in found:
+        for statement in found:
             for line in range(statement.lineno, (statement.end_lineno or statement.lineno) + 1):
                 kinds.setdefault(line, kind)
     counted = Count(files=1)
@@ -54,26 +53,33 @@ def rooms(root: Path) -> dict[str, Count]:
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).parts
         found[parts[0] if len(parts) > 1 else "."].update(count(path))
-    return dict(sorted(found.items(), key=lambda item: -_total(item[1])))
+    return dict(sorted(found.items(), key=lambda item: -total([item[1]])))
 
 
-def _total(count: Count) -> int:
-    return sum(count[kind] for kind in KINDS)
+def tools() -> list[Count]:
+    """Each room of the benchmarks, scripts and examples, the gallery left out."""
+    found = (rooms(ROOT / folder) for folder in TOOLS)
+    return [count for each in found for name, count in each.items() if name != "gallery"]
 
 
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+def total(counts: Iterable[Count]) -> int:
+    """Lines of all kinds."""
+    return sum(count[kind] for count in counts for kind in KINDS)
+
+
+def _is_text(node: ast.stmt) -> bool:
+    value = node.value if isinstance(node, ast.Expr) else None
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
 
 
 def _print(name: str, counts: Iterable[Count]) -> Count:
     whole = sum(counts, Count())
     cells = "".join(f"{whole[kind]:>12,}" for kind in KINDS)
-    print(f"{name:<40}{whole['files']:>6,}{_total(whole):>9,}{cells}")
+    print(f"{name:<40}{whole['files']:>6,}{total([whole]):>9,}{cells}")
     return whole
 
 
 def main() -> None:
-    """Print the table."""
     print(f"{'':<40}{'files':>6}{'lines':>9}" + "".join(f"{kind:>12}" for kind in KINDS))
     packages = []
     for package in PRODUCTION:
@@ -82,8 +88,9 @@ def main() -> None:
         ]
         packages.append(_print(package, found))
     _print("production", packages)
-    for folder in OTHERS:
+    for folder in ("tests", *TOOLS, GALLERY):
         _print(folder, rooms(ROOT / folder).values())
+    _print(f"{', '.join(TOOLS)}, no gallery", tools())
 
 
 if __name__ == "__main__":

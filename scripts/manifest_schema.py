@@ -5,8 +5,6 @@ of a loss or an optimizer: it needs to know none. What odtpack writes is one of 
 declared, with the options of its declaration.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import types
@@ -29,15 +27,19 @@ def manifest_schema() -> Schema:
     schema = _record(Manifest, found)
     schema["properties"]["loss"] = {"enum": [*LOSSES, "none", "custom"], "type": "string"}
     del found["OptimizerInfo"]
-    kinds = {}
-    for declared in OPTIMIZERS.values():
-        settings = {each.name: _setting(each) for each in options_of(declared)}
-        name, meaning = f"{declared.__name__}Info", f"Hyperparameters: {declared.summary}"
-        found[name] = _optimizer(name, meaning, declared.kind, settings)
-        kinds[declared.kind] = f"#/$defs/{name}"
-    name, meaning = "CustomOptimizerInfo", "An optimizer that is described by its model only."
-    found[name] = _optimizer(name, meaning, "custom", {})
-    kinds["custom"] = f"#/$defs/{name}"
+    optimizers = {
+        declared.kind: (
+            f"{declared.__name__}Info", f"Hyperparameters: {declared.summary}",
+            {each.name: _setting(each) for each in options_of(declared)},
+        )
+        for declared in OPTIMIZERS.values()
+    }  # fmt: skip
+    described = "An optimizer that is described by its model only."
+    optimizers["custom"] = ("CustomOptimizerInfo", described, {})
+    for kind, (name, meaning, settings) in optimizers.items():
+        own = {"kind": {"const": kind, "type": "string"}, **settings}
+        found[name] = _object(name, meaning, own, ["kind"])
+    kinds = {kind: f"#/$defs/{name}" for kind, (name, *_) in optimizers.items()}
     schema["properties"]["optimizer"] = {
         "discriminator": {"mapping": kinds, "propertyName": "kind"},
         "oneOf": [{"$ref": reference} for reference in kinds.values()],
@@ -65,11 +67,6 @@ def _object(
     needed = {"required": required} if required else {}
     return {"additionalProperties": False, "description": meaning, "properties": properties,
             **needed, "title": title, "type": "object"}  # fmt: skip
-
-
-def _optimizer(title: str, meaning: str, kind: str, settings: dict[str, Schema]) -> Schema:
-    own = {"kind": {"const": kind, "type": "string"}, **settings}
-    return _object(title, meaning, own, ["kind"])
 
 
 def _schema(hint: Any, found: dict[str, Schema]) -> Schema:

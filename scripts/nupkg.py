@@ -5,19 +5,16 @@ so. Native libraries lie by runtime identifier: linux-x64 is what is built here.
 the app's: the package depends on nothing.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
-import tempfile
 import tomllib
 import zipfile
 from pathlib import Path
 from typing import Final
 
+from scripts.harness import ROOT, scratch
 from tests.kits import csharp_kit
 
-ROOT: Final = Path(__file__).resolve().parents[1]
 FRAMEWORK: Final = "net472"
 _DATE: Final = (1980, 1, 1, 0, 0, 0)  # the same sources give the same archive
 _NUSPEC: Final = """<?xml version="1.0" encoding="utf-8"?>
@@ -62,8 +59,8 @@ def write_nupkg(out: Path) -> Path:
         description="Train packages of odtpack in an app, on a stock ONNX Runtime.",
     )  # fmt: skip
     assembly = csharp_kit.assembly()
-    with tempfile.TemporaryDirectory() as scratch:
-        native = Path(scratch) / "libodtpack.so"
+    with scratch() as folder:
+        native = folder / "libodtpack.so"
         subprocess.run(["strip", "-o", native, csharp_kit.core()], check=True)
         files = {
             "[Content_Types].xml": _TYPES.encode(),

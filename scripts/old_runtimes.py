@@ -5,8 +5,6 @@ has wheels for some versions of Python only; the newest of those that is install
 PATH, from pyenv or from uv. What cannot be set up is said, and the others are.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import shlex
@@ -90,18 +88,16 @@ def _works(python: str) -> bool:
 
 def main(releases: Sequence[str]) -> int:
     """Set up each release that can be; return 2 if one could not, whose error is printed."""
-    failed = ""
+    failed = []
     for release in releases:
         try:
             environment(release)
         except NoPythonError as error:
-            failed = f"{error}\n  help: pyenv install 3.10, or uv python install 3.10"
+            failed.append(f"{error}\n  help: pyenv install 3.10, or uv python install 3.10")
         except subprocess.CalledProcessError as error:
-            command = shlex.join(map(str, error.cmd))
-            failed = f"ONNX Runtime {release} could not be installed\n  the command was: {command}"
-        else:
-            continue
-        print(f"error: {failed}", file=sys.stderr)
+            said = f"ONNX Runtime {release} could not be installed\n  the command was: "
+            failed.append(said + shlex.join(map(str, error.cmd)))
+    print("".join(f"error: {each}\n" for each in failed), end="", file=sys.stderr)
     return 2 if failed else 0
 
 

@@ -13,8 +13,6 @@
 make kits must have built the kits.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -23,17 +21,15 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import tomllib
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
+from scripts.harness import ROOT, options, scratch
 from scripts.nupkg import write_nupkg, write_zip
-from scripts.options import options
 
-ROOT: Final = Path(__file__).resolve().parents[1]
 KOTLIN: Final = ROOT / "runtime/kotlin"
 JS: Final = ROOT / "runtime/js"
 MIN_SDK: Final = 24
@@ -68,10 +64,10 @@ def python(out: Path) -> None:
 def native(out: Path) -> None:
     """The wheel of native kernels, with the tag of the oldest Linux that it runs on."""
     header = f"-Ccmake.define.ONNXRUNTIME_INCLUDE_DIR={ROOT / 'build/cpp-deps/include'}"
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch() as folder:
         command = ["build", "--wheel", "--outdir", folder, header, ROOT / "runtime/native"]
         _run(sys.executable, "-m", *command)
-        (wheel,) = Path(folder).glob("*.whl")
+        (wheel,) = folder.glob("*.whl")
         if sys.platform == "linux":
             _run(sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", out, wheel)
         else:
@@ -86,10 +82,9 @@ def npm(out: Path) -> None:
 def maven(out: Path) -> None:
     """The jar with its sources, and the AAR, in the layout of a Maven repository."""
     jar = KOTLIN / f"target/odtpack-{version()}.jar"
-    with tempfile.TemporaryDirectory() as name:
-        sources, aar, pom = (
-            Path(name, each) for each in ("sources.jar", "odtpack-android.aar", "pom.xml")
-        )
+    with scratch() as folder:
+        names = ("sources.jar", "odtpack-android.aar", "pom.xml")
+        sources, aar, pom = (folder / each for each in names)
         main = KOTLIN / "src/main"
         paths = {path: path.relative_to(main) for path in sorted(main.rglob("*.*"))}
         write_zip(sources, {"/".join(own.parts[1:]): p.read_bytes() for p, own in paths.items()})
@@ -141,8 +136,8 @@ def cmake(out: Path) -> None:
     name = f"odtpack-cpp-{version()}"
     needed = ("ONNXRUNTIME_LIBRARY", "ONNXRUNTIME_INCLUDE_DIR", "FLATBUFFERS_INCLUDE_DIR")
     options = ["-DODTPACK_BUILD_APP=OFF", *(f"-D{each}=/of-the-app" for each in needed)]
-    with tempfile.TemporaryDirectory() as folder:
-        build, stage = Path(folder, "build"), Path(folder, name)
+    with scratch() as folder:
+        build, stage = folder / "build", folder / name
         _run("cmake", "-S", ROOT / "runtime/cpp", "-B", build, *options)
         _run("cmake", "--install", build, "--prefix", stage)
         shutil.copy(ROOT / "LICENSE", stage)
@@ -201,14 +196,10 @@ def main() -> None:
         print(f"{build.__name__} …", file=sys.stderr, flush=True)
         build(out / build.__name__)
     (out / "sbom.cdx.json").write_text(json.dumps(bill_of_materials(), indent=2) + "\n")
-    digests = {
-        path.relative_to(out): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(out.rglob("*"))
-        if path.is_file()
-    }
-    sums = "".join(f"{digest}  {path}\n" for path, digest in digests.items())
-    (out / "SHA256SUMS").write_text(sums)
-    print(f"{len(digests)} files in {out}")
+    paths = sorted(path for path in out.rglob("*") if path.is_file())
+    sums = (f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.relative_to(out)}\n" for p in paths)
+    (out / "SHA256SUMS").write_text("".join(sums))
+    print(f"{len(paths)} files in {out}")
 
 
 if __name__ == "__main__":

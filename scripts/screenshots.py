@@ -8,8 +8,6 @@ The results are stored, so that a changed device profile or budget does not ask 
 Tests compare the pages that are drawn today with ``docs/images/pictures.json``.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -24,11 +22,10 @@ from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.reports.html_report import Again, render_html
 from odtpack_simulator.result import load_result
-from scripts.options import options
+from scripts.harness import ROOT, options
 from tests.reports.browser import Browser
 from tests.reports.demo import STORED, demo_result, stored_result
 
-ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
 RECORD = IMAGES / "pictures.json"
 DEMO = ROOT / "tests" / "reports" / "demo_run"
@@ -97,7 +94,6 @@ def take(folder: Path, names: list[str] | None = None) -> dict[str, Path]:
 
 
 def main() -> None:
-    """Renew what is asked for."""
     given = options(__doc__, renew=False, demo=False)
     if given.demo:  # in a folder of the name that the README's has
         DEMO.mkdir(exist_ok=True)

@@ -8,12 +8,11 @@ test function stays in make test, as does the fastest test of a file, if they ar
 that were not timed stay in the list; those of ``tests/kits`` were chosen by hand.
 """
 
-from __future__ import annotations
-
-import argparse
 import collections
 import re
 from pathlib import Path
+
+from scripts.harness import options
 
 LIST = Path(__file__).resolve().parents[1] / "tests/slow_tests.txt"
 TARGET = 700.0
@@ -60,12 +59,9 @@ def chosen(seconds: dict[str, float]) -> list[str]:
 
 
 def main() -> None:
-    """Write the list."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("durations", type=Path, help="output of pytest with --durations=0 -vv")
-    given = parser.parse_args()
+    durations = options(__doc__, "durations", durations=Path).durations
     seconds: dict[str, float] = collections.defaultdict(float)
-    for time, test in _LINE.findall(given.durations.read_text()):
+    for time, test in _LINE.findall(durations.read_text()):
         seconds[test] += float(time)
     known = [test for test in LIST.read_text().splitlines() if test not in seconds]
     LIST.write_text("".join(f"{test}\n" for test in sorted([*known, *chosen(seconds)])))

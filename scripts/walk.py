@@ -8,11 +8,8 @@ visit, and a loop is walked through once. A file that was visited before is revi
 apart: files that import no other file of ours but ``errors``.
 """
 
-from __future__ import annotations
-
 import collections
 import sys
-import tempfile
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -25,9 +22,9 @@ import onnx_ir as ir
 from odtpack import build
 from odtpack.package.task import Graphs, Task
 from odtpack.spec import BuildSpec
+from scripts.harness import ROOT, scratch
 from tests import zoo
 
-ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"odtpack": "packager", "odtpack_runtime": "runtime", "odtpack_simulator": "runtime"}
 
 
@@ -92,15 +89,15 @@ class Walk:
 
 def trace(shown: set[str]) -> list[str]:
     """The files that a build visits, in order."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.onnx"
+    with scratch() as folder:
+        path = folder / "model.onnx"
         onnx.save(zoo.mlp((4, 3, 2)), path)
         make = partial(build.build_package, path, loss="cross_entropy", train=["fc*"])
-        make(Path(folder) / "warm")
+        make(folder / "warm")
         walk = Walk(shown)
         sys.setprofile(walk)
         try:
-            make(Path(folder) / "package")
+            make(folder / "package")
         finally:
             sys.setprofile(None)
     return walk.visits

@@ -6,8 +6,6 @@ takes the node. No adapter runs anything, but one must be there (docs/guides/gpu
 usage: python -m scripts.webgpu_kernels
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

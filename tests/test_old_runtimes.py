@@ -11,7 +11,7 @@ import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
 
-from benchmarks.models.files import models
+from benchmarks.models.__main__ import models
 from scripts import old_runtimes
 from tests.kits.ran import Ran
 from tests.onnx_torch import Interpreter

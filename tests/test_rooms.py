@@ -10,6 +10,8 @@ from pathlib import Path
 
 import grimp
 
+from scripts import lines
+
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "runtime/odtpack_runtime").rglob("*.py"))
 
@@ -76,3 +78,8 @@ def _is_there(module: Path, name: str) -> bool:
 
 def _names(path: Path, name: str) -> bool:
     return path.is_file() and name in path.read_text("utf-8")
+
+
+def test_the_tools_do_not_grow() -> None:
+    """Benchmarks, scripts and examples, outside of the gallery."""
+    assert 5000 < lines.total(lines.tools()) <= 9500

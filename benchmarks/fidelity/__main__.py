@@ -1,9 +1,12 @@
 """How well this machine's measurements are predicted, on models held out from every fit.
 
-python -m benchmarks.fidelity [--models vit,bert] [--memory-only | --latency-only] [--quick]
-"""
+    python -m benchmarks.fidelity [--models vit,bert] [--memory-only | --latency-only] [--quick]
 
-from __future__ import annotations
+``--quick`` takes one batch size and one thread. ``--json`` writes everything, ``--markdown`` table
+and summary. Of memory alone are ``--no-limits``, which compares the peaks only, ``--sessions``,
+session options of the app, ``--native``, with the kernels of ODTPACK_NATIVE's library,
+``--threads``, only so many, and ``--jobs``, trainings at once.
+"""
 
 import argparse
 import dataclasses
@@ -11,25 +14,28 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import onnxruntime
 
-from benchmarks.fidelity import latency, latency_arithmetic, memory
-from benchmarks.fidelity.models import CASES, Case
-from odtpack_runtime.files.atomic import atomic_write
+from benchmarks.fidelity import latency, memory
+from benchmarks.fidelity.models import CASES
 from odtpack_simulator.device.app import MARGIN
-from scripts.markdown import head, row, table
+from scripts.harness import head, options, row, table
 
 Targets = list[tuple[str, float, str, bool]]
 """What is to be reached: its name, the value, the target as text, whether it is met."""
+Say = Callable[[str], None]
 
 
 def main() -> None:
-    given = _arguments()
-    cases = [CASES[name] for name in given.models]
+    given = options(
+        __doc__, models=[*CASES], memory_only=False, latency_only=False, no_limits=False,
+        sessions=(*memory.SESSIONS,), native=False, quick=False,
+        threads=[int], jobs=2, json=Path, markdown=Path,
+    )  # fmt: skip
     start = time.monotonic()
     document: dict[str, Any] = {"quick": given.quick}
     targets: Targets = []
@@ -40,9 +46,9 @@ def main() -> None:
         lines.append(line)
 
     if not given.latency_only:
-        targets += _memory(cases, given, say, document)
+        targets += _memory(given, say, document)
     if not given.memory_only:
-        targets += _latency(cases, given.quick, say, document)
+        targets += _latency(given, say, document)
     names = ("name", "value", "target", "met")
     document["targets"] = [dict(zip(names, each, strict=True)) for each in targets]
     document["seconds"] = round(time.monotonic() - start)
@@ -63,50 +69,15 @@ def main() -> None:
     }
     for path, text in texts.items():
         if path:
-            with atomic_write(path) as stream:
-                stream.write(f"{text}\n".encode())
+            path.write_text(f"{text}\n", "utf-8")
 
 
-def _arguments() -> argparse.Namespace:
-    def names(text: str) -> list[str]:
-        unknown = [name for name in text.split(",") if name not in CASES]
-        if unknown:
-            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(CASES)}")
-        return text.split(",")
-
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity", description=__doc__)
-    add = parser.add_argument
-    add("--models", type=names, default=list(CASES), help="names with commas")
-    only = parser.add_mutually_exclusive_group()
-    only.add_argument("--memory-only", action="store_true")
-    only.add_argument("--latency-only", action="store_true")
-    add("--no-limits", action="store_true", help="memory: only compare the peaks")
-    add("--loops", nargs="+", default=["step", "train"], choices=["step", "train"],
-        help="memory: how the app makes its steps")  # fmt: skip
-    add("--sessions", default="package", choices=list(memory.SESSIONS),
-        help="memory: session options of the app")  # fmt: skip
-    add("--native", action="store_true", help="memory: kernels of ODTPACK_NATIVE's library")
-    add("--quick", action="store_true", help="one batch size, one thread")
-    add("--threads", type=int, nargs="+", metavar="N", help="memory: only so many")
-    add("--jobs", type=int, default=2, help="memory: trainings at once")
-    add("--json", type=Path, metavar="FILE", help="write everything")
-    add("--markdown", type=Path, metavar="FILE", help="write table and summary")
-    return parser.parse_args()
-
-
-def _memory(
-    cases: Sequence[Case], given: argparse.Namespace, say: Callable[[str], None],
-    document: dict[str, Any],
-) -> Targets:  # fmt: skip
+def _memory(given: argparse.Namespace, say: Say, document: dict[str, Any]) -> Targets:
     """Everything about memory: see :mod:`benchmarks.fidelity.memory`."""
     say("\n" + head("model", "batch:", "threads, loop", "predicted:", "app:", "error:", "Python:",
                     "verdicts"))  # fmt: skip
     rows = []
-    for each in memory.measure(
-        cases, limits=() if given.no_limits else memory.LIMITS, quick=given.quick,
-        threads=given.threads, jobs=given.jobs, sessions=given.sessions, loops=given.loops,
-        native=given.native,
-    ):  # fmt: skip
+    for each in memory.measure(given):
         rows.append(each)
         wrong = [f"{one.share:g}: {one.wrong}" for one in each.verdicts if one.wrong]
         right = f"{len(each.verdicts)} right" if each.verdicts else ""
@@ -137,13 +108,11 @@ def _memory(
     ]
 
 
-def _latency(
-    cases: Sequence[Case], quick: bool, say: Callable[[str], None], document: dict[str, Any]
-) -> Targets:
+def _latency(given: argparse.Namespace, say: Say, document: dict[str, Any]) -> Targets:
     """Everything about step times: see :mod:`benchmarks.fidelity.latency`."""
-    rows = latency.report([case.name for case in cases], quick, say)
-    groups = latency_arithmetic.summarize(rows)
-    document["latency"] = [latency_arithmetic.as_document(each) for each in rows]
+    rows = latency.report(given.models, given.quick, say)
+    groups = latency.summarize(rows)
+    document["latency"] = [latency.as_document(each) for each in rows]
     document["latency_summary"] = [dataclasses.asdict(group) for group in groups]
     targets: Targets = []
     for group in groups:

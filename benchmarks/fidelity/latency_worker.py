@@ -4,8 +4,6 @@ It reads commands, one JSON object per line, from standard input and answers eac
 standard output: ``{"do": NAME, ...}`` is the method of :class:`Worker` with its arguments.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -7,8 +7,7 @@ memory above what the process had before the package. Beside it stands what a re
 measures.
 """
 
-from __future__ import annotations
-
+import argparse
 import dataclasses
 import itertools
 import json
@@ -21,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.apart import scratch
-from benchmarks.fidelity.models import STEPS, Built, Case, build
+from benchmarks.fidelity.models import CASES, STEPS, Built, build
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.app import MemoryFit, memory_fit
 from odtpack_simulator.device.kits import Loop
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.replay import run_training_child, with_sessions
+from scripts.harness import scratch
 from tests.kits import cpp_kit
 
 LIMITS = (0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 1.01, 1.02, 1.03, 1.05, 1.1, 1.15, 1.2)
@@ -111,10 +110,7 @@ class App:
         """Peak in bytes of each phase, in the process that is killed and in the resumed one."""
         first = self._live({})
         (self._folder / "saved").rename(self._folder / "resumed from")
-        second = self._live({"checkpoint": "resumed from"})
-        assert first is not None
-        assert second is not None
-        return first, second
+        return first, self._live({"checkpoint": "resumed from"})
 
     def completes(self, limit: int) -> bool:
         """Whether both lives come to their ends within a limit in bytes, after :meth:`measure`."""
@@ -146,33 +142,27 @@ class App:
         return {phase: peak - before for phase, peak in peaks.items()}
 
 
-def measure(
-    cases: Sequence[Case],
-    *,
-    limits: Sequence[float] = LIMITS,  # shares of the measured need
-    quick: bool = False,  # only the first batch size and one thread of each
-    threads: Sequence[int] | None = None,  # the cases' own if None
-    jobs: int = 2,  # trainings at once
-    sessions: str = "package",  # a key of SESSIONS
-    loops: Sequence[Loop] = ("step", "train"),  # packages without a step model have one way
-    native: bool = False,  # ODTPACK_NATIVE names the library that the plan takes
-) -> Iterator[Row]:
-    """Plan and measure cases, and hold them to limits; rows come in order."""
+def measure(given: argparse.Namespace) -> Iterator[Row]:
+    """Plan and measure cases, and hold them to limits; rows come in order.
+
+    ``given`` is what the command line of the benchmark says.
+    """
     tasks = []
     with scratch() as folder:
-        for case in cases:
-            built = build(case, native=native)
-            if sessions != "package":
-                built = built.with_session(folder / case.name, **SESSIONS[sessions])
-            counts: Sequence[int] = (1,) if quick else threads or case.threads
-            own = loops if session_use(built.package.manifest, "cpp").step_model else ("train",)
+        for case in map(CASES.__getitem__, given.models):
+            built = build(case, native=given.native)
+            if given.sessions != "package":
+                built = built.with_session(folder / case.name, **SESSIONS[given.sessions])
+            stepped = session_use(built.package.manifest, "cpp").step_model
+            loops, threads = ["step", "train"][not stepped :], given.threads or [1, 2]
             # Threads take the larger share of a small batch.
-            for loop, n in itertools.product(own, counts):
-                for size in case.batches[:1] if quick or n > 1 else case.batches:
+            for loop, n in itertools.product(loops, [1] if given.quick else threads):
+                for size in case.batches[:1] if given.quick or n > 1 else case.batches:
                     # In turn a third or a quarter of the limits, from the first ones on.
                     part = 3 if n == 1 else 4
-                    tasks.append((built, loop, n, size, limits[len(tasks) % part :: part]))
-        with ThreadPoolExecutor(jobs) as pool:
+                    limits = () if given.no_limits else LIMITS[len(tasks) % part :: part]
+                    tasks.append((built, loop, n, size, limits))
+        with ThreadPoolExecutor(given.jobs) as pool:
             yield from pool.map(lambda task: _row(*task), tasks)
 
 

@@ -8,20 +8,17 @@ the package was opened. After that the JVM and V8 load and compile what they run
 lies until it is collected: that is a part of the figure, and of no plan.
 """
 
-from __future__ import annotations
-
-import argparse
 import itertools
 import json
 import subprocess
 from collections.abc import Sequence
 
-from benchmarks.apart import Memory, scratch
+from benchmarks.apart import Memory
 from benchmarks.fidelity.models import CASES, STEPS, Built, build
 from odtpack_simulator.device.kits import STEP_MODEL_KITS, Kit, Loop
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
-from scripts.markdown import head, row
+from scripts.harness import head, options, row, scratch
 from tests.kits import javascript, kotlin_kit
 
 MODELS = ("tabular", "mlp", "cnn", "bert-tiny", "recommender", "resnet18", "vit", "mobilenet-v3")
@@ -30,18 +27,13 @@ _EVERY = 0.0005
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity.processes")
-    parser.add_argument("--models", type=lambda text: text.split(","), default=MODELS)
-    parser.add_argument("--kits", nargs="+", choices=["kotlin", "js"], default=["kotlin", "js"])
-    given = parser.parse_args()
+    given = options(__doc__, models=[str], kits=["kotlin", "js"])
     print(head("kit", "model", "batch:", "loop", "plan:", "process:", "above the plan:", "before:"))
-    for name, kit in itertools.product(given.models, given.kits):
+    for name, kit in itertools.product(given.models or MODELS, given.kits):
         built = build(CASES[name])
         size, manifest = max(built.case.batches), built.package.manifest
-        loops: tuple[Loop, ...] = ("step", "train")
-        if kit not in STEP_MODEL_KITS or not session_use(manifest, kit).step_model:
-            loops = ("train",)
-        for loop in loops:
+        stepped = kit in STEP_MODEL_KITS and session_use(manifest, kit).step_model
+        for loop in ("step", "train") if stepped else ("train",):
             use = session_use(manifest, kit, loop)
             plan = plan_memory(built.package, built.shapes(size), threads=1, **use._asdict())
             before, peak = measure(built, kit, loop, size)

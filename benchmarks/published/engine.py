@@ -6,8 +6,6 @@ many times. The three factors are the other engine's own; they are fitted to the
 :data:`CALIBRATION` and to no other.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -22,7 +20,7 @@ from scipy.optimize import least_squares
 
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.latency import DeviceRates, device_rates
-from scripts.markdown import table
+from scripts.harness import table
 
 FOLDER: Final = Path(__file__).parent
 DEVICE: Final = "xiaomi/mi-9"
@@ -75,6 +73,11 @@ class Engine:
     factors: tuple[float, float, float]  # Products, activations and parameters
     spread: float  # Factor between the typical step and either end of the interval
 
+    def holds(self, row: Row) -> bool:
+        """Whether a published step is inside of its interval."""
+        low, _, high = self.step_ms(row.network, row.batch)
+        return low <= row.step_ms <= high
+
     def step_ms(self, network: str, batch: int) -> tuple[float, float, float]:
         """Low end, typical and high end of a step."""
         typical = float(self.counts[network].parts_ms(batch, self.rates) @ np.array(self.factors))
@@ -98,9 +101,7 @@ def counted() -> dict[str, Counts]:
 
 def fitted(networks: tuple[str, ...] = CALIBRATION) -> Engine:
     """Least squares of the logarithms, and the interval that holds 95 % of further rows."""
-    rates = device_rates(load_profile(DEVICE))
-    assert not isinstance(rates, str)
-    counts = counted()
+    rates, counts = device_rates(load_profile(DEVICE)), counted()
     rows = [row for row in published() if row.network in networks]
     parts = np.array([counts[row.network].parts_ms(row.batch, rates) for row in rows])
     times = np.log([row.step_ms for row in rows])
@@ -142,19 +143,19 @@ def published_phones_parts() -> dict[str, str]:
         planned = f"{(peaks['16'] - peaks['1']) / 15e6:.3g}" if peaks else "-"
         samples.append((name, f"{(of[16].memory_mb - of[1].memory_mb) / 15:.3g}", planned))
     every = [error for own in errors.values() for error in own]
-    factors = [
-        ("products, three times those of a forward pass", f"{products:.2f}"),
-        ("one pass over the activations", f"{activations:.0f}"),
-        ("one pass over the parameters", f"{parameters:.0f}"),
-    ]
+    factors = {
+        "products, three times those of a forward pass": f"{products:.2f}",
+        "one pass over the activations": f"{activations:.0f}",
+        "one pass over the parameters": f"{parameters:.0f}",
+    }
     gemm = engine.rates.gemm
     return {
         "rate": f"{gemm.typical / 1e9:.0f} ({gemm.low / 1e9:.0f} to {gemm.high / 1e9:.0f})",
         "pace": table(("network", "inference:", "training:"), pace),
-        "factors": table(("kind of work", "times over:"), factors),
+        "factors": table(("kind of work", "times over:"), factors.items()),
         "spread": f"{engine.spread:.2f}",
         "width": f"{engine.spread**2:.1f}",
-        "held out": f"**{sum(_inside(row, engine) for row in held)} of {len(held)} held-out rows "
+        "held out": f"**{sum(map(engine.holds, held))} of {len(held)} held-out rows "
         "are inside.**",
         "other fits": "; ".join(_other_fits(rows)) + ".",
         "hosts": " and ".join(dict.fromkeys(each["host"] for each in simulated.values())),
@@ -192,14 +193,9 @@ def _step(row: Row, engine: Engine, own: dict[str, float] | None) -> tuple[objec
         ratio = f"{row.step_ms / own['typical']:.2g}"
     return (
         f"**{row.network}**" if row.held_out else row.network, row.batch, f"{row.step_ms:.4g}",
-        f"{typical:.3g} ({low:.3g} to {high:.3g})", "yes" if _inside(row, engine) else "no",
+        f"{typical:.3g} ({low:.3g} to {high:.3g})", "yes" if engine.holds(row) else "no",
         simulated, ratio,
     )  # fmt: skip
-
-
-def _inside(row: Row, engine: Engine) -> bool:
-    low, _, high = engine.step_ms(row.network, row.batch)
-    return low <= row.step_ms <= high
 
 
 def line(ends: dict[int, float], size: int) -> float:

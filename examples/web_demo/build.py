@@ -6,22 +6,62 @@
 The network comes from a factory where it saw the 1,797 digits of scikit-learn and no letter.
 """
 
-from __future__ import annotations
-
-import argparse
 import contextlib
+import functools
 import shutil
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import onnx
 
-from examples.web_demo.serve import serve
 from odtpack.build import build_package
+from odtpack_runtime.training.loop import train_step
+from scripts.harness import options
 from tests import zoo
 from tests.packaging_tools import open_training
+
+
+class Handler(SimpleHTTPRequestHandler):
+    """Sends the two headers without which a page has no shared memory."""
+
+    extensions_map: ClassVar[dict[str, str]] = {
+        **SimpleHTTPRequestHandler.extensions_map,
+        ".mjs": "text/javascript",
+        ".wasm": "application/wasm",
+    }
+
+    def end_headers(self) -> None:
+        """Isolate the page; take changed files up at once."""
+        self.send_header("Cross-Origin-Opener-Policy", "same-origin")
+        self.send_header("Cross-Origin-Embedder-Policy", "require-corp")
+        self.send_header("Cache-Control", "no-cache")
+        super().end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Write nothing."""
+
+
+@contextmanager
+def serve(folder: Path, port: int = 0) -> Iterator[tuple[str, threading.Thread]]:
+    """Serve a folder; yield its address and the thread that serves."""
+    server = ThreadingHTTPServer(
+        ("127.0.0.1", port), functools.partial(Handler, directory=str(folder))
+    )
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/", thread
+    finally:
+        server.shutdown()
+        server.server_close()
+
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "runtime" / "js"
@@ -41,15 +81,14 @@ Labels = npt.NDArray[np.int64]
 
 def stock_digits() -> tuple[Images, Labels]:
     """The digits of scikit-learn as [n, 1, 28, 28] from 0 to 1, in an order drawn once."""
+    from scipy.ndimage import zoom
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     small = (digits.images / 16).astype(np.float32)
     # Bilinear from 8 to 20 pixels, with the margin that the page leaves as well.
-    at = (np.arange(20) + 0.5) * 8 / 20 - 0.5
-    rows = [np.interp(at, np.arange(8), pixel) for pixel in np.eye(8)]
-    weights = np.stack(rows, 1).astype(np.float32)
-    images = np.pad(weights @ small @ weights.T, ((0, 0), (4, 4), (4, 4)))
+    large = zoom(small, (1, 2.5, 2.5), order=1, mode="nearest", grid_mode=True)
+    images = np.pad(large, ((0, 0), (4, 4), (4, 4)))
     order = np.random.default_rng(0).permutation(len(images))
     return images[order, None], digits.target[order].astype(np.int64)
 
@@ -64,9 +103,7 @@ def train_factory(package: Path, exported: Path) -> float:
         order = np.random.default_rng([1, epoch]).permutation(len(labels))
         for start in range(0, len(order) - BATCH + 1, BATCH):
             rows = order[start : start + BATCH]
-            loss = float(module(images[rows], labels[rows])[0])
-            optimizer.step()
-            module.lazy_reset_grad()
+            loss = train_step(module, optimizer, [(images[rows], labels[rows])])
     module.export_model_for_inferencing(exported, ["output"])
     return loss
 
@@ -102,15 +139,12 @@ def build(folder: Path) -> Path:
 
 def main() -> None:
     """Build, and serve if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "web-demo")
-    parser.add_argument("--serve", action="store_true")
-    parser.add_argument("--port", type=int, default=8000)
-    arguments = parser.parse_args()
-    build(arguments.folder)
-    print(f"page      {arguments.folder}")
-    if arguments.serve:
-        with serve(arguments.folder, arguments.port) as (address, thread):
+    usual = ROOT / "build" / "web-demo"
+    given = options(__doc__, "folder", folder=usual, serve=False, port=8000)
+    build(given.folder)
+    print(f"page      {given.folder}")
+    if given.serve:
+        with serve(given.folder, given.port) as (address, thread):
             print(f"open      {address}   (Ctrl-C ends)")
             with contextlib.suppress(KeyboardInterrupt):
                 thread.join()

@@ -63,15 +63,15 @@ class Translator(nn.Module):
 class Bert(nn.Module):
     """Tokens, segments and a mask of what is not padding, all [N, T], to a class."""
 
-    def __init__(self, vocabulary: int = 30, d: int = 16, depth: int = 2, classes: int = 3) -> None:
+    def __init__(self, vocabulary: int = 30, d: int = 16, depth: int = 2, length: int = 12) -> None:
         super().__init__()
         self.words = nn.Embedding(vocabulary, d, padding_idx=0)
-        self.positions = nn.Embedding(12, d)
+        self.positions = nn.Embedding(length, d)
         self.segments = nn.Embedding(2, d)
         self.norm = nn.LayerNorm(d, eps=1e-12)
         self.layers = nn.ModuleList(BertLayer(d, 4) for _ in range(depth))
         self.pooler = nn.Linear(d, d)
-        self.head = nn.Linear(d, classes)
+        self.head = nn.Linear(d, 3)
 
     def forward(self, tokens: Tensor, segments: Tensor, mask: Tensor) -> Tensor:
         places = torch.arange(tokens.shape[1], device=tokens.device)
@@ -132,11 +132,12 @@ class CausalLanguageModel(nn.Module):
     """
 
     def __init__(
-        self, vocabulary: int = 24, d: int = 16, depth: int = 2, attention: str = "fused"
-    ) -> None:
+        self, vocabulary: int = 24, d: int = 16, depth: int = 2, length: int = 10,
+        attention: str = "fused",
+    ) -> None:  # fmt: skip
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, d)
-        self.positions = nn.Parameter(0.1 * torch.randn(10, d))
+        self.positions = nn.Parameter(0.1 * torch.randn(length, d))
         self.blocks = nn.ModuleList(CausalBlock(d, 4, attention) for _ in range(depth))
         self.norm = nn.LayerNorm(d)
         self.projection = nn.Linear(d, vocabulary, bias=False)

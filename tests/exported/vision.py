@@ -163,21 +163,29 @@ class ConvNeXt(nn.Module):
         return self.head(self.norm(x.mean([-2, -1])))
 
 
+def feed_forward(d: int, ratio: int) -> nn.Sequential:
+    """Widen, GELU, narrow."""
+    return nn.Sequential(nn.Linear(d, ratio * d), nn.GELU(), nn.Linear(ratio * d, d))
+
+
 class VisionTransformer(nn.Module):
     """Patch embedding, class token, blocks of nn.MultiheadAttention."""
 
-    def __init__(self, classes: int = 5, d: int = 16, depth: int = 2) -> None:
+    def __init__(
+        self, classes: int = 5, d: int = 16, depth: int = 2, *, size: int = 8, patch: int = 4,
+        heads: int = 4, ratio: int = 2,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.patches = nn.Conv2d(3, d, 4, stride=4)
+        self.patches = nn.Conv2d(3, d, patch, stride=patch)
         self.class_token = nn.Parameter(0.1 * torch.randn(1, 1, d))
-        self.positions = nn.Parameter(0.1 * torch.randn(1, 5, d))
+        self.positions = nn.Parameter(0.1 * torch.randn(1, (size // patch) ** 2 + 1, d))
         self.blocks = nn.ModuleList(
             nn.ModuleDict(
                 {
                     "norm1": nn.LayerNorm(d),
-                    "attention": nn.MultiheadAttention(d, 4, batch_first=True),
+                    "attention": nn.MultiheadAttention(d, heads, batch_first=True),
                     "norm2": nn.LayerNorm(d),
-                    "mlp": nn.Sequential(nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d)),
+                    "mlp": feed_forward(d, ratio),
                 }
             )
             for _ in range(depth)
@@ -245,8 +253,7 @@ class WindowTransformer(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(d) for _ in range(depth))
         self.qkv = nn.ModuleList(nn.Linear(d, 3 * d) for _ in range(depth))
         self.mlps = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(d), nn.Linear(d, 2 * d), nn.GELU(), nn.Linear(2 * d, d))
-            for _ in range(depth)
+            nn.Sequential(nn.LayerNorm(d), *feed_forward(d, 2)) for _ in range(depth)
         )
         self.head = nn.Linear(d, classes)
 

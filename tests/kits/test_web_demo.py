@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from examples.web_demo.build import CLASSES, build
-from examples.web_demo.serve import serve
+from examples.web_demo.build import CLASSES, build, serve
 from odtpack_simulator.measure.measured_profile import imported_profile, load_measurements
 from tests.kits import javascript
 from tests.kits.harness import needs

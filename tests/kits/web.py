@@ -11,7 +11,7 @@ from http.server import ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
-from examples.web_demo.serve import Handler
+from examples.web_demo.build import Handler
 from tests.reports.browser import Browser
 
 KIT = Path(__file__).parents[2] / "runtime" / "js"

@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fidelity.latency import Effort, Prediction, measure_model
-from benchmarks.fidelity.latency_arithmetic import (
+from benchmarks.fidelity.latency import (
     GROUPS,
     TITLES,
     Between,
     Curves,
+    Effort,
     Node,
+    Prediction,
     Row,
     calibrated_nodes,
     cells,
     compare,
+    measure_model,
     rate,
     summarize,
     summary_lines,
@@ -27,9 +29,8 @@ from benchmarks.fidelity.latency_arithmetic import (
     which_clock,
 )
 from benchmarks.fidelity.models import CASES, build
-from benchmarks.published.__main__ import count
+from benchmarks.published.__main__ import NETWORKS, count
 from benchmarks.published.engine import CALIBRATION, FOLDER, counted, fitted, line, published
-from benchmarks.published.networks import NETWORKS
 from odtpack_simulator.memory.operator_work import Work
 
 FLAT = Curves([(1e3, 1e-8), (1e9, 1e-2)], [(1e3, 1e-7), (1e9, 0.1)])

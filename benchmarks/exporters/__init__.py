@@ -1,1 +1,0 @@
-"""Files that exporters write, trained beside PEFT (make exporters)."""

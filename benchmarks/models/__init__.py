@@ -1,1 +1,0 @@
-"""Trains models that ship inside public packages, and holds each gradient to PyTorch's."""
