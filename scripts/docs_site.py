@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "runtime" / "odtpack_runtime"))  # as a module alone, without numpy
-from error_codes import ErrorCode, error_codes  # noqa: E402
+from errors import ErrorCode, error_codes  # noqa: E402
 
 PAGES = {
     "README.md": "index.md",

@@ -16,7 +16,7 @@ from odtpack.fit.outcome import FitResult
 from odtpack.package.coverage import coverage
 from odtpack.recipe.draft import schema_text
 from odtpack.update.diff import PackageDiff
-from odtpack_runtime.error_codes import error_codes
+from odtpack_runtime.errors import error_codes
 from odtpack_simulator.device.app import APP_FOOTPRINTS, PROCESSES, RUNTIME_LIBRARY_BYTES
 from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.device.profile_check import check_profile

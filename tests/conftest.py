@@ -69,8 +69,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True, scope="session")
 def listed_codes() -> Iterator[None]:
     """Errors whose code is not in the table of error codes fail."""
-    from odtpack_runtime.error_codes import error_codes
-    from odtpack_runtime.errors import OdtpackError
+    from odtpack_runtime.errors import OdtpackError, error_codes
 
     original = OdtpackError.__init__
 

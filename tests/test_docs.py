@@ -25,8 +25,7 @@ import pytest
 from odtpack.cli import main
 from odtpack.cli.device import demo
 from odtpack.losses import LOSSES
-from odtpack_runtime.error_codes import error_codes
-from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.errors import OdtpackError, error_codes
 from scripts.docs_site import generated
 from scripts.generate_docs import PAGES
 from tests import zoo
@@ -275,7 +274,7 @@ COMPUTED = {
     "runtime/odtpack_simulator/replay/job.py": {
         *("bad-batch-size", "bad-epochs", "bad-seed", "bad-pieces"),
     },
-    "runtime/odtpack_simulator/values/textfile.py": {
+    "runtime/odtpack_simulator/values/text.py": {
         *(f"{what}-{how}" for what in KINDS for how in READ),
         *(f"{what}-malformed" for what in ("budgets", "fleet", "profile", "recipe")),
     },

@@ -57,7 +57,7 @@ def names(module: Any, path: str | os.PathLike[str] | None = None) -> str:
 def read_names(path: Path) -> tuple[Named, ...]:
     """What a list says, or a safetensors file, all of whose tensors train."""
     from odtpack.errors import OdtpackError
-    from odtpack_simulator.values.textfile import read_bounded
+    from odtpack_simulator.values.text import read_bounded
 
     if path.suffix == ".safetensors":
         return _of_safetensors(path)

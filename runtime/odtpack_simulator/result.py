@@ -26,8 +26,7 @@ from odtpack_simulator.device.kits import Kit, Loop, Sharing
 from odtpack_simulator.device.profile import AppState, OsClass, ProfileFigure
 from odtpack_simulator.values.figure import Check, Text, Verdict
 from odtpack_simulator.values.part import Part, first_problem
-from odtpack_simulator.values.text import last_part
-from odtpack_simulator.values.textfile import read_bounded
+from odtpack_simulator.values.text import last_part, read_bounded
 from odtpack_simulator.values.units import Interval, SourceKind, format_bytes
 
 

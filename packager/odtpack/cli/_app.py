@@ -35,9 +35,8 @@ from odtpack.cli.device.train import privacy, train
 from odtpack.cli.explain import explain
 from odtpack.cli.export import config, export, ort
 from odtpack.cli.fleet import fleet
-from odtpack.cli.gradients import compare_gradients
 from odtpack.cli.inspect import inspect
-from odtpack.cli.model import head, import_, init, ops
+from odtpack.cli.model import compare_gradients, head, import_, init, ops
 from odtpack.cli.release import diff, install, sign, verify
 
 BAD_INPUT: Final = 2
@@ -333,7 +332,7 @@ def _closed_pipe() -> int:
 
 def _failed(error: Exception) -> int:
     from odtpack.errors import OdtpackError, system_refused
-    from odtpack_runtime.error_codes import error_codes
+    from odtpack_runtime.errors import error_codes
 
     if isinstance(error, OSError):  # no bug: a name that is too long, a disk that is full
         error = system_refused(error)

@@ -25,7 +25,7 @@ def devices_or_all(incomplete: str) -> list[str]:
 
 def error_codes(incomplete: str) -> list[str]:
     """Codes of errors."""
-    from odtpack_runtime.error_codes import error_codes as table
+    from odtpack_runtime.errors import error_codes as table
 
     return [code for code in table() if code.startswith(incomplete)]
 

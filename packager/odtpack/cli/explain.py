@@ -22,7 +22,7 @@ def explain(
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
     """Explain an error code: what it means, its typical cause, what to do."""
-    from odtpack_runtime.error_codes import error_codes
+    from odtpack_runtime.errors import error_codes
 
     _console.results(as_json=as_json)
     codes = error_codes()

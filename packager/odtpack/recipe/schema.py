@@ -43,7 +43,7 @@ from odtpack_simulator.figures.limits import (
     read_budgets,
 )
 from odtpack_simulator.values.part import TAG_PREFIX, Part, wrong_file
-from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
+from odtpack_simulator.values.text import key_lines, parse_toml, read_bounded
 
 
 class Table(Part):

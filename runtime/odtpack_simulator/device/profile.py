@@ -22,8 +22,13 @@ from pydantic import Field, ValidationError, model_validator
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 from odtpack_simulator.values.part import Part, all_problems, meant
-from odtpack_simulator.values.text import toml_value
-from odtpack_simulator.values.textfile import key_lines, nearest_line, parse_toml, read_bounded
+from odtpack_simulator.values.text import (
+    key_lines,
+    nearest_line,
+    parse_toml,
+    read_bounded,
+    toml_value,
+)
 from odtpack_simulator.values.units import (
     Bandwidth,
     Bytes,

@@ -43,8 +43,13 @@ from odtpack_simulator.figures.simulated import METRICS, figures_of
 from odtpack_simulator.result import SimulationResult, Subject
 from odtpack_simulator.values.figure import CheckLevel, Figure, Unit
 from odtpack_simulator.values.part import TAG_PREFIX, Part, meant, wrong_file
-from odtpack_simulator.values.text import toml_key
-from odtpack_simulator.values.textfile import key_lines, nearest_line, parse_toml, read_bounded
+from odtpack_simulator.values.text import (
+    key_lines,
+    nearest_line,
+    parse_toml,
+    read_bounded,
+    toml_key,
+)
 from odtpack_simulator.values.units import parse_quantity
 
 MAX_LIMITS: Final = 8  # Most limits in the list of one key

@@ -25,8 +25,7 @@ from pydantic import (
 
 from odtpack_simulator.device.profile import AppState
 from odtpack_simulator.values.part import Part, wrong_file
-from odtpack_simulator.values.text import shown_path
-from odtpack_simulator.values.textfile import key_lines, parse_toml, read_bounded
+from odtpack_simulator.values.text import key_lines, parse_toml, read_bounded, shown_path
 from odtpack_simulator.values.units import parse_quantity
 
 MAX_FLEET_BYTES: Final = 256 * 1024

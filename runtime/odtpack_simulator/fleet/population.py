@@ -23,7 +23,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.fleet_file import HOURS, FleetFile
 from odtpack_simulator.replay.job import HELD_OUT_SHARE, Indices, split
-from odtpack_simulator.values.textfile import read_bounded
+from odtpack_simulator.values.text import read_bounded
 
 Numbers = npt.NDArray[np.uint64]
 Uniforms = npt.NDArray[np.float64]

@@ -36,7 +36,7 @@ from odtpack_simulator.measure.host import (
     this_machine,
 )
 from odtpack_simulator.values.part import Part, first_problem
-from odtpack_simulator.values.textfile import read_bounded
+from odtpack_simulator.values.text import read_bounded
 
 # Figures of a device profile as they are written: rounded, with kind and source.
 

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.values.textfile import nearest_line
+from odtpack_simulator.values.text import nearest_line
 
 
 class Part(BaseModel):
