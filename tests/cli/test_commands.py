@@ -188,6 +188,30 @@ class TestTrain:
             run(*train, "--epochs", 1, "--resume", half, "--out", rest, code=0)
             assert rest.read_bytes() == whole.read_bytes()
 
+    def test_what_is_printed_is_saved(
+        self, run: Run, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ctrl-C in a save: no line of its epoch; else one save for each epoch."""
+        out, saves = tmp_path / "t.ckpt", 0
+        save = CheckpointState.save_checkpoint
+        train = "train", shared.package, "--data", shared.data, "--out", out, "--epochs", 2
+
+        def counted(*arguments: object, **options: object) -> None:
+            nonlocal saves
+            saves += 1
+            if saves == 4:
+                raise KeyboardInterrupt
+            save(*arguments, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(CheckpointState, "save_checkpoint", counted)
+        run(*train, code=0)
+        assert saves == 2
+        kept = CheckpointState.load_checkpoint(f"{out}.previous")
+        assert dict(kept.properties)["odtpack.epochs"] == 1
+        stopped = run(*train, code=130)
+        assert "epoch    1" in stopped.err
+        assert "epoch    2" not in stopped.err
+
     def test_seed_decides(self, run: Run, shared: Shared, tmp_path: Path) -> None:
         for name, seed in (("a", 0), ("b", 0), ("c", 1)):
             train = "train", shared.package, "--data", shared.data, "--epochs", 1
