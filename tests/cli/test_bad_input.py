@@ -105,6 +105,7 @@ ROWS: list[tuple[str, ...]] = [
     (f"{TRAIN} --holdout 1.5", "bad-holdout", "1.5", "--holdout 0.2"),
     (f"{TRAIN} --holdout 0.5 --eval {{data}}", "holdout-and-eval", "leave one of them out"),
     (f"{TRAIN}/no/new.ckpt", "cannot-write", "mkdir -p"),
+    (f"{TRAIN}/no(1)/new.ckpt", "cannot-write", "mkdir -p '"),
     (TRAIN.replace("{new}", "{bad}"), "cannot-write", "is a folder"),
     (TRAIN.replace("{new}", "{package}/checkpoint"), "cannot-write", "outside the package"),
     (f"{TRAIN} --lr 1e30", "diverged", "epoch 1", "--lr"),

@@ -166,6 +166,52 @@ class TestTrain:
         assert "epoch    3" in run(*train, "--epochs", 2, "--resume", half, "--out", rest).err
         assert rest.read_bytes() == whole.read_bytes()
 
+    def test_dropout_follows_from_the_seed_and_the_step(self, run: Run, tmp_path: Path) -> None:
+        """Batches of a step that have masks of their own, and a training that goes on."""
+        model = onnx.parser.parse_model(
+            '<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, 3] y) '
+            "<float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float r = {0.5}, "
+            "bool t = {1}> { d = Dropout(x, r, t) y = MatMul(d, w) }"
+        )
+        onnx.save(model, tmp_path / "m.onnx")
+        rng = np.random.default_rng(0)
+        data = {"x": rng.random((40, 4), np.float32), "labels": rng.integers(0, 3, 40)}
+        np.savez(tmp_path / "data.npz", allow_pickle=False, **data)
+        for count in (1, 3):
+            package = tmp_path / f"p{count}"
+            build = "build", tmp_path / "m.onnx", "--out", package, "--loss", "cross_entropy"
+            run(*build, "--accumulate", count, code=0)
+            train = "train", package, "--data", tmp_path / "data.npz", "--batch-size", 4
+            whole, half, rest = (tmp_path / name for name in ("whole", "half", "rest"))
+            run(*train, "--epochs", 2, "--out", whole, code=0)
+            run(*train, "--epochs", 1, "--out", half, code=0)
+            run(*train, "--epochs", 1, "--resume", half, "--out", rest, code=0)
+            assert rest.read_bytes() == whole.read_bytes()
+
+    def test_what_is_printed_is_saved(
+        self, run: Run, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Ctrl-C in a save: no line of its epoch; else one save for each epoch."""
+        out, saves = tmp_path / "t.ckpt", 0
+        save = CheckpointState.save_checkpoint
+        train = "train", shared.package, "--data", shared.data, "--out", out, "--epochs", 2
+
+        def counted(*arguments: object, **options: object) -> None:
+            nonlocal saves
+            saves += 1
+            if saves == 4:
+                raise KeyboardInterrupt
+            save(*arguments, **options)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(CheckpointState, "save_checkpoint", counted)
+        run(*train, code=0)
+        assert saves == 2
+        kept = CheckpointState.load_checkpoint(f"{out}.previous")
+        assert dict(kept.properties)["odtpack.epochs"] == 1
+        stopped = run(*train, code=130)
+        assert "epoch    1" in stopped.err
+        assert "epoch    2" not in stopped.err
+
     def test_seed_decides(self, run: Run, shared: Shared, tmp_path: Path) -> None:
         for name, seed in (("a", 0), ("b", 0), ("c", 1)):
             train = "train", shared.package, "--data", shared.data, "--epochs", 1

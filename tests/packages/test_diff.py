@@ -189,8 +189,14 @@ def test_settings(tmp_path: Path) -> None:
             "input 'input' changes from float32[batch, 1, 12, 12] (data) to "
             "float32[batch, 1, 8, 8] (data)",
         ),
+        ({}, {"accumulation_steps": 4}, "the batches of a step change from 1 to 4"),
+        ({"accumulation_steps": 4}, {}, "the batches of a step change from 4 to 1"),
+        (
+            {}, {"privacy_clip": 1.0},
+            "a step now takes private gradients only: make it with train_step",
+        ),
     ],
-    ids=["output", "classes", "shape"],
+    ids=["output", "classes", "shape", "more batches", "one batch", "private"],
 )  # fmt: skip
 def test_calls(tmp_path: Path, old: dict[str, object], new: dict[str, object], words: str) -> None:
     found = compared(tmp_path, old, new)

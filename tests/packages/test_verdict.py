@@ -68,6 +68,7 @@ CASES = {
         "compatible", True, {"train": _HEAD}, {"train": _HEAD},
         new_model=with_values(small_model(), "conv1.weight"),
     ),
+    "no longer mixed": Case("compatible", False, {"precision": "mixed"}),
     "trains less": Case("compatible", False, {}, {"train": _HEAD}),
     "frozen part is another": Case(
         "compatible", False, {"train": _HEAD}, {"train": _HEAD},

@@ -48,7 +48,8 @@ out = If (c) <
             id="read earlier in the branch",
         ),
         pytest.param(
-            "u = Neg(source) n = Shape(u) v = Reshape(source, n) t = Mul(v, g) out = Add(t, g)",
+            "u = Neg(source) z = Constant <value = int64[1] {0}> () s = Size(u) n = Mul(s, z) "
+            "v = Reshape(source, n) t = Mul(v, g) out = Add(t, g)",
             id="a view read before",
         ),
         pytest.param(
@@ -119,6 +120,12 @@ BOTH = "float[4] out, float[4] other"
             BOTH,
             "may read 'source' after",
             id="a view read later",
+        ),
+        pytest.param(
+            "u = Neg(source) n = Shape(u) v = Reshape(source, n) t = Mul(v, g) out = Add(t, g)",
+            "float[4] out",
+            "may read 'source' after",
+            id="read before by an edge that ONNX Runtime folds",
         ),
         pytest.param(
             "n = Shape(g) v = Reshape(source, n) out = Softmax(v)",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -54,7 +55,7 @@ def _objection(path: Path, option: str, outside: Package | None) -> tuple[str, s
     if not folder.is_dir():
         if reason := _obstacle(folder):
             return reason, "choose another folder"
-        return f"the folder {str(folder)!r} does not exist", f"mkdir -p {folder}"
+        return f"the folder {str(folder)!r} does not exist", f"mkdir -p {shlex.quote(str(folder))}"
     if outside is not None and path.resolve() in _files_of(outside):
         reason = "it is a file of the package, which must stay as it was built"
         return reason, "choose a path outside the package"

@@ -22,7 +22,7 @@ from odtpack_runtime.training import loop as training_loop
 from odtpack_runtime.training.loop import Evaluation
 from odtpack_runtime.training.private import poisson_batches
 from odtpack_runtime.training.schedules import ScheduleSpec
-from odtpack_simulator.replay.job import Indices, in_batches
+from odtpack_simulator.replay.job import Indices, in_batches, seed_dropout
 from odtpack_simulator.replay.paired_loss import accuracy_inputs
 
 
@@ -189,9 +189,9 @@ def fit(
     """Train, and yield after every epoch."""
     # What is left of an epoch makes a smaller step: each batch's gradient counts as in all others,
     # and nothing is carried from one epoch into the next. The order of the samples depends only on
-    # the seed and the epoch's number, so that a resumed training is bit-identical, and the
-    # simulator replays in that order. A private training draws each sample for each batch
-    # independently, from the system's generator, and cannot be repeated.
+    # the seed and the epoch's number, and what Dropout draws on the seed and the step, so that a
+    # resumed training is bit-identical, and the simulator replays it. A private training draws each
+    # sample for each batch independently, from the system's generator, and cannot be repeated.
     names = module.input_names()
     count = batch_count(len(indices), batch_size, whole=whole)
     if count == 0:
@@ -201,6 +201,12 @@ def fit(
         )
     expected = min(batch_size, len(indices))  # of a private batch
     done, losses = 0, list[float]()
+
+    def gathered(batches: list[Indices]) -> Iterator[list[np.ndarray[Any, Any]]]:
+        for place, batch in enumerate(batches, 1):
+            if optimizer.privacy is None:
+                seed_dropout(seed, optimizer.step_count, place)
+            yield [data[name][batch] for name in names]
 
     def seen(loss: float) -> None:
         nonlocal done
@@ -218,8 +224,7 @@ def fit(
         tried = list[Indices]()
         while of_step := list(itertools.islice(cut, module.accumulation_steps)):
             tried += [batch for batch in of_step if len(batch)]  # an empty one gives no loss
-            each = ([data[name][batch] for name in names] for batch in of_step)
-            fed = [*each] if len(of_step) == 1 else each
+            fed = [*gathered(of_step)] if len(of_step) == 1 else gathered(of_step)
             training_loop.train_step(
                 module, optimizer, fed, scheduler, on_loss=seen, expected=expected
             )

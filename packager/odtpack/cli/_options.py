@@ -85,7 +85,7 @@ DATA = option(
 )
 EPOCHS = option("Passes over the data.", "N", min=1)
 BATCH_SIZE = option("Samples per batch.  [default: 32]", "N", min=1)
-SEED = option("Seed of the sample order and the held-out split.", "N", min=0)
+SEED = option("Seed of the sample order, the held-out split and dropout.", "N", min=0)
 HOLDOUT = option("Share of the samples held out for evaluation.  [default: 0.2]", "SHARE")
 EVALUATION = option("Evaluation data, instead of --holdout.", "EVAL.npz", "--eval")
 TRAINERS = option("Training processes; 0 for one per core.", "N", min=0)

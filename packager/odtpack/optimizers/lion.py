@@ -48,10 +48,12 @@ class Lion(Optimizer):
 
     def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
         params, rate, gradients = values["params"], values["learning_rate"], values["gradients"]
-        moment = values[FIRST]
+        # The moment first, over the old one, and the mix from it, which is the same: an edge that
+        # has the old one read before ONNX Runtime removes, where it knows all sizes.
+        moment = lerp(op, values[FIRST], gradients, self.beta2)
+        mixed = lerp(op, moment, gradients, self.beta1 / self.beta2)
         # u / (|u| + tiny) is the sign of u, NaN where u is. The operator Sign takes longer
         # than all other nodes together, and hides NaN.
-        mixed = lerp(op, moment, gradients, self.beta1)
         # Tiny is float32's for float64, too: ONNX Runtime removes an addition of what float32
         # rounds to 0, and the direction of 0 would be 0 / 0.
         tiny = float(np.finfo(np.float32).tiny)
@@ -59,11 +61,4 @@ class Lion(Optimizer):
         keep = keep_factor(op, rate, weight_decay)
         if keep is not None:
             params = op.Mul(params, keep)
-        # The direction reads the moment that the step overwrites: the view, which costs
-        # nothing, exists once the direction does.
-        view = op.Reshape(moment, op.Shape(direction))
-        view.shape = moment.shape
-        return {
-            "params": op.Sub(params, op.Mul(direction, rate)),
-            FIRST: lerp(op, view, gradients, self.beta2),
-        }
+        return {"params": op.Sub(params, op.Mul(direction, rate)), FIRST: moment}

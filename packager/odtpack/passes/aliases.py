@@ -164,10 +164,15 @@ def not_upstream(wanted: Iterable[ir.Node], nodes: Iterable[ir.Node]) -> set[ir.
     seen = dict.fromkeys(nodes)  # the nearest are looked at first
     missing, queue = {*wanted}.difference(seen), collections.deque(seen)
     while queue and missing:
-        for value in reads(queue.popleft()):
+        for value in awaited(queue.popleft()):
             node = value.producer()
             if node is not None and node not in seen:
                 seen[node] = None
                 missing.discard(node)
                 queue.append(node)
     return missing
+
+
+def awaited(node: ir.Node) -> Iterable[ir.Value]:
+    """Values that a node waits for: none of a Shape, which ONNX Runtime folds if it knows sizes."""
+    return () if node.op_type == "Shape" else reads(node)

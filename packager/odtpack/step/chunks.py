@@ -436,7 +436,7 @@ class Readers:
                 self._readers.setdefault(value, []).append(node)
             stack = [node]
             while stack:
-                before = [v.producer() for v in reads(stack[-1])]
+                before = [v.producer() for v in aliases.awaited(stack[-1])]
                 known = [each for each in before if each in self._bits]
                 if missing := [each for each in known if each not in self._needs]:
                     stack += missing

@@ -27,6 +27,7 @@ from odtpack_runtime.package.manifest import (
     ParameterInfo,
 )
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_runtime.training.optimizer_contract import StateVector, read_contract
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.text import clean, markdown_row
@@ -139,7 +140,7 @@ class AppImpact(Part):
     """What the app must do besides replacing the package.
 
     Attributes:
-        calls_change: Whether it must feed or read something else.
+        calls_change: Whether it must feed or read something else, or make steps otherwise.
         calls: What exactly.
         reduced_runtime_rebuild: Whether a reduced build of ONNX Runtime, made for the old
             package, lacks an operator of the files. What it fuses them to, ``odtpack config NEW
@@ -202,7 +203,12 @@ def verdict(old: Package, new: Package, changed_values: Collection[str]) -> Verd
     before = {item.name: item for item in old.manifest.parameters}
     after = {item.name: item for item in new.manifest.parameters}
     roles = {name: item.role for name, item in before.items()}
-    trained = [item for item in before.values() if item.role in _TRAINED_ROLES]
+    untrained = set(LOSS_SCALE_NAMES) - after.keys()  # nothing is lost with them
+    trained = [
+        item
+        for item in before.values()
+        if item.role in _TRAINED_ROLES and item.name not in untrained
+    ]
     rescaled = _rescaled(old.manifest, new.manifest)
     problems = tuple(
         Problem(parameter=item.name, why=why)
@@ -247,6 +253,11 @@ def app_impact(old: Manifest, new: Manifest) -> AppImpact:
         *_calls("input", old.inputs, new.inputs),
         *_calls("output", old.all_outputs, new.all_outputs),
     ]
+    batches = old.accumulation_steps, new.accumulation_steps
+    if batches[0] != batches[1]:
+        calls.append(f"the batches of a step change from {batches[0]} to {batches[1]}")
+    if new.privacy is not None and old.privacy is None:
+        calls.append("a step now takes private gradients only: make it with train_step")
     missing = _new_operators(old, new)
     least = old.minimum_onnxruntime, new.minimum_onnxruntime
     return AppImpact(

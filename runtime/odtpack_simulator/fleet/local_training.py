@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import onnxruntime
 
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
@@ -42,7 +41,7 @@ from odtpack_simulator.replay.executor import (
     unwrapped,
     worker_lost,
 )
-from odtpack_simulator.replay.job import Indices, in_batches
+from odtpack_simulator.replay.job import Indices, in_batches, seed_dropout
 from odtpack_simulator.replay.paired_loss import accuracy_inputs
 from odtpack_simulator.replay.replay import write_data
 
@@ -184,9 +183,7 @@ class LocalTrainer:
             else:
                 batches = in_batches(random.permutation(indices), size, whole=whole)
             while of_step := list(itertools.islice(batches, self.module.accumulation_steps)):
-                # Dropout draws from the generator of the process.
-                position = (settings.seed, _DROPOUT, round_number, client, steps)
-                onnxruntime.set_seed(int(np.random.SeedSequence(position).generate_state(1)[0]))
+                seed_dropout(settings.seed, _DROPOUT, round_number, client, steps)
                 fed = ([data[name][batch] for name in self._names] for batch in of_step)
                 noise = np.random.default_rng([settings.seed, _NOISE, round_number, client, steps])
                 train_step(

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import onnxruntime
 
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError, unreadable
@@ -304,6 +305,11 @@ def in_batches(order: Indices, size: int, *, whole: bool) -> Iterator[Indices]:
         batch = order[start : start + size]
         if len(batch) == size or not whole:
             yield batch
+
+
+def seed_dropout(*position: int) -> None:
+    """Let what Dropout draws next, from the process's generator, follow from a position."""
+    onnxruntime.set_seed(int(np.random.SeedSequence(position).generate_state(1)[0]))
 
 
 @dataclass(frozen=True, slots=True)

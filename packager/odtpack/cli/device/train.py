@@ -159,13 +159,6 @@ def train(
     _console.say(f"before       {_figures(before)}")
     history: list[_fit.Epoch] = []
 
-    def save() -> None:
-        state.properties[EPOCHS_PROPERTY] = before_epochs + len(history)
-        record.keep()
-        CheckpointState.save_checkpoint(
-            state, target, include_optimizer_state=True, keep_previous=True
-        )
-
     with _hinting_at(data), _console.Progress("training") as progress:
         for epoch in _fit.fit(
             module,
@@ -181,13 +174,17 @@ def train(
             on_step=progress.update,
         ):
             history.append(epoch)
+            # A training that is stopped keeps the epochs of which it said so.
+            state.properties[EPOCHS_PROPERTY] = before_epochs + len(history)
+            record.keep()
+            CheckpointState.save_checkpoint(
+                state, target, include_optimizer_state=True, keep_previous=True
+            )
             progress.line(f"epoch {epoch.number:>4}   loss {epoch.loss:.4f}")
             if epoch.skipped:
                 progress.line(f"  {epoch.skipped:,} batches skipped; the last: {epoch.reason}")
-            save()  # a training that is stopped keeps its finished epochs
     after = evaluate()
     _console.say(f"after        {_figures(after)}")
-    save()
     private = optimizer.privacy is not None
     guarantee = _guarantee(record, delta or 0.1 / len(parts.train)) if private else None
     _console.wrote(target)

@@ -39,7 +39,14 @@ from odtpack_simulator.memory.process_memory import (
     MemoryMeter,
     give_back_memory,
 )
-from odtpack_simulator.replay.job import Indices, Job, Position, load_position, run_digest
+from odtpack_simulator.replay.job import (
+    Indices,
+    Job,
+    Position,
+    load_position,
+    run_digest,
+    seed_dropout,
+)
 from odtpack_simulator.replay.limits import hold_memory, methods_for
 from odtpack_simulator.replay.paired_loss import Groups, finer_groups, pooled
 
@@ -286,8 +293,7 @@ class Trainer:
             for number, of_batch in enumerate(indices, 1):
                 start = time.perf_counter()
                 batch = self.batches.gather(of_batch)
-                position = (self.seed, self.optimizer.step_count, number)
-                onnxruntime.set_seed(int(np.random.SeedSequence(position).generate_state(1)[0]))
+                seed_dropout(self.seed, self.optimizer.step_count, number)
                 gathering += time.perf_counter() - start
                 yield batch
 
