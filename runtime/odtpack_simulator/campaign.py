@@ -9,7 +9,6 @@ what is assumed, and why.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -278,11 +277,17 @@ def run_campaign(
         msg = f"an evaluation lies beyond step {sum(steps)}, the last"
         raise ValueError(msg)
     figures = _Figures()
+    period = _nanoseconds(86_400 / policy.sessions_per_day)
+
+    def played(pace: DeviceTimes) -> SimulatedRun:
+        return play(pace, steps, save_every=policy.save_every, period=period)
+
     paces = device_times(profile, latency, policy.state)
     if isinstance(paces, str):
+        if policy.state == "foreground":  # no window ends a session: counts need no times
+            _count(figures, [played(DeviceTimes(0, 0, 1, 1, 0))] * 3, policy, checkpoint_bytes)
         return figures.campaign(paces)
-    period = _nanoseconds(86_400 / policy.sessions_per_day)
-    courses = [play(pace, steps, save_every=policy.save_every, period=period) for pace in paces]
+    courses = [played(pace) for pace in paces]
     watts = watts_above_idle(profile)
     begin = [p.creation + p.load + max(0, p.first_step - p.step) for p in paces]
     figures.put("restart_s", [(p.save + more) / NS for p, more in zip(paces, begin, strict=True)])
@@ -300,22 +305,10 @@ def run_campaign(
             f"{typical.sessions} windows and {format_duration(typical.active / NS)} of work"
         )
         return figures.campaign(why, endless="worst case", **rest)
-    written = [float(course.total("writes") * checkpoint_bytes) for course in courses]
-    # A training of less than a day writes all of it in that day.
-    days = [
-        max(1.0, course.sessions / policy.sessions_per_day, course.end / NS_PER_DAY)
-        for course in courses
-    ]
+    _count(figures, courses, policy, checkpoint_bytes)
     for name, values in (
         ("active_s", [course.active / NS for course in courses]),
-        ("sessions", [float(course.sessions) for course in courses]),
         ("days", [course.end / NS_PER_DAY for course in courses]),
-        ("repeated_steps", [float(course.total("made") - course.steps) for course in courses]),
-        ("written_bytes", written),
-        (
-            "written_bytes_per_day",
-            [total / span for total, span in zip(written, days, strict=True)],
-        ),
         ("throttled_share", [course.total("throttled") / course.active for course in courses]),
     ):
         figures.put(name, values)
@@ -478,10 +471,7 @@ class _Figures:
         """Set a figure from the three scenarios: fast, typical, slow."""
         # The interval spans them, because not every figure grows from fast to slow: in a shorter
         # window a device throttles for a smaller share of the time, and may lose fewer steps.
-        if all(map(math.isfinite, values)):
-            self._known[name] = Interval.of(min(values), values[_TYPICAL], max(values))
-        else:
-            self._why[name] = "the figure is beyond all numbers"
+        self._known[name] = Interval.of(min(values), values[_TYPICAL], max(values))
 
     def lack(self, why: str, *names: str) -> None:
         """Say why figures remain unknown."""
@@ -494,6 +484,23 @@ class _Figures:
         null = [name for name in FIGURES if name not in self._known]
         reasons = [NotJudged(figure=name, reason=self._why.get(name, unknown)) for name in null]
         return DeviceCampaign(**self._known, not_judged=reasons, **rest)
+
+
+def _count(
+    figures: _Figures, courses: Sequence[SimulatedRun], policy: Policy, checkpoint_bytes: int
+) -> None:
+    written = [float(course.total("writes") * checkpoint_bytes) for course in courses]
+    # A training of less than a day writes all of it in that day.
+    days = [
+        max(1.0, course.sessions / policy.sessions_per_day, course.end / NS_PER_DAY)
+        for course in courses
+    ]
+    per_day = [total / span for total, span in zip(written, days, strict=True)]
+    repeated = [float(course.total("made") - course.steps) for course in courses]
+    figures.put("sessions", [float(course.sessions) for course in courses])
+    figures.put("repeated_steps", repeated)
+    figures.put("written_bytes", written)
+    figures.put("written_bytes_per_day", per_day)
 
 
 def _put_energy(

@@ -538,6 +538,8 @@ class DataInfo(Part):
     ``evaluated_samples`` of the held-out samples were evaluated: fewer where the model fixes the
     batch, as those that fill none are left out, or where only a part was trained; null in results
     of earlier versions.
+    ``sha256`` is that of all samples as they are trained and evaluated on; null in results of
+    earlier versions.
     """
 
     samples: Count
@@ -555,6 +557,7 @@ class DataInfo(Part):
     asked_batch_size: Count | None = None
     step_samples: Count | None = None
     evaluated_samples: Count | None = None
+    sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
 
     @property
     def evaluated(self) -> int:
@@ -582,15 +585,16 @@ class DataInfo(Part):
         """What is said where no batch or step is as large as was asked for; None where one is."""
         if self.asked_batch_size not in (None, self.batch_size):
             return (
-                f"the largest batch has {self.batch_size:,} samples, not the "
-                f"{self.asked_batch_size:,} asked for: memory and times are those of this one"
+                f"the largest batch has {self.batch_size:,} sample{'s' * (self.batch_size != 1)}, "
+                f"not the {self.asked_batch_size:,} asked for: memory and times are those of this "
+                "one"
             )
         batches = math.ceil(self.samples_per_step / max(1, self.batch_size))
         if batches >= self.accumulation_steps:
             return None
         return (
-            f"a pass has {batches:,} batches, fewer than the {self.accumulation_steps:,} to "
-            "accumulate: times are those of a step of so many"
+            f"a pass has {batches:,} batch{'es' * (batches != 1)}, fewer than the "
+            f"{self.accumulation_steps:,} to accumulate: times are those of a step of so many"
         )
 
     @property

@@ -8,6 +8,7 @@ memory limits near the peak. Everything about a device is then judged from these
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 import os
 import platform
@@ -20,6 +21,7 @@ from typing import Final
 import numpy as np
 import onnxruntime
 
+from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.manifest import Manifest
@@ -217,6 +219,7 @@ def simulate(
     threads = manifest.threads if threads is None else threads
     _check_arguments(learning_rate, threads, interruptions, profiles)
     arrays, apart = load_samples(package, data_path, evaluation)
+    data_sha256 = _sha256(arrays, apart)
     whole_schedule = make_sample_plan(
         manifest.input_specs(),
         len(next(iter(arrays.values()))),
@@ -252,7 +255,11 @@ def simulate(
             for kit, profile in zip(kits, profiles, strict=True)
         ]
         uses = dict.fromkeys(own) or [session_use(manifest)]
-        plans = {use: plan_memory(opened, shapes, threads=threads, **use._asdict()) for use in uses}
+        evaluated = whole_schedule.evaluated_samples
+        plans = {
+            use: plan_memory(opened, shapes, threads=threads, evaluated=evaluated, **use._asdict())
+            for use in uses
+        }
         apps = [
             _AppOnDevice(
                 profile,
@@ -318,6 +325,7 @@ def simulate(
             trained_samples=schedule.samples,
             tokens_per_sample=tokens,
             evaluated_apart=bool(apart),
+            sha256=data_sha256,
         ),
         policy=policy,
         host=_host_info(timing, threads),
@@ -353,6 +361,15 @@ def simulate(
     return _with_changes(result, package, most)
 
 
+def _sha256(arrays: Mapping[str, Array], apart: int) -> str:
+    """A digest of all samples, of which the last ones may be a file's own."""
+    found = hashlib.sha256(str(apart).encode())
+    for name, array in sorted(arrays.items()):
+        found.update(repr((name, array.dtype.str, array.shape)).encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()
+
+
 def _fits(judged: SimulationResult) -> bool:
     checks = [check for _, check in judged.all_checks()]
     return not any(c.status == "fail" and c.metric in MEMORY_CHECKS for c in checks)
@@ -361,7 +378,7 @@ def _fits(judged: SimulationResult) -> bool:
 def _with_changes(result: SimulationResult, package: Package, use: SessionUse) -> SimulationResult:
     """The result with the changes that need less memory, planned."""
     shapes = result.memory.shapes or {}
-    changes = plan_changes(package, shapes, use, result.host.threads)
+    changes = plan_changes(package, shapes, use, result.host.threads, result.data.evaluated)
     return result.model_copy(
         update={"memory": result.memory.model_copy(update={"changes": changes})}
     )

@@ -164,10 +164,13 @@ def test_console_shows_the_campaign_where_there_is_room() -> None:
 
 
 def test_console_drops_what_passes_first() -> None:
-    """At 60 columns there is room for two topics: those that fail."""
+    """At 60 columns there is room for two topics: what fails, and memory before warnings."""
     result = stored_result(["google/pixel-8a", "raspberrypi/pi-4"])
     heads = printed(result, 60).split("Device", 1)[1].splitlines()[0].split()
-    assert heads == ["Step", "Finish"]
+    assert heads == ["Memory", "Step"]
+    hidden = "Not shown at this width: Finish, Energy, Sessions, Metric"
+    assert hidden in printed(result, 60)
+    assert "Not shown" not in printed(result, 160)
 
 
 def test_console_goes_to_stderr(

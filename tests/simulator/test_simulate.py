@@ -31,7 +31,7 @@ from odtpack_simulator.replay.replay import Progress, ReplayResult, run_training
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.simulation import key_figures, simulation_report
 from odtpack_simulator.result import DeviceResult, Policy, SimulationResult, load_result
-from odtpack_simulator.simulation import simulate
+from odtpack_simulator.simulation import _sha256, simulate
 from tests import zoo
 from tests.adapters import llama
 from tests.kits.harness import OVERFLOWS
@@ -108,6 +108,33 @@ def test_memory(done: Done) -> None:
     assert {d.memory.predicted_peak_bytes for d in done.result.devices} == {
         memory.predicted.peak_bytes
     }
+
+
+def test_an_evaluation_is_planned_as_it_occurs(mlp: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """48 samples are held out, fewer than a batch; the result says of which data."""
+
+    class StoppedError(Exception):
+        pass
+
+    asked: list[object] = []
+
+    def planned(*_: object, evaluated: object, **__: object) -> MemoryPlan:
+        asked.append(evaluated)
+        raise StoppedError
+
+    monkeypatch.setattr("odtpack_simulator.simulation.plan_memory", planned)
+    for share in (0.2, 0.0):
+        with pytest.raises(StoppedError):
+            simulate(mlp.folder / "package", mlp.data, PROFILES[:1], holdout=share, **ARGUMENTS)
+    assert asked == [48, 0]
+
+
+def test_data_have_a_digest(done: Done, mlp: Case) -> None:
+    with np.load(mlp.data) as data:
+        arrays = dict(data)
+    assert done.result.data.sha256 == _sha256(arrays, 0)
+    others = {**arrays, "labels": arrays["labels"][::-1]}
+    assert len({_sha256(each, apart) for each in (arrays, others) for apart in (0, 48)}) == 4
 
 
 def test_device_with_room(done: Done) -> None:

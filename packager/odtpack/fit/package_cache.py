@@ -135,6 +135,7 @@ class Order:
     folder: str  # where the package goes; built already if it holds one
     batch: int  # samples of a batch
     shapes: Mapping[str, tuple[int, ...]]  # shape of one sample of each input
+    evaluated: int | None = None  # samples that are evaluated; None for a batch at least
     # what the apps train with: the one that needs most memory counts
     kits: tuple[Kit, ...] = ("python",)
 
@@ -163,6 +164,7 @@ class PackageCache:
     folder: Path  # where the packages go
     shapes: Mapping[str, tuple[int, ...]]  # shape of one sample of each input
     largest: int  # the most samples that a batch can have
+    evaluated: int | None = None  # samples that are evaluated; None for a batch at least
     kits: tuple[Kit, ...] = ("python",)  # what the apps train with
     planned: dict[tuple[str, int], Planned] = dataclasses.field(default_factory=dict)
 
@@ -176,7 +178,8 @@ class PackageCache:
             settings = candidate.package_settings(self.base)
             name = hashlib.sha256(settings.canonical_json().encode()).hexdigest()[:16]
             size = min(candidate.micro_batch, self.largest)
-            orders.append(Order(settings, str(self.folder / name), size, self.shapes, self.kits))
+            path = str(self.folder / name)
+            orders.append(Order(settings, path, size, self.shapes, self.evaluated, self.kits))
         # A package serves several sizes of a batch, and one worker alone may build it.
         rounds: list[dict[str, Order]] = []
         for order in {order.key: order for order in orders}.values():
@@ -208,7 +211,10 @@ def build_and_plan(order: Order) -> Planned:
             )
             for kit in order.kits
         }
-        peak = max(plan_memory(package, shapes, **use._asdict()).peak.nbytes for use in uses)
+        peak = max(
+            plan_memory(package, shapes, evaluated=order.evaluated, **use._asdict()).peak.nbytes
+            for use in uses
+        )
         work = step_work(package, shapes)
     except OdtpackError as error:
         if error.code == "no-native-kernels":  # it is this machine that lacks something

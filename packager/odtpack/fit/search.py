@@ -373,6 +373,7 @@ class _Search:
             self.folder / "packages",
             self.ground.shapes,
             self.ground.whole.train_samples,
+            self.ground.whole.evaluated_samples,
             tuple({kit_of(profile.os): None for profile in self.request.profiles}),
         )
 

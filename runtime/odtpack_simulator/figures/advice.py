@@ -278,7 +278,9 @@ def _fewer_steps(subject: Subject, limit: float, interval: Interval, shown: str)
                 f"the {pieces} pieces of data take {pieces} sessions, and opening them alone takes "
                 f"more than {shown}{_CASE[end]}: train on fewer pieces, each of more data"
             )
-        return f"not even one step fits in {shown}{_CASE[end]}"
+        return (
+            f"shorten the steps or raise the limit: not even one step fits in {shown}{_CASE[end]}"
+        )
     text = f"about {steps} of the {total} steps fit in {shown}{_CASE[end]}"
     training = subject.result.training
     reached = [p for p in training.curve if 0 < p.step <= steps and p.metric is not None]

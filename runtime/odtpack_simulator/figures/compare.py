@@ -145,7 +145,7 @@ def _change(metric: Metric[Source], before: Figure, now: Figure) -> Change:
                 direction = "better" if metric.keeps(now.value, before.value) else "worse"
     return Change(
         metric=metric.key,
-        title=metric.title,
+        title=metric.title.removesuffix(" floor"),  # it is the figure, and no limit
         unit=now.unit,
         better=metric.better,
         base=before.value,
@@ -267,12 +267,18 @@ def _notes(base: SimulationResult, head: SimulationResult) -> list[str]:
         ("steps between saves", lambda r: r.policy.save_every),
         ("pieces of data", lambda r: r.policy.pieces),
         ("kit", lambda r: r.policy.kit or "the usual"),
+        ("loop", lambda r: r.policy.loop),
+        ("session options", lambda r: r.policy.session_options),
+        ("entitled to more memory", lambda r: "yes" if r.policy.entitled else "no"),
         ("native kernels", lambda r: "the kit's" if r.policy.native is None else r.policy.native),
     )
     notes += differences((name, read(base), read(head)) for name, read in rows)
-    rates = base.training.learning_rate, head.training.learning_rate
-    if None not in rates:  # results of earlier versions do not say it
-        notes += differences([("learning rate", *rates)])
+    for name, *values in (
+        ("learning rate", base.training.learning_rate, head.training.learning_rate),
+        ("SHA-256 of the data", base.data.sha256, head.data.sha256),
+    ):
+        if None not in values:  # results of earlier versions do not say it
+            notes += differences([(name, *values)])
     arenas = {device.name: device.memory.sharing for device in base.devices}
     changed = [
         (arenas[device.name] or "not said", device.memory.sharing or "not said")

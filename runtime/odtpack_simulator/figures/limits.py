@@ -13,6 +13,7 @@ file short: a few devices have tables of their own, many are grouped together.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
@@ -42,13 +43,21 @@ from odtpack_simulator.figures.metric import Metric
 from odtpack_simulator.figures.simulated import METRICS, figures_of
 from odtpack_simulator.result import SimulationResult, Subject
 from odtpack_simulator.values.figure import CheckLevel, Figure, Unit
-from odtpack_simulator.values.part import TAG_PREFIX, Part, meant, wrong_file
+from odtpack_simulator.values.part import (
+    TAG_PREFIX,
+    Part,
+    first_problem,
+    meant,
+    shown_value,
+    wrong_file,
+)
 from odtpack_simulator.values.text import (
     key_lines,
     nearest_line,
     parse_toml,
     read_bounded,
     toml_key,
+    toml_value,
 )
 from odtpack_simulator.values.units import parse_quantity
 
@@ -121,8 +130,8 @@ def _absolute(value: object, metric: Metric[Subject]) -> float:
     if metric.unit == "1":
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not abs(value) <= _LARGEST:  # type: ignore[arg-type]
-            shown = str(value)[:40]
-            msg = f"needs a finite number without quotes, such as {metric.example}, found {shown!r}"
+            shown = shown_value(value)
+            msg = f"needs a finite number without quotes, such as {metric.example}, found {shown}"
             raise ValueError(msg)
         if metric.most is not None and value > metric.most:  # type: ignore[operator]
             msg = f"must be at most {metric.most:g}, found {value}: 0.9 is 90 %"
@@ -130,7 +139,7 @@ def _absolute(value: object, metric: Metric[Subject]) -> float:
         return float(value)  # type: ignore[arg-type]
     if not isinstance(value, str):
         what = "a percentage" if metric.unit == "%" else "a number with a unit"
-        msg = f'needs {what} in quotes, such as "{metric.example}", found {value!r:.60}'
+        msg = f'needs {what} in quotes, such as "{metric.example}", found {shown_value(value)}'
         raise ValueError(msg)
     dimension, per_base = _DIMENSIONS[metric.unit]
     figure = parse_quantity(value, dimension, per_base)
@@ -225,7 +234,7 @@ def _field(metric: Metric[Subject]) -> Any:
         return value
 
     relative = "-5 %" if metric.better == "higher" else "+5 %"
-    example = float(metric.example) if metric.unit == "1" else metric.example
+    example = json.loads(metric.example) if metric.unit == "1" else metric.example
     one = _one_limit(metric)
     several = tuple[one, ...]  # type: ignore[valid-type]
     return (
@@ -241,7 +250,7 @@ def _field(metric: Metric[Subject]) -> Any:
 
 def _bytes(value: object) -> object:
     if not isinstance(value, str):
-        msg = f'needs a number with a unit in quotes, such as "120 MB", found {value!r:.60}'
+        msg = f'needs a number with a unit in quotes, such as "120 MB", found {shown_value(value)}'
         raise ValueError(msg)
     return parse_quantity(value, "bytes")
 
@@ -427,7 +436,13 @@ def make_budgets(
             if len(path) <= (2 if path[:1] == ("budgets",) else 3)
         }
         says = "the budget file is wrong"
-        raise wrong_file(error, _File, "budgets-invalid", says, source, keys) from error
+        found = wrong_file(error, _File, "budgets-invalid", says, source, keys)
+        names = re.findall(r"\w+", first_problem(error, _File)[0])
+        for key in filter(_Overall.model_fields.get, names):
+            field = _Overall.model_fields[key]
+            example = toml_value((field.examples or [field.default])[0])
+            found.hint = f"write for example: {key} = {example}"
+        raise found from error
     classes = {str(name): section for name, section in file.classes.items()}
     return Budgets(source, file.budgets, classes, file.device, lines)
 

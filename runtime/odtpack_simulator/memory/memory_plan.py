@@ -60,6 +60,7 @@ def plan_memory(
     shapes: Mapping[str, Sequence[int]],
     *,
     threads: int | None = None,
+    evaluated: int | None = None,
     sharing: Sharing | None = None,
     step_model: bool = False,
     weights_bytes: int = 0,
@@ -73,6 +74,8 @@ def plan_memory(
         package: The package.
         shapes: Shape of one batch of each user input.
         threads: Intra-operator threads of the sessions; the package's choice if None.
+        evaluated: How many samples are evaluated, in batches of that size; None for a batch at
+            least, 0 for an app that does not evaluate.
         sharing: How sessions allocate memory; the package's choice if None. Of a kit:
             :func:`~odtpack_simulator.memory.arena.sharing_of`.
         step_model: Plan steps of the package's step model, which keeps no gradients, and not those
@@ -90,8 +93,8 @@ def plan_memory(
     """
     sharing = sharing or sharing_of(package.manifest.session)
     use = SessionUse(sharing, step_model, weights_bytes, native, switches)
-    plans = plan_arenas(package, shapes, use, threads=threads, load=load)
-    return plans.plan(package.manifest.session)
+    plans = plan_arenas(package, shapes, use, threads=threads, evaluated=evaluated, load=load)
+    return plans.plan(package.manifest.session, evaluates=evaluated != 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +234,7 @@ def plan_arenas(
     use: SessionUse,
     *,
     threads: int | None = None,
+    evaluated: int | None = None,
     load: LoadGraph = load_runtime_graph,
 ) -> ArenaPlans:
     """Plan all but the arena. Arguments and errors as of :func:`plan_memory`."""
@@ -251,13 +255,19 @@ def plan_arenas(
         (planning.Run(optimizer, optimizer.plan(threads, (), {}), Labels(optimizer.graph)),)
     )
     is_whole = use.step_model and package.step_model is not None
+    held_out = {
+        name: (min(shape[0], evaluated), *shape[1:]) if evaluated and shape else shape
+        for name, shape in shapes.items()
+    }
     if manifest.segments is None:
         steps = package.step_model if is_whole and package.step_model else package.training_model
         training = opened("training", steps, shapes)
-        evaluation = opened("evaluation", package.eval_model, shapes)
+        evaluation = opened("evaluation", package.eval_model, held_out)
         models = _one_model(manifest, training, evaluation, threads)
     else:
-        models = planning.plan_segments(package, manifest.segments, shapes, threads, opened)
+        models = planning.plan_segments(
+            package, manifest.segments, shapes, held_out, threads, opened
+        )
     first = models.training
     if use.switches and package.step_model is not None:
         first = (opened("training", package.step_model, shapes),)
@@ -311,7 +321,7 @@ def step_graphs(
     segments = package.manifest.segments
     if segments is None:
         return [opened("training", package.training_model, shapes).graph]
-    models = planning.plan_segments(package, segments, shapes, threads, opened)
+    models = planning.plan_segments(package, segments, shapes, shapes, threads, opened)
     return [run.session.graph for run in models.afresh.runs]
 
 
@@ -367,6 +377,7 @@ def plan_changes(
     shapes: Mapping[str, Sequence[int]],
     use: SessionUse,
     threads: int | None = None,
+    evaluated: int | None = None,
 ) -> list[PlannedChange]:
     """The peak of a package with each change that is open to it, and with several at once."""
     # What is frozen already is not among them, nor is a micro-batch where the models fix their
@@ -376,7 +387,7 @@ def plan_changes(
     # Returns: Single changes first, those of a kind from the least to the most; then combinations.
     # The last one is the most that can be done.
     with scratch_folder("changes") as folder:
-        variants = _Variants(package, shapes, Path(folder), use, threads)
+        variants = _Variants(package, shapes, Path(folder), use, threads, evaluated)
         sizes = list(_micro_batches(package.manifest, shapes))
         # Whether the optimizer keeps something for each parameter.
         model = onnx.load(str(package.optimizer_model), load_external_data=False)
@@ -406,6 +417,7 @@ class _Variants:
     folder: Path
     use: SessionUse
     threads: int | None
+    evaluated: int | None
     graphs: dict[object, RuntimeGraph] = dataclasses.field(default_factory=dict)
     without: dict[frozenset[str], Path] = dataclasses.field(default_factory=dict)
 
@@ -469,6 +481,7 @@ class _Variants:
             dataclasses.replace(package, manifest=manifest),
             shapes,
             threads=self.threads,
+            evaluated=self.evaluated,
             load=self._load,
             **use._asdict(),
         )

@@ -108,6 +108,7 @@ class MemoryPlan:
                 measured_bytes=(measured or {}).get(phase),
             )
             for phase, names in MEASURED_AS.items()
+            if planned.keys() & names
         ]
 
     @property
@@ -477,6 +478,7 @@ def plan_segments(
     package: Package,
     info: SegmentsInfo,
     shapes: Mapping[str, Sequence[int]],
+    evaluated: Mapping[str, Sequence[int]],
     threads: int,
     load: OpenSession,
 ) -> Models:
@@ -495,7 +497,7 @@ def plan_segments(
         return work.done()
 
     afresh, adding = trained(afresh=True), trained(afresh=False)
-    held_out = _PassOf(models, shapes)
+    held_out = _PassOf(models, evaluated)
     for segment in info.segments:
         held_out.run(segment.forward, segment.names)
     held_out.run(package.eval_model.name, {}, ends=True)

@@ -7,6 +7,8 @@ devices whose verdict changed have rows of their own, before the others.
 
 from __future__ import annotations
 
+import itertools
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ MARKS: Final[dict[Direction, str]] = {
 _CHANGED: Final = ("worse", "better")
 _TOLD_BY_VERDICT: Final = (*_CHANGED, "unknown now")
 """Directions that can be the reason of another verdict."""
+_NOT_COMPARED: Final = ("not compared", "unknown now", "known now")
 _MOST_NAMES: Final = 2
 _POINTS: Final = 1.0
 _SHARE: Final = 0.2
@@ -274,6 +277,7 @@ MAX_COMMENT: Final = 65_536
 """GitHub's limit for a comment, in characters; kept in bytes, of which there are no fewer."""
 _HEADER: Final = ("Device", "Figure", "Base", "Head", "Change", "")
 _RIGHT: Final = (2, 3, 4)  # columns that are aligned to the right
+_UNBROKEN: Final = 100_000  # columns where nothing is a terminal
 _MOST_LISTED: Final = 50  # in a fold, or in a sentence
 
 
@@ -281,7 +285,10 @@ def headline(comparison: Comparison) -> str:
     """How many figures became worse and better, and what the budgets say."""
     counts = [figure.direction for _, figure in comparison.figures()]
     worse, better = counts.count("worse"), counts.count("better")
-    text = f"{worse} worse, {better} better of {len(counts)} figures"
+    open_ = [f", {n} {each}" for each in _NOT_COMPARED if (n := counts.count(each))]
+    compared = sum(each not in _NOT_COMPARED for each in counts)
+    figures = "figure" if compared == 1 else "figures"
+    text = f"{worse} worse, {better} better of {compared} {figures} compared{''.join(open_)}"
     if comparison.verdict is None:
         return text
     said = {
@@ -293,8 +300,8 @@ def headline(comparison: Comparison) -> str:
     return f"{said}: {text}"
 
 
-def render_text(comparison: Comparison) -> str:
-    """Lines for a terminal or a log, aligned, without colour."""
+def render_text(comparison: Comparison, width: int = _UNBROKEN) -> str:
+    """Lines for a log, or for a terminal of a width, aligned, without colour."""
     lines = [headline(comparison)]
     lines += [f"  note: {clean(note)}" for note in comparison.notes]
     lines += [f"  {line}" for line in presence(comparison)]
@@ -305,10 +312,14 @@ def render_text(comparison: Comparison) -> str:
         table = [_HEADER, *(tuple(map(clean, _cells(row, row.names.text))) for row in changed)]
         widths = [max(len(line[column]) for line in table) for column in range(len(_HEADER))]
         lines.append("")
+        if sum(widths) + 2 * len(widths) - 2 > width:  # a figure takes two lines
+            for where, title_, base, head, *rest in table[1:]:
+                lines += [f"{where}: {title_}", f"  {base} → {head}  {'  '.join(rest)}"]
+            table = []
         for line in table:
             cells = [
-                cell.rjust(width) if column in _RIGHT else cell.ljust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+                cell.rjust(wide) if column in _RIGHT else cell.ljust(wide)
+                for column, (cell, wide) in enumerate(zip(line, widths, strict=True))
             ]
             lines.append("  ".join(cells).rstrip())
     checks = check_lines(comparison)
@@ -320,7 +331,8 @@ def render_text(comparison: Comparison) -> str:
         lines += ["", f"{check.outcome}: {clean(where)}: {clean(check.message)}"]
         lines += [f"  change first: {clean(check.advice)}"] if check.advice else []
         lines += [f"  in: {clean(check.location)}"] if check.location else []
-    return "\n".join(lines) + "\n"
+    broken = (textwrap.wrap(line, width, subsequent_indent="    ") or [""] for line in lines)
+    return "\n".join(itertools.chain(*broken)) + "\n"
 
 
 def render_markdown(comparison: Comparison, *, limit: int = MAX_COMMENT) -> str:

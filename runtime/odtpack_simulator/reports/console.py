@@ -48,7 +48,10 @@ def print_result(result: AnyResult, console: Console | None = None) -> None:
     if report.summary:
         console.print(Text(clean(report.summary).replace(" %", "\N{NO-BREAK SPACE}%")))
     if report.matrix:
-        console.print(_device_table(report, console.width))
+        shown, hidden = _topics(report, console.width)
+        console.print(_device_table(report, shown, console.width))
+        if hidden:
+            console.print(Text(f"Not shown at this width: {', '.join(hidden)}", style="dim"))
     elif not report.topics:
         for name, value, remark in report.key_figures:
             console.print(Text(clean(f"  {name:<24} {value}" + f"   {remark}" * bool(remark))))
@@ -67,9 +70,8 @@ def print_result(result: AnyResult, console: Console | None = None) -> None:
         console.print(Text(f"* {NOT_VALIDATED}: times and energy are estimates", style="dim"))
 
 
-def _device_table(report: Report, width: int) -> Table:
-    """Devices against checks; a narrow terminal shows what fails first, not every topic."""
-    shown = _topics(report, width)
+def _device_table(report: Report, shown: list[str], width: int) -> Table:
+    """Devices against checks."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("Device", overflow="fold")
     for topic in shown:
@@ -94,17 +96,22 @@ def _print_bars(report: Report, console: Console) -> None:
         console.print(Padding(Text(clean(words), style="dim"), (0, 0, 0, 2), expand=False))
 
 
-def _topics(report: Report, width: int) -> list[str]:
-    """The topics that a terminal of this width has room for, in the order of the matrix."""
+def _topics(report: Report, width: int) -> tuple[list[str], list[str]]:
+    """The topics that a terminal of this width has room for, and those that it has none for."""
+    # What fails is shown first, then the memory.
     room = max(1, (width - _NAME_COLUMNS) // _TOPIC_COLUMNS)
     columns = {
         topic: [row.cells[place] for row in report.matrix]
         for place, topic in enumerate(report.topics)
     }
     known = [t for t, cells in columns.items() if any(c.figure != UNKNOWN for c in cells)]
-    bad = {t: any(cell.state in {"fail", "warn"} for cell in columns[t]) for t in known}
-    first = sorted(known, key=lambda topic: not bad[topic])[:room]
-    return [topic for topic in report.topics if topic in first]
+
+    def rank(topic: str) -> int:
+        states = {cell.state for cell in columns[topic]}
+        return 0 if "fail" in states else 1 if topic == "Memory" else 3 - ("warn" in states)
+
+    first = sorted(known, key=rank)[:room]
+    return [t for t in known if t in first], [t for t in known if t not in first]
 
 
 def _cell(cell: Cell) -> Text:

@@ -105,8 +105,9 @@ def _summary(result: SimulationResult, learned: Sequence[tuple[str, str, str]]) 
     for name, text, where in learned:
         on.setdefault(where, []).append(f"{name.lower()} {text}")
     parts: list[str] = []
+    count = result.data.steps
     for where, texts in on.items():
-        steps = "" if parts else f" in {result.data.steps} steps"
+        steps = "" if parts else f" in {count} step{'s' * (count != 1)}"
         parts.append(f"on {where}{steps}: {', '.join(texts)}")
     text = "; ".join(filter(None, [*parts, result.data.smaller_batch]))
     return f"{text[:1].upper()}{text[1:]}"

@@ -100,9 +100,14 @@ def _key(loc: _Loc) -> str:
     return text or "(top level)"
 
 
+def shown_value(value: object) -> str:
+    """A value of a file in an error: a boolean as TOML and JSON write it."""
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
 def _sentence(problem: Mapping[str, Any], loc: _Loc, model: type[BaseModel]) -> str:
-    shown = repr(problem.get("input"))
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    shown = shown_value(problem.get("input"))
     match problem["type"]:
         case "extra_forbidden":
             allowed = _allowed_keys(loc[:-1], model)

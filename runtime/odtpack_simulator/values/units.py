@@ -281,12 +281,16 @@ ThreadedFigure = Annotated[
 ]
 
 
-def _in(dimension: str, at_most: float = math.inf) -> AfterValidator:
-    """Validator: the figure's unit is one of the dimension."""
+def _in(dimension: str, at_most: float = math.inf, at_least: float = 1e-18) -> AfterValidator:
+    """Validator: the figure's unit is one of the dimension, and nothing overflows for it."""
 
     def check(figure: Any) -> Any:
-        if isinstance(figure, Quantity) and (high := figure.interval(dimension).high) > at_most:
-            msg = f"cannot be more than {at_most:g}, found {high:g}"
+        found = bounds(figure, dimension)
+        if found is not None and found.high > at_most:
+            msg = f"cannot be more than {at_most:g}, found {found.high:g}"
+            raise ValueError(msg)
+        if found is not None and found.low < at_least:
+            msg = f"is too small, found {figure.low or figure.value:g} {figure.unit}"
             raise ValueError(msg)
         return figure
 
@@ -300,7 +304,7 @@ def _whole(figure: Any) -> Any:
     return figure
 
 
-Bytes = Annotated[KnownFigure, _in("bytes")]
+Bytes = Annotated[KnownFigure, _in("bytes", at_least=1)]
 Bandwidth = Annotated[KnownFigure, _in("bandwidth")]
 Frequency = Annotated[KnownFigure, _in("frequency")]
 Count = Annotated[KnownFigure, _in("count", at_most=1024), AfterValidator(_whole)]

@@ -13,7 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odtpack_simulator.campaign import FIGURES, steps_per_window
-from odtpack_simulator.device.profile import list_profiles, load_profile, parse_profile
+from odtpack_simulator.device.profile import (
+    AppState,
+    list_profiles,
+    load_profile,
+    parse_profile,
+)
 from odtpack_simulator.replay.job import make_sample_plan
 from odtpack_simulator.result import DeviceCampaign, DeviceLatency, Policy
 from tests.programs import ran
@@ -357,11 +362,18 @@ def test_what_counts_as_nothing_is_named() -> None:
     assert campaign(profile(sustained_fraction=1)).left_out == []
 
 
-def test_a_latency_that_is_not_known_judges_nothing() -> None:
+COUNTS = {"sessions", "repeated_steps", "written_bytes", "written_bytes_per_day"}
+
+
+@pytest.mark.parametrize(("state", "known"), [("foreground", COUNTS), ("background", set())])
+def test_a_latency_that_is_not_known_judges_only_counts(state: AppState, known: set[str]) -> None:
     times = DeviceLatency(step_ms=None, basis="test", not_judged="the profile gives no matrix rate")
-    result = campaign(profile(sustained_fraction=1, background_window=60), times, at=(0, 100))
+    device, policy = profile(sustained_fraction=1, background_window=60), Policy(state=state)
+    result = campaign(device, times, policy=policy, at=(0, 100))
     assert set(reasons(result).values()) == {"the profile gives no matrix rate"}
-    assert len(result.not_judged) == len(FIGURES)
+    assert set(reasons(result)) == set(FIGURES) - known
+    timed = campaign(device, latency(ms(100)), policy=policy)
+    assert all(getattr(result, name) == getattr(timed, name) for name in known)
     assert result.curve == []
     assert steps_per_window(profile(background_window=60), times) is None
 
@@ -429,11 +441,11 @@ def test_figures_beyond_reason_are_not_judged() -> None:
     assert set(reasons(campaign(profile(), aeon)).values()) == {
         "a step, or a checkpoint, would take more than a thousand years"
     }
-    device = profile(power__load=1e18, power__battery=1e-300, sustained_fraction=1)
-    assert set(reasons(campaign(device))) == {"battery_share", "battery_share_per_session"}
+    device = profile(power__load=1e18, power__battery=1e-18, sustained_fraction=1)
+    assert reasons(campaign(device)) == {}
     lazy = Policy(sessions_per_day=1e-300, pieces=2)
     assert math.isfinite(same(campaign(device, policy=lazy, steps=[50, 50]).days))
-    still = profile(sustained_fraction=1e-300, time_to_throttle=1e18, background_window=1e18)
+    still = profile(sustained_fraction=1e-18, time_to_throttle=1e18, background_window=1e18)
     assert reasons(campaign(still, policy=Policy(state="background"))).keys() == {
         "energy_j",
         "battery_share",

@@ -220,6 +220,13 @@ HOSTILE = [
     ("value = 5.1", "value = inf", "memory.bandwidth.value", ""),
     ("value = 5.1", "value = true", "memory.bandwidth.value", "must be a number"),
     ("value = 5.1", "value = 1e300", "memory.bandwidth.value", "must be at most"),
+    ("value = 5.1", "value = 1e-300", "memory.bandwidth", "is too small, found 1e-300 GB/s"),
+    (
+        'value = 2, unit = "GiB"',
+        'value = 1e-10, unit = "GiB"',
+        "memory",
+        "too small, found 1e-10 GiB",
+    ),
     ("value = 5.1, ", "", "memory.bandwidth.value", "is missing"),
     ('unit = "GB/s"', 'unit = "GBps"', "memory.bandwidth", "did you mean"),
     ('unit = "GB/s"', 'unit = "GHz"', "memory.bandwidth", "not a unit of bandwidth"),

@@ -117,7 +117,7 @@ def test_fewer_steps_and_what_they_reach() -> None:
     assert "about 180 of the 240 steps" in text
     assert "after 160 steps accuracy is 0.95, at the end 0.9659" in text
     assert "throttles for 35.0 % of the time" in text
-    assert "not even one step" in advised(result, "time_to_finish", '"1 ms"')
+    assert "raise the limit: not even one step" in advised(result, "time_to_finish", '"1 ms"')
     assert "about 120 of the 240" in advised(campaign(energy_j=same(2000.0)), "energy", '"1 kJ"')
 
 

@@ -203,8 +203,13 @@ def test_empty_files_set_no_limit(text: str) -> None:
         ("[budgets]\nmemory_headroom = 0.2", "budgets.memory_headroom", "percentage"),
         ('[budgets]\nmemory_headroom = "100 %"', "budgets.memory_headroom", "below 100 %"),
         ('[budgets]\nfinal_loss = "0.5"', "budgets.final_loss", "without quotes"),
-        ("[budgets]\nfinal_loss = nan", "budgets.final_loss", "finite"),
-        ("[budgets]\nfinal_loss = true", "budgets.final_loss", "finite number"),
+        ("[budgets]\nfinal_loss = nan", "budgets.final_loss", "found nan"),
+        (
+            "[budgets]\nfinal_loss = true",
+            "budgets.final_loss",
+            "finite number without quotes, such as 0.5, found true",
+        ),
+        ("[budgets]\ntoo_close = true", "budgets.too_close", "true is not one of"),
         ("[budgets]\nfinal_loss = 1979-05-27", "budgets.final_loss", "finite number"),
         ('[budgets]\nfinal_loss = { limit = 1, lvl = "warn" }', "final_loss.lvl", "'level'"),
         ('[budgets]\nfinal_loss = { level = "warn" }', "final_loss.limit", "is missing"),
@@ -232,6 +237,23 @@ def test_wrong_budgets_are_named_in_one_line(text: str, key: str, message: str) 
     assert message in error.what
     assert "\n" not in error.what
     assert (error.where or "").startswith("ci/budgets.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("accuracy_floor = 90", "accuracy_floor = 0.9"),
+        ("sessions = true", "sessions = 10"),
+        ('learns = "no"', "learns = true"),
+        ("too_close = true", 'too_close = "error"'),
+        ('final_loss = { limit = 1, level = "w" }', "final_loss = 0.5"),
+        ('peek_memory = "1 MB"', '[budgets] peak_memory = "200 MB"'),
+    ],
+)
+def test_the_help_is_of_the_key(text: str, line: str) -> None:
+    with pytest.raises(OdtpackError) as caught:
+        parse(f"[budgets]\n{text}")
+    assert caught.value.hint == f"write for example: {line}"
 
 
 def test_wrong_line_is_named() -> None:

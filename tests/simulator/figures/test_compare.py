@@ -107,6 +107,7 @@ def test_change_and_direction(
     direction: str,
 ) -> None:
     found = figure(compare(base, head), metric)
+    assert "floor" not in found.title
     assert found.direction == direction
     assert found.change_percent == (None if change is None else pytest.approx(change, abs=0.06))
 
@@ -126,7 +127,10 @@ def test_times_of_different_hosts_are_not_compared() -> None:
 
 def test_what_differs_is_noted() -> None:
     base = make_result([DEVICE])
-    head = make_result([DEVICE], policy=Policy(state="background", save_every=10))
+    policy = Policy(
+        state="background", save_every=10, entitled=True, loop="train", session_options="default"
+    )
+    head = make_result([DEVICE], policy=policy)
     package = {"optimizer": "sgd", "manifest_sha256": "0" * 64}
     head = changed(head, data={"seed": 8, "batch_size": 32}, package=package)
     assert compare(base, head).notes == [
@@ -135,6 +139,9 @@ def test_what_differs_is_noted() -> None:
         "optimizer: adamw before, sgd now",
         "state: foreground before, background now",
         "steps between saves: none before, 10 now",
+        "loop: step before, train now",
+        "session options: package before, default now",
+        "entitled to more memory: no before, yes now",
     ]
 
 
@@ -144,6 +151,32 @@ def test_another_learning_rate_is_noted_where_both_results_say_it() -> None:
     same = "both results are of the same package"
     assert compare(base, head).notes == ["learning rate: 0.1 before, 0.001 now", same]
     assert compare(unsaid, head).notes == [same]
+
+
+def test_other_data_are_noted_where_both_results_say_them() -> None:
+    unsaid = make_result([DEVICE])
+    base, head = (changed(unsaid, data={"sha256": digit * 64}) for digit in "ab")
+    same = "both results are of the same package"
+    note = f"SHA-256 of the data: {'a' * 64} before, {'b' * 64} now"
+    assert compare(base, head).notes == [note, same]
+    assert compare(unsaid, head).notes == compare(base, base).notes == [same]
+
+
+def test_the_headline_counts_what_was_compared() -> None:
+    base = make_result([DEVICE])
+    busy = {"step_ms": None, "p90_ms": None, "first_step_ms": None, "not_judged": "it was busy"}
+    comparison = compare(base, on_devices(base, latency=busy))
+    total, unknown = len(comparison.figures()), 3
+    text = f"0 worse, 0 better of {total - unknown} figures compared, {unknown} unknown now"
+    assert headline(comparison) == text
+
+
+def test_a_narrow_terminal_breaks_no_row() -> None:
+    comparison = compare(times(1.0), times(1.5))
+    wide, narrow = render_text(comparison), render_text(comparison, 60)
+    assert max(map(len, wide.splitlines())) > 60 >= max(map(len, narrow.splitlines()))
+    assert re.search(r"^Google Pixel 8a \*?: Step latency$", narrow, re.M)
+    assert "+50.0 %" in narrow
 
 
 def test_new_and_removed_devices() -> None:

@@ -116,6 +116,22 @@ def test_phases_of_a_replay(
     assert most == pytest.approx(result.phase_peaks["loading"], rel=0.25)
 
 
+def test_an_evaluation_of_fewer_samples_than_a_batch(
+    case: Callable[[str], Case], tmp_path: Path
+) -> None:
+    """12 of 61 samples are held out; a batch has the other 49."""
+    this = case("volumes")
+    held = len(this.inputs) // 5
+    size = len(this.inputs) - held
+    shapes = {name: (size, *shape[1:]) for name, shape in this.shapes.items()}
+    few, most, none = (plan_memory(this.package, shapes, evaluated=n) for n in (held, None, 0))
+    need = run_training_child(this.job(tmp_path, batch_size=size)).peak_bytes
+    assert need is not None
+    assert need < few.peak.nbytes < 0.95 * most.peak.nbytes
+    assert [peak.phase for peak in none.phase_peaks() if peak.phase == "evaluation"] == []
+    assert plan_memory(this.package, shapes, evaluated=2 * size) == most
+
+
 def test_margin_covers_what_the_plan_misses(case: Callable[[str], Case], tmp_path: Path) -> None:
     """A limit at the measured need with half the margin on top is not said to be enough."""
     this = case("mlp")

@@ -226,7 +226,8 @@ def _show(result: FitResult) -> None:
         if each.miss is not None and each.miss < 1e6:
             _console.say(f"  its worst figure is beyond its limit by {format_percent(each.miss)}")
     for unknown in result.not_judged:
-        _console.say(f"unknown: {unknown.figure}: {unknown.reason}", style="yellow")
+        title = unknown.figure.partition("_")[0]  # as in the table
+        _console.say(f"unknown: {title}: {unknown.reason}", style="yellow")
 
 
 def _table(

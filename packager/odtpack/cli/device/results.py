@@ -160,6 +160,11 @@ def show_comparison(comparison: Comparison, form: Format, out: Path | None) -> N
     from odtpack_simulator.reports.comparison import render_comparison, render_markdown, render_text
 
     match form:
+        case "text" if out is None:
+            _console.results()
+            console = _console.console()
+            _console.lines(render_text(comparison, console.width).removesuffix("\n"))
+            return
         case "text":
             text = render_text(comparison)
         case "markdown":
@@ -168,11 +173,7 @@ def show_comparison(comparison: Comparison, form: Format, out: Path | None) -> N
             text = _console.json_text(comparison.model_dump(mode="json"))
         case "html":
             text = render_comparison(comparison).decode()
-    if form == "text" and out is None:
-        _console.results()
-        _console.lines(text.removesuffix("\n"))
-    else:
-        write_text(text, out)
+    write_text(text, out)
 
 
 # ``odtpack history``: one page about many results.
