@@ -25,6 +25,7 @@ from odtpack_runtime.training.private import (
     secure_normal,
     secure_uniform,
 )
+from odtpack_simulator.fleet import local_training
 from odtpack_simulator.fleet.local_training import LocalSettings, LocalTrainer
 from tests import zoo
 from tests.cli.conftest import Run, run
@@ -319,6 +320,23 @@ def test_a_private_client_without_a_drawn_sample_sends_noise(tmp_path: Path) -> 
         [(each.arrays[name] - array).ravel() for each in none for name, array in start.items()]
     )
     assert moves.std() == pytest.approx(np.sqrt(2) * 1.5, rel=0.3)
+
+
+def test_a_private_client_does_not_draw_dropout_from_the_seed_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeded: list[int] = []
+    monkeypatch.setattr(local_training, "seed_dropout", lambda *_: seeded.append(1))
+    trainer = LocalTrainer(Package.open(package(tmp_path, clip=0.5, noise=3.0)))
+    data = dict(zip(("input", "labels"), batch(2), strict=True))
+    for simulated in (False, True):
+        assert not seeded
+        settings = LocalSettings(1, 1, 1.0)
+        trainer.train(
+            trainer.initial(), data, np.arange(2), settings, round_number=1, client=2,
+            simulated=simulated,
+        )  # fmt: skip
+    assert seeded
 
 
 @pytest.mark.parametrize(
