@@ -44,7 +44,7 @@ def compare_gradients(
     else:
         from odtpack.build import build
 
-        spec = overlay({"model": path, **given}, None)
+        spec = overlay({"model": path, **given}, None, "compare-gradients")
         with scratch_folder("gradients") as folder:
             build(dataclasses.replace(spec, self_check=False), folder)
             found = compared(Package.open(Path(folder)), twin)

@@ -93,7 +93,7 @@ def import_(
 
 
 def init(
-    model: Annotated[Path | None, argument("[MODEL.onnx]", "Forward model.")] = None,
+    model: Annotated[Path | None, argument("MODEL.onnx", "Forward model.")] = None,
     out: Annotated[
         Path | None,
         destination(
@@ -128,7 +128,8 @@ def init(
         _console.json_result(as_json, {"path": str(folder)})
         return
     if model is None or example is not None:
-        what = "give a forward model or --example, not both"
+        missing = "MODEL.onnx is missing, and no --example NAME is given"
+        what = missing if model is None else "give a forward model or --example, not both"
         raise OdtpackError("usage", what, hint="odtpack init --help")
 
     from odtpack.recipe.draft import SCHEMA_NAME, draft, schema_text
@@ -145,7 +146,7 @@ def init(
     _console.json_result(as_json, {"path": str(out), "schema": str(schema)})
 
 
-ops = group("List the operators that can be differentiated.")
+ops = group("List the operators that have a gradient, or check those of a model.")
 
 
 @ops.command(
@@ -157,7 +158,7 @@ ops = group("List the operators that can be differentiated.")
 )
 def coverage(
     operators: Annotated[
-        list[str] | None, argument("[OPERATOR]...", "Operators to show. Default: all.")
+        list[str] | None, argument("OPERATOR", "Operators to show. Default: all.")
     ] = None,
     how: Annotated[
         Literal["rule", "expansion", "rewritten", "no gradient", "none"] | None,
