@@ -266,8 +266,10 @@ def say_suggestion(result: sim.SimulationResult, *, baseline: bool = False) -> N
         text = "This result fails without any budget: its checks say what to change first."
         _console.say(f"{text} Budgets from its figures, for when it passes:")
     else:
-        _console.say("No budget was given. One to start from, with room above the typical figures.")
-        _console.say("Where the high end of an estimate is above its limit, the check only warns.")
+        _console.say(
+            "No budget was given. One to start from, with room above the typical figures. A high "
+            "end above its limit warns:"
+        )
     _console.say()
     _console.lines(sim.suggest_budget(result, baseline=baseline))
 
