@@ -20,12 +20,14 @@ def shortened(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:half]}...{text[-half:]}"
 
 
-def near_names(name: str, known: Iterable[str], otherwise: str) -> str:
+def near_names(name: str, known: Iterable[str], otherwise: str, cutoff: float = 0.5) -> str:
     """The hint that names what is close to a misspelt name, or another one where nothing is."""
     import difflib
 
-    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.5)
-    return f"did you mean {', '.join(near)}?" if near else otherwise
+    names, name = {each.lower(): each for each in known}, name.lower()
+    near = difflib.get_close_matches(name, names, n=3, cutoff=cutoff)
+    near.sort(key=lambda each: not each.startswith(name))
+    return f"did you mean {', '.join(names[each] for each in near)}?" if near else otherwise
 
 
 def some(names: Sequence[str], most: int = 4) -> str:

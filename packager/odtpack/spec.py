@@ -37,7 +37,11 @@ def _check_version(text: str) -> str:
 def _check_size(text: str) -> str:
     from odtpack_simulator.values.units import parse_quantity
 
-    parse_quantity(text, "bytes")
+    try:
+        parse_quantity(text, "bytes")
+    except ValueError as error:
+        msg = f"is not a size: {error}"
+        raise ValueError(msg) from None
     return text
 
 

@@ -7,6 +7,7 @@ it is loaded, so whatever odtpack emits goes through :func:`stamp`.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import onnx_ir as ir
 
@@ -89,9 +90,11 @@ def parsed(version: str) -> tuple[int, int, int]:
     return major, minor, patch
 
 
-def require(version: str, opset: int) -> None:
+def require(version: str, opset: int, remark: Callable[[str], None]) -> None:
     """Check that a release of ONNX Runtime loads models of an opset, as odtpack stamps them."""
-    loads = _newest(version)
+    loads, newest = _newest(version), TARGETS[-1]
+    if parsed(version)[:2] > newest.version:
+        remark(f"ONNX Runtime {version} is newer than {newest.name}, the newest that odtpack knows")
     needed = lowest_target(opset)
     if needed.version > loads.version:
         raise OdtpackError(
@@ -100,7 +103,7 @@ def require(version: str, opset: int) -> None:
             f"{loads.ir_version} at most; the model needs opset {opset}, which "
             f"{needed.name} is the first to load",
             hint=f"export the model with opset {loads.opset} or older, or ship ONNX Runtime "
-            f'{needed.name} and say so: [target] onnxruntime = "{needed.name}"',
+            f"{needed.name} and say so: --onnxruntime {needed.name}",
         )
 
 

@@ -119,7 +119,12 @@ def prepare(
             "tokenizer-not-installed", "texts are encoded by tokenizers, which is not installed"
         )
     if not path.is_file():
-        raise OdtpackError("data-not-found", f"there is no data file {path}", where=str(path))
+        raise OdtpackError(
+            "data-not-found",
+            f"{path} is a folder" if path.is_dir() else f"there is no data file {path}",
+            where=str(path),
+            hint="pass a .jsonl file: messages, a prompt and an answer, or a text in each line",
+        )
     settings = _settings(spec)
     limits = apart.Limits.of([spec.tokenizer])
     samples: list[npt.NDArray[np.int64]] = []

@@ -436,9 +436,9 @@ def _check_arguments(
             "bad-learning-rate",
             f"The learning rate must be a finite number and not negative, not {learning_rate!r}.",
         )
-    if not 1 <= threads <= 1024:
+    if not 1 <= threads <= 256:
         raise OdtpackError(
-            "bad-threads", f"The number of threads is {threads!r}; it must be from 1 to 1024."
+            "bad-threads", f"The number of threads is {threads!r}; it must be from 1 to 256."
         )
     if not 0 <= interruptions <= MAX_INTERRUPTIONS:
         raise OdtpackError(

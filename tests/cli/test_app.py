@@ -70,14 +70,22 @@ def test_no_command_is_a_usage_error(run: Run, command: tuple[str, ...]) -> None
         (("build",), ("MODEL.onnx", "odtpack build --help")),
         (("build", "m.onnx", "--out", "p"), ("--loss",)),
         (("build", "m.onnx", "--out", "p", "--loss", "hinge"), ("'hinge'", "cross_entropy")),
-        (("train", "p", "--data", "d", "--epochs", "0"), ("--epochs",)),
-        (("train", "p", "--data", "d", "--lr", "fast"), ("--lr",)),
-        (("simulate", "p", "--dataa", "d"), ("--dataa", "--data")),
+        (("build", "m.onnx", "--loss", "CrossEntropyLoss"), ("did you mean cross_entropy?",)),
+        (("build", "m.onnx", "--epochs", "3"), ("--epochs is an option of odtpack", "train")),
+        (("train", "p", "--data", "d", "--epochs", "0"), ("--epochs", "it must be greater")),
+        (("train", "p", "--data", "d", "--lr", "fast"), ("--lr", "it must be a valid number")),
+        (("train", "p", "--learning-rate", "1"), ("did you mean --lr?",)),
+        (("train", "p", "--frobnicate", "x"), ("help: odtpack train --help",)),
+        (("simulate", "p", "--dataa", "d"), ("--dataa", "did you mean --data?")),
+        (("init",), ("MODEL.onnx is missing", "--example NAME")),
+        (("init", "m.onnx", "--example", "image-head"), ("not both",)),
+        (("init", "--example", "keyword"), ("did you mean keyword-spotting",)),
+        (("fit", "m.onnx", "--data", "d", "--device", "x"), ("--loss", "odtpack fit --help")),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
 )
 def test_usage_errors(run: Run, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
-    assert_refused(run(*arguments), "usage", "help: odtpack", *words)
+    assert_refused(run(*arguments), "usage", "help: ", *words)
 
 
 def test_choices_are_those_of_the_packager() -> None:

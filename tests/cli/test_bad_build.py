@@ -9,7 +9,7 @@ import onnx.parser
 import pytest
 
 from odtpack_runtime.apart import worker
-from tests.cli.conftest import Refused, Shared
+from tests.cli.conftest import Refused, Run, Shared
 
 
 def command(model: object, tmp_path: Path, *more: object) -> tuple[object, ...]:
@@ -24,8 +24,10 @@ OPTIONS: list[tuple[str, ...]] = [
      "conv1.weight", "odtpack inspect"),
     ("--train fc.* --freeze *.bias", "trained-and-frozen", "'fc.bias'", "--train 'fc.*'",
      "--freeze '*.bias'", "narrow"),
+    ("--train fc.wieght", "unknown-parameter", "did you mean fc.weight?"),
     ("--freeze *", "nothing-to-train"),
-    ("--output logits", "unknown-value", "'logits'", "'output'"),
+    ("--output logits", "unknown-value", "--output", "'logits'", "'output'"),
+    ("--onnxruntime 1.5", "target-too-old", "--onnxruntime 1.20"),
     ("--loss mse --loss-option delta=1", "unknown-loss-option", "reduction"),
     ("--loss huber --loss-option delta=0", "bad-loss-option", "above 0"),
     ("--loss huber --loss-option delta", "bad-loss-option", "key=value"),
@@ -173,3 +175,8 @@ def test_conversion_that_fails_leaves_nothing(
     monkeypatch.setattr(worker, "call", without_model)
     arguments = command(shared.model, tmp_path, "--ort-format")
     refused(arguments, "ort-conversion-failed", "data.npz")
+
+
+def test_a_release_that_is_not_known_is_remarked(run: Run, shared: Shared, tmp_path: Path) -> None:
+    outcome = run(*command(shared.model, tmp_path, "--onnxruntime", "9.9"), code=0)
+    assert "ONNX Runtime 9.9 is newer than" in outcome.err

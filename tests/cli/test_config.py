@@ -112,6 +112,8 @@ class TestConfig:
         out = tmp_path / "c.config"
         assert run("config", package, "--out", out, "--platform", "arm").code == 0
         out.write_text(out.read_text().replace("Flatten,", "") + "ai.onnx;13;Erf\n")
+        outcome = run("config", package, "--check", out, "--platform", "arm", code=1)
+        assert "missing  ai.onnx;13;Flatten" in outcome.out
         outcome = run("config", package, "--check", out, "--platform", "arm", "--json", code=1)
         assert outcome.json()["missing"] == ["ai.onnx;13;Flatten"]
         assert outcome.json()["unused"] == ["ai.onnx;13;Erf"]

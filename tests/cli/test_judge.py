@@ -9,7 +9,7 @@ import pytest
 
 from odtpack_simulator.figures.compare import Comparison, compare
 from odtpack_simulator.figures.judge import judge
-from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.figures.limits import parse_budgets, suggest_budget
 from odtpack_simulator.result import SimulationResult, load_result
 from tests.cli.conftest import Run, assert_refused, tree
 from tests.simulator.factory import make_result
@@ -62,6 +62,13 @@ class TestJudge:
         outcome = run("judge", base, "--budget", budget, "--baseline", base, code=0)
         assert "Both devices pass" in outcome.out
         assert outcome.err == ""
+
+    def test_a_suggested_budget_fails_no_device(self, run: Run, base: Path, tmp_path: Path) -> None:
+        budget = tmp_path / "suggested.toml"
+        budget.write_text(suggest_budget(load_result(base)))
+        outcome = run("judge", base, "--budget", budget, code=0)
+        assert "No device fails" in outcome.out
+        assert "2 have a warning" in outcome.out
 
     def test_without_a_baseline(self, run: Run, base: Path, budget: Path) -> None:
         """Nothing fails, and nothing passes that was not judged."""

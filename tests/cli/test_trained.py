@@ -210,6 +210,7 @@ def test_reports(run: Run, shared: Shared, tmp_path: Path) -> None:
     ("of", "destination", "code"),
     [
         ("package", "pdf:x.pdf", "report-format-unknown"),
+        ("package", "junit:x.xml", "report-format-unknown"),
         ("package", "html:missing/x.html", "cannot-write"),
         ("model", "html:x.html", "option-not-used"),
     ],
@@ -221,6 +222,8 @@ def test_bad_reports(
     monkeypatch.chdir(tmp_path)
     outcome = run("inspect", getattr(shared, of), "--report", destination, code=2)
     assert f"error[{code}]" in outcome.err
+    assert not outcome.out
+    assert "junit" not in outcome.err.replace(destination, "").replace("'junit'", "")
     assert not list(tmp_path.iterdir())
 
 

@@ -354,6 +354,8 @@ def test_epsilon_is_what_tensorflow_privacy_publishes(
 
 def test_an_extreme_epsilon_is_said_without_warnings(run: Run) -> None:
     pytest.importorskip("dp_accounting")
+    outcome = run("privacy", "--noise", "0", "--samples", "1000", code=0)
+    assert "nothing is private" in outcome.out
     outcome = run("privacy", "--noise", "1e9", "--samples", "1000", code=0)
     assert outcome.out.startswith("epsilon 0 at delta 0.0001")
     assert outcome.err == ""

@@ -10,6 +10,7 @@ import copy
 import functools
 import io
 import os
+import re
 import signal
 import sys
 import threading
@@ -67,8 +68,9 @@ def _root(
     odtpack turns a forward ONNX model into a package that stock ONNX Runtime can train, and
     replays the training under the limits of named devices before it ships.
 
-    Exit codes: 0 success or within budget, 1 over budget, 2 bad usage or bad input. Results go
-    to stdout, progress and remarks to stderr; with --json, stdout is JSON and nothing else.
+    Exit codes: 0 success or within budget, 1 over budget, 2 bad usage or bad input. Answers
+    go to stdout; progress, remarks, and what a command says of files that it writes go to stderr.
+    With --json, stdout is JSON and nothing else.
     """
     if version:
         from odtpack import __version__
@@ -346,11 +348,34 @@ def _failed(error: Exception) -> int:
     if isinstance(error, OdtpackError):
         _console.error(error.code, error.what, where=error.where, hint=error.hint)
     elif message is not None:
-        context = getattr(error, "ctx", None)
-        path = context.command_path if context else "odtpack"
-        text = str(message()).replace("Value error, ", "")
-        _console.error("usage", text, hint=f"{path} --help")
+        text, hint = _usage(error, str(message()))
+        _console.error("usage", text, hint=hint)
     else:
         what = f"this is a bug in odtpack: {type(error).__name__}: {error}"
         _console.error("internal", what, hint=error_codes()["internal"].hint)
     return BAD_INPUT
+
+
+def _usage(error: Any, text: str) -> tuple[str, str]:
+    """What the parser found wrong, and what to do: a near name, or the command with the option."""
+    from odtpack.errors import near_names
+
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "odtpack"
+    text = text.replace("Value error, ", "")
+    text = re.sub(r"Input should be (a valid \w+|[^,]*)(, unable.*)?", r"it must be \1", text)
+    hint = f"{path} --help"
+    if choice := re.search(r"'([^']*)' is not one of (.*)", text):
+        return text, near_names(choice[1], re.findall(r"'([^']+)'", choice[2]), hint)
+    if not hasattr(error, "option_name") or not hasattr(error, "possibilities"):
+        return text, hint
+    name = {"--learning-rate": "--lr"}.get(error.option_name, error.option_name)
+    own = [each for option in context.command.params for each in option.opts] if context else []
+    others = [
+        other
+        for other, command in _parser("").commands.items()
+        if name not in own and any(name in option.opts for option in command.params)
+    ]
+    if others:
+        return error.message, f"{name} is an option of odtpack {', '.join(others)}"
+    return error.message, near_names(name, own, hint, cutoff=0.7)

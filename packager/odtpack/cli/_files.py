@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -127,13 +127,14 @@ def check_reports(
     judged: Path | None = None,
     badges: Iterable[Path] = (),
     as_json: bool = False,
+    formats: Sequence[str] | None = None,
 ) -> None:
     """Refuse destinations of reports that cannot be written, or would not be read whole."""
     from odtpack_simulator.reports import STDOUT, parse_destination
 
     read = list(inputs)
     taken = {STDOUT: "--json"} if as_json else {}
-    destinations = [("--report", text, *parse_destination(text)) for text in reports]
+    destinations = [("--report", text, *parse_destination(text, formats)) for text in reports]
     destinations += [("--badge", str(path), "badge", path) for path in badges]
     for option, text, form, path in destinations:
         place = path if path == STDOUT else path.resolve()

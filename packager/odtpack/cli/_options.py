@@ -76,7 +76,7 @@ def destination(metavar: str, text: str, **settings: Any) -> Any:
 
 
 MODEL = argument("MODEL.onnx", "Forward model.")
-MODEL_OR_RECIPES = argument("[MODEL.onnx]", "Forward model. Default: that of the recipe.")
+MODEL_OR_RECIPES = argument("MODEL.onnx", "Forward model. Default: that of the recipe.")
 PACKAGE = argument("PKG", "Folder of the package.")
 DATA = option(
     "One array per input of the model, by its name; or texts (.jsonl), which become samples as "
@@ -197,7 +197,9 @@ def _kind(option: Option) -> Any:
     return option.type if option.is_number or option.type is bool else str
 
 
-def overlay(given: Mapping[str, Any], recipe: BuildSpec | None) -> BuildSpec:
+def overlay(
+    given: Mapping[str, Any], recipe: BuildSpec | None, command: str = "build"
+) -> BuildSpec:
     """What to build: each option that was given takes the place of the recipe's key."""
     given = {
         key: value.value if isinstance(value, StrEnum) else value
@@ -212,7 +214,7 @@ def overlay(given: Mapping[str, Any], recipe: BuildSpec | None) -> BuildSpec:
                 raise OdtpackError(
                     "usage",
                     f"{name} is missing, and no --recipe gives it",
-                    hint="odtpack build --help",
+                    hint=f"odtpack {command} --help",
                 )
         recipe = BuildSpec(model=Path())
     values = {each.name: given[each.name] for each in options() if each.flag and each.name in given}

@@ -79,6 +79,10 @@ def build(
         raise OdtpackError(
             "usage", "--out is missing, and no recipe names a package", hint="odtpack build --help"
         )
+    if sample is not None:
+        from odtpack_runtime.training.loop import load_dataset
+
+        load_dataset(sample, [])  # before the build; what the model takes is known after it
     content = _build_if_changed(spec, folder) if if_changed else _build(spec, folder)
     if sample is not None:
         from odtpack.cli._fit import report_zero_gradients

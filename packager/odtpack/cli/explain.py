@@ -14,7 +14,7 @@ def explain(
     code: Annotated[
         str | None,
         argument(
-            "[CODE]",
+            "CODE",
             "Code of an error, as in error[CODE]. Without one, all codes are listed.",
             autocompletion=_completion.error_codes,
         ),

@@ -289,7 +289,7 @@ def ort(
 
 
 def config(
-    packages: Annotated[list[Path], argument("PKG...", "Packages.")],
+    packages: Annotated[list[Path], argument("PKG", "Packages.")],
     mode: Annotated[
         Mode, option("train: training, evaluation and optimizer model. infer: the exported model.")
     ] = Mode.TRAIN,
@@ -363,6 +363,7 @@ def config(
             content = _write(out, [run for some in runs for run in some], limit, scratch)
         else:
             assert check is not None  # noqa: S101 - one of them is given
+            _console.results(as_json=as_json)
             content = _check(check, opened, runs, data, scratch)
     _console.json_result(as_json, content)
     if not content.get("passed", True):

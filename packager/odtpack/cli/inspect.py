@@ -74,9 +74,10 @@ def _package(path: Path, reports: Sequence[str], *, as_json: bool) -> dict[str, 
     from odtpack.cli import _describe
     from odtpack.cli._files import check_reports
     from odtpack_runtime.package.package import Package
+    from odtpack_simulator.reports.sizes import FORMATS
 
     package = Package.open(path)
-    check_reports(reports, outside=package, as_json=as_json)
+    check_reports(reports, outside=package, as_json=as_json, formats=FORMATS)
     manifest = package.manifest
     _console.say(f"package {package.path}", style="bold")
     settings = manifest.optimizer.as_dict()

@@ -104,7 +104,7 @@ def import_(
 
 
 def init(
-    model: Annotated[Path | None, argument("[MODEL.onnx]", "Forward model.")] = None,
+    model: Annotated[Path | None, argument("MODEL.onnx", "Forward model.")] = None,
     out: Annotated[
         Path | None,
         destination(
@@ -141,7 +141,8 @@ def init(
         _console.json_result(as_json, {"path": str(folder)})
         return
     if model is None or example is not None:
-        what = "give a forward model or --example, not both"
+        missing = "MODEL.onnx is missing, and no --example NAME is given"
+        what = missing if model is None else "give a forward model or --example, not both"
         raise OdtpackError("usage", what, hint="odtpack init --help")
 
     from odtpack.recipe.draft import SCHEMA_NAME, draft, schema_text
@@ -158,7 +159,7 @@ def init(
     _console.json_result(as_json, {"path": str(out), "schema": str(schema)})
 
 
-ops = group("List the operators that can be differentiated.")
+ops = group("List the operators that have a gradient, or check those of a model.")
 
 
 @ops.command(
@@ -170,7 +171,7 @@ ops = group("List the operators that can be differentiated.")
 )
 def coverage(
     operators: Annotated[
-        list[str] | None, argument("[OPERATOR]...", "Operators to show. Default: all.")
+        list[str] | None, argument("OPERATOR", "Operators to show. Default: all.")
     ] = None,
     how: Annotated[
         Literal["rule", "expansion", "rewritten", "no gradient", "none"] | None,
@@ -392,7 +393,7 @@ def compare_gradients(
     else:
         from odtpack.build import build
 
-        spec = overlay({"model": path, **given}, None)
+        spec = overlay({"model": path, **given}, None, "compare-gradients")
         with scratch_folder("gradients") as folder:
             build(dataclasses.replace(spec, self_check=False), folder)
             found = compared(Package.open(Path(folder)), twin)

@@ -102,7 +102,7 @@ def install(
 
 
 def sign(
-    package: Annotated[Path | None, argument("[PKG]", "Folder of the package.")] = None,
+    package: Annotated[Path | None, argument("PKG", "Folder of the package.")] = None,
     key: Annotated[Path | None, option("Private key: PEM, PKCS #8, Ed25519.", "KEY.pem")] = None,
     new_key: Annotated[
         Path | None,

@@ -53,7 +53,7 @@ def require(version: str, need: Need) -> None:
         raise OdtpackError(
             "target-cannot-load",
             f"the target, ONNX Runtime {version}, does not load the package: it needs {whats}",
-            hint=f'ship ONNX Runtime {need.name} and say so: [target] onnxruntime = "{need.name}"',
+            hint=f"ship ONNX Runtime {need.name} and say so: --onnxruntime {need.name}",
         )
 
 

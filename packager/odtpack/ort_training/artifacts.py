@@ -97,7 +97,8 @@ def _manifest(path: Path, evaluation: Path) -> Manifest | None:
 def _prefix(folder: Path) -> str:
     """The start of the file names, if there is exactly one."""
     if not folder.is_dir():
-        raise OdtpackError("artifacts-not-found", f"there is no folder {str(folder)!r}")
+        what = "{!r} is not a folder" if folder.exists() else "there is no folder {!r}"
+        raise OdtpackError("artifacts-not-found", what.format(str(folder)))
     ending = "training_model.onnx"
     found = sorted(path.name.removesuffix(ending) for path in folder.glob(f"*{ending}"))
     if len(found) == 1:

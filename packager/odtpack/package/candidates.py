@@ -444,11 +444,12 @@ def nothing_to_train(graph: ir.Graph, *, left: bool = False) -> OdtpackError:
             hint="train an adapter (--adapter lora), or quantize the model with float weights and "
             "fake quantization (AddQDQPairToWeight)",
         )
+    if not left:
+        what = "the model has no parameter that a gradient reaches"
+        return OdtpackError("nothing-to-train", what, hint="odtpack inspect MODEL.onnx shows why")
     return OdtpackError(
         "nothing-to-train",
-        "no parameter is left to train"
-        if left
-        else "the model has no parameter that a gradient reaches",
+        "no parameter is left to train",
         hint="odtpack inspect MODEL.onnx lists the parameters",
     )
 
@@ -472,12 +473,18 @@ def _matched(
         if not hits and not names:
             raise nothing_to_train(model.graph)
         if not hits:
-            near = ", ".join(repr(original.get(name, name)) for name in names[:4])
+            shown = [original.get(name, name) for name in names]
+            listed = f"its parameters are {', '.join(map(repr, shown[:4]))}"
             raise UnknownNameError(
                 "unknown-parameter",
                 f"{option} {pattern!r} matches no parameter of the model",
-                hint=f"its parameters are {near}{', ...' if names[4:] else ''}; "
-                "odtpack inspect MODEL.onnx lists them all",
+                hint=near_names(
+                    pattern,
+                    shown,
+                    f"{listed}{', ...' if names[4:] else ''}; odtpack inspect MODEL.onnx lists "
+                    "them all",
+                    cutoff=0.75,
+                ),
             )
         for name in hits:
             found.setdefault(name, pattern)

@@ -68,8 +68,13 @@ def find_value(graph: ir.Graph, name: str, what: str) -> ir.Value:
 
 def attach_loss(graph: ir.Graph, task: Task) -> LossInfo:
     """Append a loss; the graph's outputs become the loss and the additional ones."""
-    extra = [find_value(graph, name, "additional_output_names") for name in task.spec.outputs]
-    read = [find_value(graph, name, "loss_input_names") for name in task.spec.loss_inputs]
+    extra, read = (
+        [find_value(graph, name, what) for name in names]
+        for what, names in (
+            ("--output or additional_output_names", task.spec.outputs),
+            ("--loss-input or loss_input_names", task.spec.loss_inputs),
+        )
+    )
     if task.loss is None:
         result, info = _own_loss(graph, read, task.attached), task.attached or LossInfo()
     else:

@@ -588,7 +588,7 @@ def write_artifacts(task: Task, folder: Path, remark: Remark = silent) -> Manife
     else:
         graphs = build_segments(task) if spec.segments else build_graphs(task)
     if spec.onnxruntime is not None:
-        targets.require(spec.onnxruntime, graphs.opset)
+        targets.require(spec.onnxruntime, graphs.opset, remark)
     made = _made(graphs)
     if made is not None:
         made = dataclasses.replace(

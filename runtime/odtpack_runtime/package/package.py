@@ -365,7 +365,7 @@ def find_manifest(path: str | os.PathLike[str]) -> Path:
                 "package-not-found",
                 f"{path.name} is a model, not a package folder.",
                 where=str(path),
-                hint=f"odtpack build {path} --out package",
+                hint=f"odtpack build {path} --out package --loss cross_entropy",
             )
         return path
     candidates = [path / MANIFEST_NAME]
@@ -374,7 +374,9 @@ def find_manifest(path: str | os.PathLike[str]) -> Path:
     if not candidates:
         raise OdtpackError(
             "package-not-found",
-            f"{path} is not a package: it has no {MANIFEST_NAME}.",
+            f"{path} is not a package: it has no {MANIFEST_NAME}."
+            if path.exists()
+            else f"There is no folder {path}.",
             where=str(path),
         )
     if len(candidates) > 1:

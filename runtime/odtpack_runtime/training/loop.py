@@ -63,7 +63,8 @@ def load_dataset(
     """
     file = Path(path)
     if not file.is_file():
-        raise OdtpackError("data-not-found", f"There is no data file {file}.", where=str(file))
+        what = f"{file} is a folder." if file.is_dir() else f"There is no data file {file}."
+        raise OdtpackError("data-not-found", what, where=str(file))
     try:
         with zipfile.ZipFile(file) as archive:
             arrays = _load(archive, inputs, max_bytes, str(file))

@@ -485,7 +485,9 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> DeviceProfile:
     if len(full) != 1:
         holding = [name for name in names if text and text.lower() in name]
         mean = meant(text, names + [name.rpartition("/")[2] for name in names])
-        if holding:
+        if Path(text).is_file():
+            mean = ": it is a file whose name does not end in .toml"
+        elif holding:
             mean = f", did you mean {' or '.join(map(repr, holding[:_MOST_SHOWN]))}?"
         raise UnknownNameError("device-unknown", f"there is no device profile {text[:100]!r}{mean}")
     path = _profile_directory() / f"{full[0]}.toml"

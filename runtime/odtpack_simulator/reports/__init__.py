@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final, cast
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from odtpack_simulator.reports.report import AnyResult, Report, ReportFormat
 
 _SUFFIX: Final = "_report"
@@ -33,10 +35,10 @@ def report_format(name: str) -> ReportFormat:
     return cast("ReportFormat", import_module(f"{__name__}.{name}{_SUFFIX}").FORMAT)
 
 
-def parse_destination(destination: str) -> tuple[str, Path]:
+def parse_destination(destination: str, formats: Sequence[str] | None = None) -> tuple[str, Path]:
     """Split ``"html:out/report.html"`` into format and path; ``"json:-"`` has the path ``-``."""
     name, colon, path = destination.partition(":")
-    formats = report_formats()
+    formats = formats or report_formats()
     if name not in formats:
         known = ", ".join(formats)
         raise UnknownNameError(

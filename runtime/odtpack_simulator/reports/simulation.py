@@ -123,6 +123,8 @@ def headline(result: SimulationResult) -> str:
         many = "Both" if total == 2 else f"All {total}"
         text = "The device passes" if total == 1 else f"{many} devices pass"
         return text if result.verdict == "pass" else f"{text}, the package does not"
+    if result.verdict == "warn":
+        return "No device fails" if total > 1 else "The device does not fail"
     return f"{passed} of {total} devices pass"
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from odtpack_runtime.checkpoint.format import read_checkpoint
-from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.reports import charts, parse_destination, write_out
 from odtpack_simulator.reports.html_report import render_page
@@ -146,6 +145,7 @@ def _length(text: str) -> int:
     return len(text.encode())
 
 
+FORMATS: Final = ("html", "json")
 _LEAST_SHARE: Final = 0.002
 _MOST_PARTS: Final = 24
 _DEPTH: Final = 4
@@ -153,18 +153,11 @@ _DEPTH: Final = 4
 
 def write_size_report(root: Piece, destination: str) -> Path:
     """Write a report whole or not at all."""
-    name, path = parse_destination(destination)
+    name, path = parse_destination(destination, FORMATS)
     if name == "html":
         data = render_size_html(root)
-    elif name == "json":
-        data = (json.dumps(root.as_dict(), indent=1) + "\n").encode()
     else:
-        raise OdtpackError(
-            "report-format-unknown",
-            f"sizes are reported as html or json, not as {name}",
-            where=destination[:200],
-            hint="write for example: --report html:sizes.html",
-        )
+        data = (json.dumps(root.as_dict(), indent=1) + "\n").encode()
     return write_out(data, path)
 
 

@@ -102,7 +102,7 @@ def parse_quantity(text: str, dimension: str, per_base: float = 1.0) -> float:
     """Read ``"12 MB"`` or ``"12MB"`` into the base unit of ``dimension``."""
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        example = next(reversed(UNITS[dimension]))
+        example = "MB" if dimension == "bytes" else next(reversed(UNITS[dimension]))
         msg = f'{text[:40]!r} is not a number with a unit, such as "20 {example}"'
         raise ValueError(msg)
     value = in_base_unit(match[1], match[2], dimension, per_base)

@@ -88,7 +88,7 @@ def check_devices(
     files: Annotated[
         list[str],
         argument(
-            "FILE...",
+            "FILE",
             "Paths of .toml files, or names of shipped profiles.",
             autocompletion=_completion.devices,
         ),

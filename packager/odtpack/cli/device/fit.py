@@ -133,7 +133,7 @@ def fit(
     recipe = find_recipe(recipe, wanted=model is None)
     read = None if recipe is None else read_recipe(recipe)
     options = {"model": model, "loss": loss, "loss_option": loss_option, "freeze": freeze}
-    settings = overlay(options, None if read is None else BuildSpec.of(read))
+    settings = overlay(options, None if read is None else BuildSpec.of(read), "fit")
     if threads is not None:
         settings = dataclasses.replace(settings, threads=threads)
     names = device or ([] if read is None else read.devices())

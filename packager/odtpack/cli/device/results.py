@@ -22,7 +22,7 @@ _BADGES: Final = (".svg", ".json")
 
 def judge(
     results: Annotated[
-        list[Path], argument("RESULT.json...", "Results of simulate --report json:PATH.")
+        list[Path], argument("RESULT.json", "Results of simulate --report json:PATH.")
     ],
     budget: Annotated[Path | None, BUDGET] = None,
     baseline: Annotated[
@@ -181,7 +181,7 @@ def show_comparison(comparison: Comparison, form: Format, out: Path | None) -> N
 
 def history(
     results: Annotated[
-        list[Path], argument("RESULT.json...", "Results of simulate --report json:PATH.")
+        list[Path], argument("RESULT.json", "Results of simulate --report json:PATH.")
     ],
     budget: Annotated[
         Path | None,

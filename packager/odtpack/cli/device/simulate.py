@@ -155,7 +155,7 @@ def simulate(
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.campaign import make_policy
     from odtpack_simulator.device.app import default_footprint
-    from odtpack_simulator.replay.executor import make_executor
+    from odtpack_simulator.replay.executor import default_jobs, make_executor
     from odtpack_simulator.replay.replay import load_samples
     from odtpack_simulator.reports.console import print_result
 
@@ -192,6 +192,12 @@ def simulate(
         save_every=save_every,
         pieces=pieces,
     )
+    wanted, cores = threads or opened.manifest.threads, default_jobs()
+    if cores < wanted:
+        _console.warn(
+            f"{wanted} threads share {cores} processors here: the replay is slow, and step times "
+            "are probably not judged. Memory is."
+        )
     executor = make_executor(jobs, ray)
     size = _fit.choose_batch_size(opened, batch_size)
 
@@ -260,7 +266,10 @@ def say_suggestion(result: sim.SimulationResult, *, baseline: bool = False) -> N
         text = "This result fails without any budget: its checks say what to change first."
         _console.say(f"{text} Budgets from its figures, for when it passes:")
     else:
-        _console.say("No budget was given. One to start from, with room above the typical figures:")
+        _console.say(
+            "No budget was given. One to start from, with room above the typical figures. A high "
+            "end above its limit warns:"
+        )
     _console.say()
     _console.lines(sim.suggest_budget(result, baseline=baseline))
 

@@ -319,6 +319,7 @@ def privacy(
     chosen = 0.1 / samples if delta is None else delta
     found = epsilon(noise, rate, steps, chosen)
     _console.results(as_json=as_json)
-    _console.say(f"epsilon {found:.4g} at delta {chosen:g}, {steps} steps")
+    without = "" if math.isfinite(found) else ": without noise, nothing is private"
+    _console.say(f"epsilon {found:.4g} at delta {chosen:g}, {steps} steps{without}")
     content = {"epsilon": found, "delta": chosen, "sampling_rate": rate, "steps": steps}
     _console.json_result(as_json, content)
