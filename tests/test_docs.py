@@ -266,6 +266,7 @@ COMPUTED = {
     "runtime/odtpack_simulator/values/part.py": {
         *("recipe-invalid", "budgets-invalid", "fleet-invalid")
     },
+    "runtime/odtpack_runtime/package/adapter.py": {"adapter-corrupt", "peft-invalid"},
     "runtime/odtpack_runtime/errors.py": set(),  # the callers of unreadable() say which
     "runtime/odtpack_runtime/training/parameter_vector.py": {
         "loss-not-finite",

@@ -497,8 +497,8 @@ class BuildSpec:
         key="memory.segments", flag="--segments/--no-segments", manifest="segments",
     )  # fmt: skip
     keep_products: int = option(
-        0, "Number of segments, the last ones, that keep products with frozen matrices for the "
-        "backward pass instead of computing them again: less time, more memory.",
+        0, "Number of segments, the last ones or all, that keep products with frozen matrices for "
+        "the backward pass instead of computing them again: less time, more memory.",
         whole=True, least=0, key="memory.keep_products", flag="--keep-products", metavar="N",
         example=24, manifest="segments",
     )  # fmt: skip

@@ -276,10 +276,11 @@ def test_the_matrix_must_be_frozen(llama_file: Path, tmp_path: Path) -> None:
         ({"adapter": AdapterSpec("dora", (head.name,))}, "head-not-found"),
         ({"adapter": SPECS["ia3"], "train": (str(head.source.name),)}, "trained-and-frozen"),
     ):
-        with refused(code):
+        with refused(code) as caught:
             build_package(
                 llama_file, tmp_path, loss="next_token", loss_options={"words": 8}, **more
             )
+        assert ("--base int4" in str(caught.value.hint)) == (code == "head-not-found")
 
 
 @needs_peft

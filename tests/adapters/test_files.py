@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import torch
 from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from torch import nn
 
-from odtpack.adapters import AdapterSpec
+from odtpack.adapters import AdapterSpec, low_rank
 from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Package, load_adapter, save_adapter
 from odtpack_runtime.package.adapter import CONFIG, TENSORS, PeftAdapter, read_peft, write_peft
@@ -193,6 +194,11 @@ def test_what_does_not_fit_is_an_error(
         outcome = run("adapter", "import", other, adapter, "--out", tmp_path / "start.ckpt", code=2)
         assert code in outcome.err
         assert not (tmp_path / "start.ckpt").exists()
+    package = str(folder / "package")
+    outcome = run(
+        "adapter", "export", package, "--out", package, code=2
+    )  # which must stay as it is
+    assert f"{package} is a package" in outcome.err
     (adapter / "adapter_model.safetensors").write_bytes(b"\xff" * 100)
     outcome = run("adapter", "merge", llama_file, adapter, "--out", tmp_path / "merged.onnx")
     assert (outcome.code, "peft-invalid" in outcome.err) == (2, True)
@@ -228,6 +234,9 @@ def peft_files(tmp_path: Path) -> Path:
         *((f'"init_lora_weights": "{value}"', "peft-unsupported")
           for value in ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga")),
         ('"init_lora_weights": [1]', "peft-unsupported"),
+        *((f'"{name}": {value}', "peft-invalid") for name in ("use_rslora", "use_dora")
+          for value in ('"false"', "1", "[]")),
+        ('"r": 1', "adapter-mismatch"),  # of its tensors
     ],
 )  # fmt: skip
 def test_bad_settings_of_peft(setting: str, code: str, peft_files: Path) -> None:
@@ -237,6 +246,96 @@ def test_bad_settings_of_peft(setting: str, code: str, peft_files: Path) -> None
     with refused(code) as caught:
         read_peft(peft_files)
     assert len(caught.value.what) < 300
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e300])
+def test_values_that_are_not_finite(
+    value: float, trained: Trained, llama_file: Path, run: Run, tmp_path: Path
+) -> None:
+    folder = trained("lora")
+    adapter = read_peft(exported(folder, run))
+    first, *_ = adapter.tensors
+    wide = {name: array.astype(np.float64) for name, array in adapter.tensors.items()}
+    wide[first][0, 0] = value
+    write_peft(tmp_path, dataclasses.replace(adapter, tensors=wide))
+    for words in (("merge", llama_file), ("import", folder / "package")):
+        said = run("adapter", *words, tmp_path, "--out", tmp_path / "out", code=2)
+        assert "peft-invalid" in said.err
+        assert f"{first!r} holds NaN or infinity" in said.err
+        assert not (tmp_path / "out").exists()
+    package = Package.open(folder / "package")
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    with np.errstate(over="ignore"):
+        state.parameters[first].data[:] = value
+    save_adapter(package, state, tmp_path / "it.onnx_adapter")
+    with refused("adapter-corrupt") as caught:
+        load_adapter(package, state, tmp_path / "it.onnx_adapter")
+    assert "diverged" in str(caught.value.hint)
+
+
+def changed(tensors: Any, how: str) -> Any:
+    """Tensors of a LoRA adapter that are not those of its configuration."""
+    first, second, *_ = tensors
+    if how == "ranks that differ":
+        return {**tensors, first: tensors[first][:2]}
+    if how == "a smaller rank":
+        return {**tensors, first: tensors[first][:2], second: tensors[second][:, :2]}
+    if how == "no tensors":
+        return {}
+    if how == "a layer is missing":
+        return {name: array for name, array in tensors.items() if "layers.1" not in name}
+    if how == "no B":
+        return {name: array for name, array in tensors.items() if name != second}
+    magnitudes = {name.replace(low_rank.B, low_rank.MAGNITUDE): np.ones(len(array), np.float32)
+                  for name, array in tensors.items() if name.endswith(low_rank.B)}  # fmt: skip
+    return {**tensors, **magnitudes} if how == "magnitudes" else tensors
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "said"),
+    [
+        ("ranks that differ", "lora", "is [2, "),
+        ("a smaller rank", "lora", "is [2, "),
+        ("no tensors", "lora", "no tensors "),
+        ("a layer is missing", "lora", "no tensors for '"),
+        ("no B", "lora", "it has lora_A.weight ["),
+        ("magnitudes", "lora", "lora_magnitude_vector ["),
+        ("no magnitudes", "dora", "dora of rank 3, does not fit"),
+        ("factors", "ia3", "ia3, does not fit"),
+    ],
+)
+@pytest.mark.parametrize("ends", [False, True])
+def test_an_adapter_that_is_not_whole_is_not_merged(
+    how: str, kind: Any, said: str, ends: bool, trained: Trained, llama_file: Path, run: Run,
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    adapter = read_peft(exported(trained("lora"), run))
+    layers = tuple({name.rpartition(".")[2] for name in adapter.layers})  # as PEFT writes them
+    adapter = dataclasses.replace(
+        adapter, kind=kind, tensors=changed(adapter.tensors, how),
+        layers=(*layers, "not_of_this_model") if ends else adapter.layers,
+    )  # fmt: skip
+    write_peft(tmp_path / "it", adapter)
+    outcome = run("adapter", "merge", llama_file, tmp_path / "it", "--out", tmp_path / "m.onnx")
+    assert outcome.code == 2
+    assert "adapter-mismatch" in outcome.err
+    assert said in outcome.err
+    assert not (tmp_path / "m.onnx").exists()
+
+
+@pytest.mark.parametrize(
+    "narrower", [{"exclude_modules": ["v_proj"]}, {"layers_to_transform": [0]}, {}]
+)
+def test_layers_that_a_configuration_leaves_out(
+    narrower: dict[str, Any], trained: Trained, llama_file: Path, run: Run, tmp_path: Path
+) -> None:
+    adapter = read_peft(exported(trained("lora"), run))
+    tensors = changed(adapter.tensors, "a layer is missing")
+    write_peft(tmp_path, dataclasses.replace(adapter, tensors=tensors))
+    config = json.loads((tmp_path / CONFIG).read_text()) | narrower
+    (tmp_path / CONFIG).write_text(json.dumps(config))
+    words = ("merge", llama_file, tmp_path, "--out", tmp_path / "m.onnx")
+    assert run("adapter", *words).code == (0 if narrower else 2)
 
 
 @pytest.mark.parametrize("start", ["true", "false", "null", '"gaussian"', '"orthogonal"', '"eva"'])
@@ -288,6 +387,25 @@ def test_modules_to_save_that_are_no_list(saved: str, peft_files: Path) -> None:
     path = peft_files / CONFIG
     path.write_text(path.read_text().rstrip("}\n") + f', "modules_to_save": {saved}}}')
     assert read_peft(peft_files).saved == ()
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ({"fc": {"dtype": "I32", "shape": [1], "data_offsets": [0, 4]}}, "'fc' is of 'I32', not"),
+        ({"fc": {"dtype": "F32", "shape": [1]}}, "its header does not describe tensors"),
+        ({"fc": [1, 2]}, "its header does not describe tensors"),
+        ([], "its header does not describe tensors"),
+        ({"fc": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}, "not where it should be"),
+    ],
+)
+def test_what_is_wrong_is_said_in_plain_words(header: Any, said: str, peft_files: Path) -> None:
+    text = json.dumps(header).encode()
+    (peft_files / TENSORS).write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
+    with refused("peft-invalid") as caught:
+        read_peft(peft_files)
+    assert said in caught.value.what
+    assert "Error" not in caught.value.what
 
 
 @pytest.mark.parametrize("name", [CONFIG, TENSORS])

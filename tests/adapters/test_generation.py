@@ -491,6 +491,9 @@ def test_errors(trained: Any, llama_file: Path, tmp_path: Path) -> None:
         ("bad-argument", lambda: generator.generate(PROMPT, top_k=2.5)),
         ("bad-argument", lambda: generator.generate(PROMPT, max_tokens=2.5)),
         ("bad-argument", lambda: generator.generate(PROMPT, seed=1.5)),
+        ("bad-argument", lambda: generator.generate(PROMPT, temperature="1")),
+        ("bad-argument", lambda: generator.generate(PROMPT, temperature=None)),
+        ("bad-argument", lambda: generator.generate(PROMPT, top_p="1")),
         ("bad-argument", lambda: generator.generate(PROMPT, stop=2)),
         ("bad-argument", lambda: generator.generate(PROMPT, stop=[None])),
         ("adapter-corrupt", lambda: generator.add_adapter("x", tmp_path / "x.onnx_adapter")),
@@ -499,6 +502,14 @@ def test_errors(trained: Any, llama_file: Path, tmp_path: Path) -> None:
             action()
         assert caught.value.code == code
         assert "checkpoint" not in str(caught.value.hint)
+    assert len([*generator.generate(PROMPT, temperature=1e-320, max_tokens=2)]) == 2
+    # ONNX Runtime takes the token for zeros where the embedding is of 4 bits.
+    generator = Generator(trained("genai-llama-tied-int4")[0])
+    for action in (generator.logits, generator.generate):
+        with pytest.raises(OdtpackError, match="128 is not below the 128") as caught:
+            action([3, 128])
+        assert caught.value.code == "bad-prompt"
+    generator = Generator(package)
     spec = AdapterSpec("lora", ("*_proj",))
     build_package(llama_file, tmp_path / "plain", loss="next_token", segments=True, adapter=spec)
     with pytest.raises(OdtpackError) as caught:

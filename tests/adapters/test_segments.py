@@ -268,14 +268,26 @@ def test_a_folder_for_activations_that_is_not_there(llama_file: Path, tmp_path: 
     assert caught.value.code == "file-not-written"
 
 
+def test_onnxruntime_has_nothing_to_say_of_native_segments(
+    llama_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It warns of an initializer that nothing reads, at each session."""
+    folder = built(llama_file, tmp_path / "package", native=True, loss_options={"words": 7})
+    assert capfd.readouterr().err == ""
+    _, module, optimizer = open_training(folder)
+    losses_of_steps(module, optimizer, [llama.batch()])
+    assert capfd.readouterr().err == ""
+
+
 def test_what_cannot_be_cut_says_so(llama_file: Path, tmp_path: Path) -> None:
     dropout = AdapterSpec("lora", ("*.q_proj",), (), 3, 5.0, dropout=0.1)
     for code, more in (
         ("segments-unsupported", {"adapter": dropout}),
         ("segments-unsupported", {"memory_budget": "60 MB"}),
     ):
-        with refused(code):
+        with refused(code) as caught:
             built(llama_file, tmp_path / "package", **more)
+        assert ("--adapter-dropout" in str(caught.value.hint)) == ("adapter" in more)
         assert not (tmp_path / "package").exists()
 
 

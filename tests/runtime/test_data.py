@@ -52,6 +52,34 @@ def test_text_and_inputs_of_any_rank(tmp_path: Path) -> None:
     assert load_dataset(path, specs)["words"].tolist() == ["a", "bc"]
 
 
+@pytest.mark.parametrize("dtype", ["int64", "bool", "float32"])
+@pytest.mark.parametrize(
+    ("row", "fits"),
+    [([0, 0, 1, 1], False), ([1, 0, 1, 1], False), ([1, 1, 0, 0], True), ([0] * 4, True)],
+)
+def test_padding_that_a_mask_would_hide(
+    row: list[int], fits: bool, dtype: str, tmp_path: Path
+) -> None:
+    mask = np.ones((5, 4), dtype)
+    mask[3] = row
+    path = save(tmp_path / "d.npz", attention_mask=mask, **good())
+    if fits:
+        assert load_dataset(path, SPECS).keys() == good().keys()
+        return
+    with refused("data-padding") as caught:
+        load_dataset(path, SPECS)
+    assert "sample 3" in caught.value.what
+    taken = TensorSpec("attention_mask", np.dtype(dtype), ("n", 4))
+    assert "attention_mask" in load_dataset(path, (*SPECS, taken))
+    with refused("data-too-large"):
+        load_dataset(path, SPECS, max_bytes=700)
+
+
+@pytest.mark.parametrize("mask", [np.array(0), np.zeros((2, 2, 2)), np.array([["a", "b"]])])
+def test_a_mask_of_another_kind_is_ignored(mask: np.ndarray, tmp_path: Path) -> None:
+    assert load_dataset(save(tmp_path / "d.npz", attention_mask=mask, **good()), SPECS)
+
+
 NAN = good()["input"]
 NAN[3, 1, 1] = np.nan
 INFINITE = good()["input"]

@@ -273,6 +273,21 @@ def test_what_cannot_be_trained_leaves_a_state_for_another_package(
             Module(regression.training, state)
 
 
+def test_a_row_that_a_table_does_not_have_is_named(
+    regression: models.Files, capfd: pytest.CaptureFixture
+) -> None:
+    text = models.REGRESSION_TRAINING.replace(
+        "scaled = Mul(input, scale)",
+        "last = Constant<value_int = 3>()\n    beyond = Gather(scale, last)\n"
+        "    more = Mul(scale, beyond)\n    scaled = Mul(input, more)",
+    )
+    path = models.write(regression.folder, "fixed.onnx", text)
+    module = Module(path, CheckpointState.load_checkpoint(regression.checkpoint))
+    with refused("run-failed", "row 3 is looked up in a table of 3 rows.*positions.*Gather"):
+        module(X, T)
+    capfd.readouterr()  # ONNX Runtime's own log
+
+
 def test_a_run_that_fails_says_so(regression: models.Files, capfd: pytest.CaptureFixture) -> None:
     # The model claims a free batch and then reshapes to five rows.
     text = models.REGRESSION_TRAINING.replace(

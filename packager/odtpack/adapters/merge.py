@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +74,7 @@ def merge_adapter(
         else:
             pending.setdefault(name.removesuffix(f".{end}"), {})[end] = value
     tables = {table.name: table for table in low_rank.find_tables(graph)}
+    _check_whole(adapter, pending, {*modules, *tables}, path)
     for name, given in pending.items():
         if name in tables and low_rank.TABLE_A in given:
             _merge_table(tables[name], given, adapter, path)
@@ -81,12 +82,11 @@ def merge_adapter(
         if name not in modules:
             raise UnknownNameError(
                 "unknown-layer",
-                f"the adapter is on {name!r}, which is no linear layer of the model",
+                f"the adapter is on {name!r:.200}, which is no linear layer of the model",
                 where=str(path),
             )
-        shape = modules[name].shape
-        if split and (A not in given or B not in given or len(given[B]) != shape[0]):
-            raise _mismatch(name, shape, path)
+        if not _fits(modules[name].shape, given, adapter):
+            raise _mismatch(name, modules[name].shape, given, adapter, path)
         on.append((modules[name], given))
     for layer, pieces in by_layer(on):
         values = merged(layer, pieces)
@@ -109,6 +109,43 @@ def merge_adapter(
         raise OdtpackError("model-too-large", "the merged model would exceed 2 GB", where=str(path))
     content: bytes = proto.SerializeToString(deterministic=True)
     return content
+
+
+def _check_whole(
+    adapter: PeftAdapter, given: Collection[str], names: Collection[str], path: Path
+) -> None:
+    """Refuse an adapter without tensors for a layer of the model that its configuration names."""
+    # PEFT takes ends of names, and names that the model lacks. What a regular expression matches is
+    # not looked for: the file is a stranger's, and an expression may take forever.
+    listed = () if isinstance(adapter.layers, str) else adapter.layers
+    wanted = {
+        name
+        for each in listed
+        for name in ([each] if each in names else names)
+        if name == each or name.endswith(f".{each}")
+    }
+    saved = tuple(f".{each}" for each in adapter.saved)
+    missing = sorted(n for n in wanted - {*given} if not f".{n}".endswith(saved))
+    if missing or not adapter.tensors:
+        what = f"for {missing[0]!r}, which its target_modules name" if missing else "at all"
+        raise OdtpackError(
+            "adapter-mismatch",
+            f"the adapter has no tensors {what}",
+            where=str(path),
+            hint="save the adapter again, all of it: model.save_pretrained(folder)",
+        )
+
+
+def _fits(shape: Sequence[int], given: Mapping[str, np.ndarray], adapter: PeftAdapter) -> bool:
+    """Whether the tensors are those of the adapter's kind on a layer of a shape."""
+    shapes = {name: array.shape for name, array in given.items()}
+    if adapter.kind == "ia3":
+        return [*shapes] == [FACTORS]  # whose size is checked where they are used
+    ones = (1,) * len(shape[2:])
+    wanted = {A: (adapter.rank, *shape[1:]), B: (shape[0], adapter.rank, *ones)}
+    if adapter.kind == "dora":
+        wanted[MAGNITUDE] = (1, shape[0], *ones) if ones else (shape[0],)
+    return shapes == wanted
 
 
 def _as_loaded(graph: ir.Graph) -> Callable[[], None]:
@@ -203,7 +240,8 @@ def _merge(layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter, 
         feedforward = len(layer.shape) == 2 and factors.shape == (1, layer.inputs)
         feedforward |= layer.name in adapter.feedforward
         line = factors.astype(np.float64).reshape(-1)
-        _check(line.size == (layer.inputs if feedforward else layer.outputs), layer, path)
+        if line.size != (layer.inputs if feedforward else layer.outputs):
+            raise _mismatch(layer.name, layer.shape, given, adapter, path)
         ones = [1] * (weight.ndim - 2)
         merged = weight * line.reshape((1, -1, *ones) if feedforward else (-1, 1, *ones))
         if not feedforward:
@@ -211,7 +249,7 @@ def _merge(layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter, 
             for bias in {use.bias for use in layer.uses if use.bias is not None}:
                 _set(_own(bias, [u for u in bias.uses() if u.node in ends]), _array(bias) * line)
     else:
-        merged = _low_rank(layer, weight, given, adapter, path)
+        merged = _low_rank(layer, weight, given, adapter)
     source = _own(layer.source, [use for use in layer.source.uses() if use.node in ways])
     _set(source, merged.T if transposes else merged)
 
@@ -224,7 +262,7 @@ def _merge_packed(
     before = stored_matrix(use.node)
     if before is None or FACTORS in given:
         raise _not_mergeable(layer.source, layer.name, path)
-    wanted = _low_rank(layer, before, given, adapter, path)
+    wanted = _low_rank(layer, before, given, adapter)
     store_matrix(use.node, wanted)
     found = stored_matrix(use.node)
     assert found is not None  # noqa: S101 - it was stored
@@ -250,45 +288,45 @@ def _merge_table(
     """Replace the table of an embedding by W + s (B A)^T."""
     if not table.source.is_initializer():
         raise _not_mergeable(table.source, table.name, path)
-    a, b = given[low_rank.TABLE_A], given.get(low_rank.TABLE_B, np.empty(0))
-    if a.shape[1:] != (table.rows,) or b.shape != (table.width, len(a)):
-        raise _mismatch(table.name, (table.rows, table.width), path)
+    shapes = {name: array.shape for name, array in given.items()}
+    rank = adapter.rank
+    wanted = {low_rank.TABLE_A: (rank, table.rows), low_rank.TABLE_B: (table.width, rank)}
+    if shapes != wanted or adapter.kind != "lora":
+        raise _mismatch(table.name, (table.rows, table.width), given, adapter, path)
+    a, b = given[low_rank.TABLE_A], given[low_rank.TABLE_B]
     added = a.T.astype(np.float64) @ b.T.astype(np.float64)
     source = _own(table.source, [u for u in table.source.uses() if u.node.op_type == "Gather"])
     _set(source, _array(source) + adapter.scaling * added)
 
 
 def _low_rank(
-    layer: Layer,
-    weight: np.ndarray,
-    given: Mapping[str, np.ndarray],
-    adapter: PeftAdapter,
-    path: Path,
+    layer: Layer, weight: np.ndarray, given: Mapping[str, np.ndarray], adapter: PeftAdapter
 ) -> np.ndarray:
     """W + s B A, with rows of the lengths that DoRA gives them."""
-    _check(A in given and B in given, layer, path)
     a, b = (given[name].astype(np.float64) for name in (A, B))
-    _check(a.shape[1:] == layer.shape[1:] and b.shape[:1] == layer.shape[:1], layer, path)
     flat = b.reshape(layer.outputs, -1) @ a.reshape(a.shape[0], -1)
     merged = weight + adapter.scaling * flat.reshape(layer.shape)
     if MAGNITUDE in given:
         rows = merged.reshape(layer.outputs, -1)
         lengths = given[MAGNITUDE].astype(np.float64).reshape(-1, 1)
-        _check(lengths.size == layer.outputs, layer, path)
         rows = rows * lengths / np.linalg.norm(rows, axis=1, keepdims=True)
         merged = rows.reshape(layer.shape)
     return np.asarray(merged)
 
 
-def _check(fits: bool, layer: Layer, path: Path) -> None:
-    if not fits:
-        raise _mismatch(layer.name, layer.shape, path)
-
-
-def _mismatch(name: str, shape: Sequence[int], path: Path) -> OdtpackError:
+def _mismatch(
+    name: str,
+    shape: Sequence[int],
+    given: Mapping[str, np.ndarray],
+    adapter: PeftAdapter,
+    path: Path,
+) -> OdtpackError:
+    kind = f"{adapter.kind} of rank {adapter.rank}" if adapter.rank else adapter.kind
+    found = ", ".join(f"{end} {list(array.shape)}" for end, array in sorted(given.items()))
     return OdtpackError(
         "adapter-mismatch",
-        f"the adapter does not fit {name!r}, whose weight is {list(shape)}",
+        f"the adapter, {kind}, does not fit {name!r}, whose weight is {list(shape)}: "
+        f"it has {found}",
         where=str(path),
         hint="merge it into the model that it was trained on",
     )
@@ -302,7 +340,7 @@ def _replace(places: Mapping[str, _Place], name: str, value: np.ndarray, path: P
     if place is None or tensor is None or tuple(tensor.shape) != wanted.shape:
         raise OdtpackError(
             "adapter-mismatch",
-            f"the adapter brings {name!r} {list(value.shape)}, which the model does not have",
+            f"the adapter brings {name!r:.200} {list(value.shape)}, which the model does not have",
             where=str(path),
             hint="merge it into the model that it was trained on",
         )

@@ -38,6 +38,7 @@ def export(
     Writes adapter_model.safetensors and adapter_config.json. PEFT does not have bitfit: for it
     only the files of ONNX Runtime are written.
     """
+    from odtpack.cli._files import check_creatable
     from odtpack.cli.export import inference_of, load_state
     from odtpack.errors import OdtpackError, some
     from odtpack_runtime import CheckpointState, Package
@@ -61,11 +62,7 @@ def export(
             f"--outputs names outputs of {_BASE}, which is not written",
             hint="leave --outputs out" + ("" if in_segments else ", or add --onnxruntime"),
         )
-    if out.exists() and not out.is_dir():
-        raise OdtpackError(
-            "cannot-write", f"--out {str(out)!r} cannot be written: it is a file",
-            hint="name a folder",
-        )  # fmt: skip
+    check_creatable(out, "--out")
     state = load_state(opened, checkpoint)
     written: list[Path] = []
     # Weights mean something with the settings beside them only: they are replaced as one.

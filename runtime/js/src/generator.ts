@@ -179,6 +179,12 @@ export class Generator {
       fail('bad-prompt',
         'A prompt is a sequence of one token or more, as whole numbers from 0 on.');
     }
+    // Some kernels take a token beyond the vocabulary for a vector of zeros.
+    const words = this.opened.manifest.inputs.find((each) => each.class_count)?.class_count;
+    const beyond = tokens.find((token) => words !== undefined && token >= words);
+    if (beyond !== undefined) {
+      fail('bad-prompt', `The token ${beyond} is not below the ${words} of the vocabulary.`);
+    }
     const { ort, session } = this;
     const { feeds } = sequence;
     const whole = (values: ArrayLike<number>) =>
@@ -197,12 +203,7 @@ export class Generator {
       this.#running = Promise.allSettled([this.#running, run]).then(() => undefined);
       const made = (await attempt(() => run, 'run-failed',
         `The decoder failed after ${sequence.count} tokens`, '',
-        'pass fewer tokens, of those that the decoder knows').catch((error: unknown) => {
-        const words = this.opened.manifest.inputs.find((each) => each.class_count)?.class_count;
-        const token = Math.max(...part);
-        if (words === undefined || token < words) throw error;
-        fail('bad-prompt', `The token ${token} is not below the ${words} of the vocabulary.`);
-      })) as Feeds;
+        'pass fewer tokens, of those that the decoder knows')) as Feeds;
       for (const name of session.inputNames) {
         if (name.startsWith(PAST)) feeds[name] = made[PRESENT + name.slice(PAST.length)]!;
       }

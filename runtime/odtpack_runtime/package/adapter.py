@@ -11,6 +11,7 @@ import dataclasses
 import json
 import math
 import os
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -99,7 +100,7 @@ def read_adapter(package: Package, where: Path) -> dict[str, np.ndarray[Any, Any
         what = (
             f"the adapter has no {missing[0]!r}, which the package trains"
             if missing
-            else f"the adapter has {unknown[0]!r}, which the package does not train"
+            else f"the adapter has {unknown[0]!r:.200}, which the package does not train"
         )
         raise _mismatch(what, "build the package with --on for the same layers", where)
     for name, own in names.items():
@@ -185,7 +186,19 @@ def read_onnx_adapter(path: Path) -> dict[str, np.ndarray[Any, Any]]:
         raise OdtpackError(
             "adapter-corrupt", f"{path} cannot be read: {error.strerror or error}", where=str(path)
         ) from error
+    _check_finite(tensors, "adapter-corrupt", path)
     return tensors
+
+
+def _check_finite(tensors: Tensors, code: str, path: Path) -> None:
+    for name, array in tensors.items():
+        if not np.isfinite(array).all():
+            raise OdtpackError(
+                code,
+                f"{name!r:.200} holds NaN or infinity, or what is infinite in float32",
+                where=str(path),
+                hint="use an adapter from before its training diverged",
+            )
 
 
 # safetensors: the length of a header in 8 bytes, a header in JSON, and the elements.
@@ -211,17 +224,17 @@ def _write_safetensors(path: Path, tensors: Tensors) -> None:
 
 
 def _read_safetensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """All tensors, in float32; a ValueError says what is wrong."""
+    """All tensors, in float32; a ValueError says what is wrong, others mean a bad header."""
     data = path.read_bytes()
     size = int.from_bytes(data[:8], "little")
     if not 2 <= size <= min(len(data) - 8, _MAX_HEADER):
-        raise ValueError(f"its header has {size} bytes")
+        raise ValueError(f"its first 8 bytes give its header {size} bytes, of {len(data)} in all")
     header = json.loads(data[8 : 8 + size])
-    if not isinstance(header, dict):
-        raise ValueError("its header is not an object")
     header.pop("__metadata__", None)
     tensors, end = {}, 0
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        if entry["dtype"] not in _SAFE:
+            raise ValueError(f"its tensor {name!r:.80} is of {entry['dtype']!r:.40}, not of floats")
         dtype, shape = np.dtype(_SAFE[entry["dtype"]]), entry["shape"]
         start, stop = entry["data_offsets"]
         whole = all(type(axis) is int and axis >= 0 for axis in shape) and len(shape) <= MAX_RANK
@@ -241,6 +254,7 @@ def _read_safetensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 # PEFT's files.
 
 _TABLE = ".base_layer.weight"
+_FACTOR = re.compile(r".*\.lora_(?:embedding_)?([AB])(?:\.weight)?", re.DOTALL)
 _MAX_CONFIG_BYTES: Final = 2**20
 _LARGEST_ALPHA: Final = 1e30
 _TYPES: Final = {"lora": "LORA", "dora": "LORA", "ia3": "IA3", "prompt": "PROMPT_TUNING"}
@@ -265,7 +279,8 @@ class PeftAdapter:
     tensors: Tensors  # values by name, in float32
     rank: int = 0  # ``lora``, ``dora``: rows of A
     scaling: float = 1.0  # ``lora``, ``dora``: how often B A counts
-    # Names or ends of names of the layers; a text is a regular expression.
+    # Names or ends of names of the layers; a text is a regular expression. Empty where the
+    # configuration leaves some of them out.
     layers: tuple[str, ...] | str = ()
     # ``ia3``: the same for the layers whose input is scaled.
     feedforward: tuple[str, ...] | str = ()
@@ -332,17 +347,7 @@ def read_peft(folder: Path) -> PeftAdapter:
     for name in (CONFIG, TENSORS):
         if not (folder / name).is_file():
             raise OdtpackError("peft-not-found", f"{folder} has no {name}", where=str(folder))
-    config = _config(folder / CONFIG)
-    try:
-        found = _read_safetensors(folder / TENSORS)
-    except (OSError, KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
-        raise OdtpackError(
-            "peft-invalid",
-            f"{TENSORS} cannot be read: {type(error).__name__}: {error!s:.200}",
-            where=str(folder / TENSORS),
-        ) from error
-    # Beside an embedding's adapter PEFT saves its table.
-    tensors = {name: found[name] for name in sorted(found) if not name.endswith(_TABLE)}
+    config, tensors = _config(folder / CONFIG), _tensors(folder / TENSORS)
     where = str(folder / CONFIG)
     kind = config.get("peft_type")
     saved = _names(config.get("modules_to_save"))
@@ -350,6 +355,8 @@ def read_peft(folder: Path) -> PeftAdapter:
         value if isinstance(value, str) else _names(value)
         for value in map(config.get, ("target_modules", "feedforward_modules"))
     )
+    if config.get("exclude_modules") or config.get("layers_to_transform") is not None:
+        layers = ()
     for key, plain in _PLAIN.items():
         if config.get(key, plain) not in (plain, None):
             raise OdtpackError(
@@ -380,15 +387,54 @@ def read_peft(folder: Path) -> PeftAdapter:
         or not isinstance(alpha, int | float)
         or not -_LARGEST_ALPHA <= alpha <= _LARGEST_ALPHA  # nor NaN
     ):
-        made = f"r = {rank!r:.40} and lora_alpha = {alpha!r:.40}"
-        raise OdtpackError("peft-invalid", f"{made} make no adapter", where=where)
+        raise OdtpackError(
+            "peft-invalid",
+            f"r must be a whole number above 0 and lora_alpha a number, not {rank!r:.40} and "
+            f"{alpha!r:.40}",
+            where=where,
+        )
+    for key in ("use_rslora", "use_dora"):
+        if not isinstance(config.get(key), bool | None):
+            raise OdtpackError(
+                "peft-invalid", f"{key} must be true or false, not {config[key]!r:.40}", where=where
+            )
+    _check_rank(tensors, rank, folder)
     scaling = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
     dora: Kind = "dora" if config.get("use_dora") else "lora"
     return PeftAdapter(dora, tensors, rank, scaling, layers, feedforward, saved)
 
 
+def _check_rank(tensors: Tensors, rank: int, folder: Path) -> None:
+    for name, array in tensors.items():
+        factor = _FACTOR.fullmatch(name)
+        axis = "AB".index(factor[1]) if factor else 0
+        if factor and array.shape[axis : axis + 1] != (rank,):
+            raise _mismatch(
+                f"r is {rank} in {CONFIG}, and {name!r:.200} is {list(array.shape)}",
+                "save the adapter again: model.save_pretrained(folder)",
+                folder,
+            )
+
+
 def _names(value: object) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _tensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    try:
+        found = _read_safetensors(path)
+    except (
+        OSError, AttributeError, KeyError, TypeError, ValueError, RecursionError, OverflowError
+    ) as error:  # fmt: skip
+        told = isinstance(error, OSError) or type(error) is ValueError
+        what = f"{error!s:.200}" if told else "its header does not describe tensors"
+        raise OdtpackError(
+            "peft-invalid", f"{TENSORS} cannot be read: {what}", where=str(path)
+        ) from error
+    # Beside an embedding's adapter PEFT saves its table.
+    tensors = {name: found[name] for name in sorted(found) if not name.endswith(_TABLE)}
+    _check_finite(tensors, "peft-invalid", path)
+    return tensors
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -489,7 +535,8 @@ def _peft_tensors(package: Package, folder: Path) -> tuple[Tensors, dict[str, st
     own = (info.alpha or 0.0) / info.rank if info.rank else 1.0
     if not math.isclose(own, adapter.scaling, rel_tol=1e-6):
         raise _mismatch(
-            f"the adapter counts {adapter.scaling:g} times, the package's {own:g} times",
+            f"the product of the adapter's matrices is multiplied by {adapter.scaling:g}, that of "
+            f"the package's by {own:g}",
             f"build the package with --alpha {adapter.scaling * adapter.rank:g}",
             folder,
         )

@@ -23,6 +23,8 @@ from odtpack_runtime.session.session import first_line
 _PAST, _PRESENT = "past_key_values.", "present."
 _AT_ONCE = 32  # tokens of a prompt: the logits of each take as many numbers as there are words
 
+_NUMBERS = (int, float, np.integer, np.floating)
+
 DECODER_ROLES: Final = ("decoder_model", "decoder_weights")
 DECODER_RUNS: Final = "odtpack_runtime.package.generator:decoder_runs"
 
@@ -81,6 +83,7 @@ class Generator:
             heads, size = inputs[name].shape[1], inputs[name].shape[3]
             dtype = np.float16 if "float16" in inputs[name].type else np.float32
             self._states[name] = np.zeros((1, heads, 0, size), dtype)
+        self._words = next(o.shape[-1] for o in self._session.get_outputs() if o.name == "logits")
         present = (_PRESENT + name.removeprefix(_PAST) for name in self._states)
         self._outputs = ["logits", *present]
         self._adapters: dict[str, Callable[[], Mapping[str, Array]]] = {}  # as each is now
@@ -134,7 +137,7 @@ class Generator:
         Raises:
             OdtpackError: ``bad-prompt``, ``unknown-adapter``, ``run-failed``.
         """
-        return np.concatenate([*self._run(adapter).read(_checked(tokens))])
+        return np.concatenate([*self._run(adapter).read(self._checked(tokens))])
 
     def generate(
         self,
@@ -167,13 +170,14 @@ class Generator:
         """
         ended = isinstance(stop, Collection) and all(map(_is_whole, stop))
         whole = ended and all(map(_is_whole, (top_k, max_tokens, seed)))
-        if not (whole and temperature >= 0 <= top_k and 0 < top_p <= 1 and max_tokens >= 0):
+        numbers = whole and all(isinstance(n, _NUMBERS) for n in (temperature, top_p))
+        if not (numbers and temperature >= 0 <= top_k and 0 < top_p <= 1 and max_tokens >= 0):
             raise OdtpackError(
                 "bad-argument",
                 "temperature and top_k must be 0 or more, top_p above 0 and at most 1, max_tokens "
                 "0 or more, and stop a list; top_k, max_tokens, seed and stop are whole numbers.",
             )
-        return _follow(self._run(adapter), _checked(prompt), max_tokens, frozenset(stop),
+        return _follow(self._run(adapter), self._checked(prompt), max_tokens, frozenset(stop),
                        _Draw(temperature, top_k, top_p, seed))  # fmt: skip
 
     def _run(self, adapter: str | None) -> _Run:
@@ -181,6 +185,22 @@ class Generator:
         if adapter is not None:
             arrays |= self._known(adapter)()
         return _Run(self._session, self._outputs, self._given, arrays)
+
+    def _checked(self, tokens: Sequence[int] | Array) -> Array:
+        array: Array = np.asarray(tokens)
+        whole = array.ndim == 1 and array.size and array.dtype.kind in "iu"
+        if not whole or array.min() < 0 or array.max() > np.iinfo(np.int64).max:
+            raise OdtpackError(
+                "bad-prompt",
+                "A prompt is a sequence of one token or more, as whole numbers from 0 on.",
+            )
+        # Some kernels take a token beyond the vocabulary for a vector of zeros.
+        if isinstance(self._words, int) and array.max() >= self._words:
+            raise OdtpackError(
+                "bad-prompt",
+                f"The token {array.max()} is not below the {self._words} of the vocabulary.",
+            )
+        return array.astype(np.int64)
 
     def _known(self, name: str) -> Callable[[], Mapping[str, Array]]:
         if name not in self._adapters:
@@ -227,7 +247,6 @@ class _Run:
         value = onnxruntime.OrtValue.ortvalue_from_numpy
         self._feeds = {name: value(array) for name, array in arrays.items()}
         self._states = [*arrays][: len(outputs) - 1]
-        self._words = next(o.shape[-1] for o in session.get_outputs() if o.name == "logits")
         self.count = 0
 
     def read(self, tokens: Array) -> Iterator[Array]:
@@ -246,11 +265,6 @@ class _Run:
             try:
                 logits, *states = self._session.run_with_ort_values(self._outputs, self._feeds)
             except Exception as error:  # ONNX Runtime's exceptions have no common base
-                if isinstance(self._words, int) and part.max() >= self._words:
-                    raise OdtpackError(
-                        "bad-prompt",
-                        f"The token {part.max()} is not below the {self._words} of the vocabulary.",
-                    ) from error
                 raise OdtpackError(
                     "run-failed",
                     f"The decoder failed after {self.count} tokens: {first_line(error)}",
@@ -273,7 +287,8 @@ class _Draw:
             return int(logits.argmax())
         order = np.argsort(-logits, kind="stable")[: self._top_k or None]
         ordered = logits[order].astype(np.float64)
-        total = np.cumsum(np.exp((ordered - ordered[0]) / self._temperature))
+        with np.errstate(over="ignore"):  # of a very low temperature, whose others count as zero
+            total = np.cumsum(np.exp((ordered - ordered[0]) / self._temperature))
         kept = int(np.searchsorted(total, self._top_p * total[-1])) + 1
         total = total[:kept]
         place = int(np.searchsorted(total, self._uniform() * total[-1], side="right"))
@@ -290,13 +305,3 @@ class _Draw:
 
 def _is_whole(number: object) -> bool:
     return isinstance(number, int | np.integer)
-
-
-def _checked(tokens: Sequence[int] | Array) -> Array:
-    array: Array = np.asarray(tokens)
-    whole = array.ndim == 1 and array.size and array.dtype.kind in "iu"
-    if not whole or array.min() < 0 or array.max() > np.iinfo(np.int64).max:
-        raise OdtpackError(
-            "bad-prompt", "A prompt is a sequence of one token or more, as whole numbers from 0 on."
-        )
-    return array.astype(np.int64)

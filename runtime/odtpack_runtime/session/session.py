@@ -332,9 +332,16 @@ def run_failed(error: Exception) -> OdtpackError:
             f"The device does not compute in float16: {first_line(error)}",
             hint="train on the processor, or build the package without --precision mixed",
         )
+    text = first_line(error)
+    if found := re.search(r"idx=(-?\d+) must be within the inclusive range \[-\d+,(\d+)\]", text):
+        text = (
+            f"row {found[1]} is looked up in a table of {int(found[2]) + 1} rows. In a language "
+            "model a token is beyond the vocabulary, or a sequence longer than the positions. "
+            f"({text})"
+        )
     return OdtpackError(
         "run-failed",
-        f"ONNX Runtime failed in the middle of a step: {first_line(error)}",
+        f"ONNX Runtime failed in the middle of a step: {text}",
         hint="nothing was changed by it",
     )
 

@@ -31,6 +31,8 @@ from odtpack_runtime.training.private import Normal, private_gradient, secure_no
 MAX_BYTES = 2 * 2**30
 """Bytes of all needed arrays together that :func:`load_dataset` takes by default."""
 
+_MASK = "attention_mask"
+
 
 def load_dataset(
     path: str | os.PathLike[str],
@@ -44,7 +46,7 @@ def load_dataset(
 
     Args:
         path: An ``.npz`` file, compressed or not. Arrays that no input is named
-            after are ignored.
+            after are ignored, but for an ``attention_mask`` that hides padding before tokens.
         inputs: What the model takes: :meth:`Module.input_specs
             <odtpack_runtime.training.module.Module.input_specs>`. The first axis counts
             samples, so its size is free even where the model fixes the batch.
@@ -58,7 +60,7 @@ def load_dataset(
     Raises:
         OdtpackError: ``data-not-found``, ``data-unreadable``, ``data-too-large``;
             naming the array, ``data-missing``, ``data-type``, ``data-shape``,
-            ``data-length``, ``data-empty``, ``data-not-finite``,
+            ``data-length``, ``data-empty``, ``data-not-finite``, ``data-padding``,
             ``label-out-of-range``.
     """
     file = Path(path)
@@ -107,7 +109,8 @@ def _load(
         if member.flag_bits & 1:
             raise ValueError(f"'{spec.name}' is encrypted")
         wanted[spec.name] = member
-    total = sum(info.file_size for info in wanted.values())
+    mask = members.get(f"{_MASK}.npy") if _MASK not in wanted else None
+    total = sum(info.file_size for info in (*wanted.values(), *filter(None, [mask])))
     if total > max_bytes:
         raise OdtpackError(
             "data-too-large",
@@ -115,6 +118,8 @@ def _load(
             where=where,
         )
     check_axes(inputs, where)
+    if mask is not None:
+        _check_mask(archive, mask, where)
     arrays = {}
     for spec in inputs:
         info = wanted[spec.name]
@@ -125,6 +130,25 @@ def _load(
                 npy_format.read_array(stream, allow_pickle=False)
             )
     return arrays
+
+
+def _check_mask(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> None:
+    """Refuse padding before tokens, which a model that takes no mask would read as tokens."""
+    with archive.open(info) as stream:
+        shape, dtype, header = _read_header(stream)
+    if len(shape) != 2 or dtype.kind not in "biuf":
+        return
+    _check_size(_MASK, shape, dtype, header, info.file_size)
+    with archive.open(info) as stream:
+        counts = npy_format.read_array(stream, allow_pickle=False) != 0
+    rows = (counts[:, 1:] > counts[:, :-1]).any(axis=1)
+    if rows.any():
+        raise OdtpackError(
+            "data-padding",
+            f"Array '{_MASK}' has a 0 before a 1, first in sample {int(np.argmax(rows))}, and the "
+            "model takes no such mask: it would read this padding as tokens.",
+            where=where,
+        )
 
 
 def check_axes(inputs: Sequence[TensorSpec], where: str | None = None) -> None:
@@ -176,8 +200,14 @@ def _check_header(stream: IO[bytes], spec: TensorSpec, size: int, where: str) ->
             "the first axis counts samples.",
             where=where,
         )
+    _check_size(spec.name, shape, dtype, header, size)
+
+
+def _check_size(
+    name: str, shape: tuple[int, ...], dtype: np.dtype[Any], header: int, size: int
+) -> None:
     if header + math.prod(shape) * dtype.itemsize != size:
-        raise ValueError(f"the size of '{spec.name}' does not agree with its shape {list(shape)}")
+        raise ValueError(f"the size of '{name}' does not agree with its shape {list(shape)}")
 
 
 def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int]:

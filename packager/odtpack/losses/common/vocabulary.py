@@ -86,7 +86,7 @@ def head_of(logits: ir.Value, loss: str) -> Head:
             "head-not-found",
             f"{loss} by parts of the vocabulary needs logits that are a product with a stored "
             f"matrix; {logits.name!r} is not, or the matrix is nf4",
-            hint="leave the loss's option words out",
+            hint="leave the loss's option words out, or for a matrix in nf4 use --base int4",
         )
     hidden = node.inputs[0]
     assert hidden is not None  # noqa: S101 - a MatMul has it

@@ -334,9 +334,10 @@ def _check(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
         passes_through = node.op_type == "Dropout" and len(node.inputs) < 3
         if node.op_type in RANDOM_OPERATORS and not passes_through:
             problem = f"{node.op_type} {node.name!r} draws other numbers when it runs again"
-            hint = "set the dropout to 0"
+            hint = "set the model's dropout to 0, and leave --adapter-dropout out"
     if problem:
-        raise OdtpackError("segments-unsupported", problem, hint=f"{hint}, or --segments")
+        hint += ", or build without --segments"
+        raise OdtpackError("segments-unsupported", problem, hint=hint)
 
 
 def _extract(

@@ -141,6 +141,11 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
                     "A prompt is a sequence of one token or more, as whole numbers from 0 on.",
                 )
             }
+            // Some kernels take a token beyond the vocabulary for a vector of zeros.
+            val words = pack.inputs.maxOf { it.classCount } // 0 where it is not known
+            if (words > 0 && prompt.max() >= words) {
+                fail("bad-prompt", "The token ${prompt.max()} is not below the $words of the vocabulary.")
+            }
             if (adapter != null) {
                 val bytes = adapters[adapter] ?: fail(
                     "unknown-adapter", "There is no adapter '$adapter'.", "",
@@ -181,10 +186,6 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
                     inputs + given, session.outputNames, emptyMap(), options,
                     "pass fewer tokens, of those that the decoder knows",
                 )
-            } catch (error: OdtpackException) {
-                val words = pack.inputs.maxOf { it.classCount } // 0 where it is not known
-                if (words == 0L || tokens.max() < words) throw error
-                fail("bad-prompt", "The token ${tokens.max()} is not below the $words of the vocabulary.")
             } finally {
                 given.values.forEach(OnnxTensor::close)
             }
