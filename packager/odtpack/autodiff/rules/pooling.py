@@ -128,6 +128,7 @@ def _scatter_by_index(ctx: Context) -> ir.Value:
 def _scatter_taps(ctx: Context, win: Windows) -> ir.Value:
     """Any windows: split the cotangent among the taps, then one transposed convolution."""
     op, x, y = ctx.op, ctx.x(), ctx.y()
+    windows.check_count(ctx, win)
     dtype = ctx.dtype(x)
     pads = op.ints(0, 0, *win.before, 0, 0, *win.after)
     lowest = op.constant(np.array(-np.inf, dtype.numpy()))
@@ -154,6 +155,7 @@ def average_pool(ctx: Context) -> Cotangents:
         on = windows.open_windows(ctx, ctx.ints("kernel_shape", ()))
         return windows.scatter_sums(ctx, on, op.Div(dy, windows.counts(ctx, on)))
     win = pool_windows(ctx)
+    windows.check_count(ctx, win)
     dtype = ctx.dtype(ctx.x())
     number = counts(ctx, win)
     share = np.float64(1.0)
@@ -211,6 +213,7 @@ def lp_pool(ctx: Context) -> Cotangents:
         win = windows.open_windows(ctx, ctx.ints("kernel_shape", ()))
         return op.Mul(_slope(ctx), windows.scatter_sums(ctx, win, share))
     fixed = pool_windows(ctx)
+    windows.check_count(ctx, fixed)
     ones = np.ones((fixed.channels, 1, *fixed.kernel), ctx.dtype(x).numpy())
     return op.Mul(_slope(ctx), transposed_convolution(op, fixed, op.constant(ones), share))
 
