@@ -48,6 +48,7 @@ def max_pool(ctx: Context) -> Cotangents:
     if windows.is_open(ctx, ctx.x()):
         return windows.scatter_maxima(ctx, windows.open_windows(ctx, kernel))
     win = pool_windows(ctx)
+    windows.check_count(ctx, win)
     tiled = win.rank == 2 and win.kernel[0] == win.kernel[1] and win.tiles
     exact = win.size[0] * win.size[-1] < 1 << 24  # positions in a plane, as float32
     if tiled and exact and ctx.x().dtype == ir.DataType.FLOAT:
@@ -128,7 +129,6 @@ def _scatter_by_index(ctx: Context) -> ir.Value:
 def _scatter_taps(ctx: Context, win: Windows) -> ir.Value:
     """Any windows: split the cotangent among the taps, then one transposed convolution."""
     op, x, y = ctx.op, ctx.x(), ctx.y()
-    windows.check_count(ctx, win)
     dtype = ctx.dtype(x)
     pads = op.ints(0, 0, *win.before, 0, 0, *win.after)
     lowest = op.constant(np.array(-np.inf, dtype.numpy()))
