@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx.parser
 import onnx_ir as ir
+import onnxruntime as ort
 import pytest
 from onnx import numpy_helper, parser
 
@@ -17,6 +18,45 @@ from odtpack.graph.graphs import dims_of
 from odtpack.model.loading import load_model, named_cause
 from odtpack.recipe.draft import draft
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
+from odtpack_runtime.package.package import Package
+
+POOLED = [
+    ("MaxPool", "kernel_shape = [2, 2], strides = [2, 2], pads = [1, 1, 1, 1]", 17),
+    ("MaxPool", "kernel_shape = [3, 1], strides = [2, 2], pads = [1, 0, 0, 0]", 12),
+    ("AveragePool", "kernel_shape = [2, 2], strides = [2, 2], pads = [1, 1, 1, 1]", 17),
+    ("AveragePool", "kernel_shape = [2, 1], strides = [3, 3], count_include_pad = 1", 20),
+    ("LpPool", "kernel_shape = [2, 1], strides = [3, 2]", 18),
+]
+
+
+@pytest.mark.parametrize(("op", "attributes", "opset"), POOLED)
+def test_gradient_behind_a_pool_without_the_windows_behind_the_end(
+    op: str, attributes: str, opset: int, tmp_path: Path
+) -> None:
+    """The standard's inference counts them with ceil_mode, and means took their number from it."""
+    model = onnx.parser.parse_model(
+        f"""
+        <ir_version: 8, opset_import: ["": {opset}]>
+        g (float[batch, 1, 5, 6] x, float[1, 1, 1, 1] w) => (float[batch, 1, 1, 1] y) {{
+            p = {op} <{attributes}, ceil_mode = 1> (x)
+            s = Mul (p, w)
+            y = GlobalAveragePool (s)
+        }}
+        """
+    )
+    x = np.random.default_rng(0).random((2, 1, 5, 6), np.float32)
+    one = np.ones((1, 1, 1, 1), np.float32)
+    mean = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x, "w": one})[0]
+    del model.graph.input[1:]
+    model.graph.initializer.append(numpy_helper.from_array(one, "w"))
+    build_package(model, tmp_path / "p", loss="l1", optimizer=optimizers.SGD())
+    package = Package.open(tmp_path / "p")
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(package.training_model, state, package.eval_model)
+    optimizer = Optimizer(package.optimizer_model, module)
+    optimizer.set_learning_rate(1.0)
+    optimizer.step_on(x, np.zeros_like(mean))
+    np.testing.assert_allclose(1 - state.parameters["w"].data.item(), mean.mean(), rtol=1e-5)
 
 
 def test_a_vector_declared_absurdly_long_is_not_propagated() -> None:

@@ -106,6 +106,8 @@ def _body(node: ir.Node, graph: ir.Graph) -> ir.Function | None:
     if node.domain or not onnx.defs.has(node.op_type, opset, ""):
         return None
     schema: Any = onnx.defs.get_schema(node.op_type, opset, "")  # its stubs lack functions
+    if node.op_type == "Attention" and _sees_all(node):
+        node.attributes.pop("is_causal", None)
     proto = onnx.FunctionProto()
     try:
         if schema.has_function:
@@ -135,6 +137,13 @@ def _body(node: ir.Node, graph: ir.Graph) -> ir.Function | None:
         if name not in node.attributes and attribute.default_value.type:
             node.attributes[name] = ir.serde.deserialize_attribute(attribute.default_value)
     return function
+
+
+def _sees_all(node: ir.Node) -> bool:
+    """Whether an Attention has one query behind a past, for which ONNX Runtime masks nothing."""
+    dims = dims_of(node.inputs[0])
+    past = node.inputs[4] if len(node.inputs) > 4 else None
+    return past is not None and dims is not None and dims[-2] == 1
 
 
 def _newest(versions: Iterable[int], opset: int) -> int:

@@ -135,6 +135,7 @@ def _windows(ctx: Context, kernel: tuple[int, ...], groups: int, features: int) 
     rank, size = len(kernel), tuple(sizes)
     check_lengths(ctx, rank, len(size))
     strides = ctx.ints("strides", (1,) * rank)
+    _check_gaps(ctx, kernel, strides)
     dilations = ctx.ints("dilations", (1,) * rank)
     reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
     if ctx.string("auto_pad", "NOTSET").startswith("SAME") and reach != kernel:
@@ -154,6 +155,26 @@ def _windows(ctx: Context, kernel: tuple[int, ...], groups: int, features: int) 
         kernel, strides, dilations, before, tuple(reached), size, tuple(out), groups, channels,
         features,
     )  # fmt: skip
+
+
+def _check_gaps(ctx: Context, kernel: Sequence[int], strides: Sequence[int]) -> None:
+    """Refuse a pool that ONNX Runtime gives a negative padding, which moves its windows."""
+    same = ctx.string("auto_pad", "NOTSET").startswith("SAME") and ctx.node.op_type != "Conv"
+    if same and any(s > k + 1 for k, s in zip(kernel, strides, strict=True)):
+        raise ctx.unsupported(
+            "with auto_pad and strides that leave gaps of two or more ONNX Runtime has other "
+            "windows than the standard"
+        )
+
+
+def check_count(ctx: Context, win: Windows) -> None:
+    """Refuse a pool of which the standard counts other windows than ONNX Runtime has."""
+    if any(
+        isinstance(n, int) and n != o for n, o in zip(ctx.dims(ctx.y())[2:], win.out, strict=True)
+    ):
+        raise ctx.unsupported(
+            "with ceil_mode ONNX Runtime has fewer windows than the standard before opset 22"
+        )
 
 
 def padding(
@@ -248,6 +269,7 @@ def open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
     """Read a Conv or a pool: its windows lie on its input."""
     op, size, out = ctx.op, spatial_shape(ctx.op, ctx.x()), spatial_shape(ctx.op, ctx.dy())
     strides, dilations, needed = _steps(ctx, kernel, ctx.rank(ctx.x()) - 2, out)
+    _check_gaps(ctx, kernel, strides)
     mode = ctx.string("auto_pad", "NOTSET")
     if mode in ("SAME_UPPER", "SAME_LOWER"):
         before = _same_before(op, _same_total(op, size, kernel, strides), mode)

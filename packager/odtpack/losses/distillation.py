@@ -44,7 +44,9 @@ class Distillation(Classes):
     alpha: float = option(0.5, "How much the teacher counts.", least=0, most=1)
     temperature: float = option(2.0, "Divides the logits.", above=0)
     teacher: Teacher = option("logits", "What the target holds.")
-    ignore_index: int | None = option(None, "Label of samples that do not count.", whole=True)
+    ignore_index: int | None = option(
+        None, "Label of samples for which only the teacher counts.", whole=True
+    )
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """Class numbers, and the teacher's scores."""

@@ -36,7 +36,9 @@ class InfoNCE(Embeddings):
     reads = ("queries", "keys")
     temperature: float = option(0.07, "Divides the products.", above=0)
     normalize: bool = option(True, "Whether embeddings are brought to length 1.")
-    symmetric: bool = option(False, "Whether to add the loss of keys against queries.")
+    symmetric: bool = option(
+        False, "Whether the loss is the mean of both directions, from queries to keys and back."
+    )
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """None: the other samples of the batch are the counterexamples."""

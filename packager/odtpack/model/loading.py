@@ -169,7 +169,7 @@ def load_source(
     shared_tensors.tie(loaded.graph, named)
     shared_tensors.untie(loaded.graph, untie)
     _open_declared_sizes(loaded.graph)
-    loaded = _infer_open_sizes(_decide_branches(_infer_anew(loaded)))
+    loaded = _infer_open_sizes(_decide_branches(_infer_windows(loaded)))
     if stop:
         stop_gradient.stop_at(loaded.graph, stop)
     inputs = [value for value in loaded.graph.inputs if value.uses()]
@@ -261,6 +261,57 @@ def _meant(dims: Dims | None, names: Collection[str]) -> Dims | None:
         dim if isinstance(dim, int) or dim in names or (dim in single and is_known(dim)) else None
         for dim in dims
     )
+
+
+def _infer_windows(model: ir.Model) -> ir.Model:
+    """:func:`_infer_anew`, with the sizes that ONNX Runtime's pools have."""
+    model = _infer_anew(model)
+    while _drop_empty_windows(model.graph):
+        model = _infer_anew(model)
+    return model
+
+
+_COUNTED_SINCE = 22  # the standard's inference does not count windows that are not there
+
+
+def _drop_empty_windows(graph: ir.Graph) -> bool:
+    """Write a pool with ceil_mode by padding, where that adds a window behind the end."""
+    # ONNX Runtime and PyTorch have none there, and the standard's inference counts it. Returns
+    # whether a pool was changed: the sizes after it were wrong.
+    for node in nodes_of(graph) if graph.opset_imports[""] < _COUNTED_SINCE else ():
+        if node.domain or node.op_type not in ("AveragePool", "LpPool", "MaxPool"):
+            continue
+        pads = _without_ceil(node) if node.attributes.get_int("ceil_mode") else None
+        if pads is not None:
+            node.attributes.pop("ceil_mode")
+            node.attributes["pads"] = ir.AttrInt64s("pads", pads)
+            return True
+    return False
+
+
+def _without_ceil(node: ir.Node) -> list[int] | None:
+    """The pads with which a pool has the same windows; None where ceil_mode adds no empty one."""
+    read, sizes = node.attributes, (dims_of(node.inputs[0]) or ())[2:]
+    kernel, rank = read.get_ints("kernel_shape", ()), len(sizes)
+    pads = list(read.get_ints("pads", (0,) * 2 * rank))
+    strides, dilations = (read.get_ints(n, (1,) * rank) for n in ("strides", "dilations"))
+    lengths = {rank, len(kernel), len(strides), len(dilations), len(pads) / 2}
+    if len(lengths) > 1 or 0 in strides or read.get_string("auto_pad", "NOTSET") != "NOTSET":
+        return None
+    empty = more = False
+    for axis, (n, k, s, d) in enumerate(zip(sizes, kernel, strides, dilations, strict=True)):
+        if not isinstance(n, int):
+            return None
+        begin, reach = pads[axis], (k - 1) * d + 1
+        count, rest = divmod(n + begin + pads[axis + rank] - reach, s)
+        if rest and (count + 1) * s < n + begin:
+            pads[axis + rank], more = (count + 1) * s + reach - n - begin, True
+        elif rest:
+            empty = True
+    # What ceil_mode adds behind does not count in a mean, and padding may; ONNX Runtime takes none
+    # that is as long as the kernel.
+    kept = more and (read.get_int("count_include_pad") or max(dilations) > 1)
+    return pads if empty and not kept else None
 
 
 def _infer_open_sizes(model: ir.Model) -> ir.Model:

@@ -61,7 +61,7 @@ class Coverage:
     how: How
     since: tuple[int, ...] = ()  # opsets in which a rule starts to hold; empty without a rule
     # opsets from MIN_OPSET on in which the operator's definition changed, the one in force there
-    # first; empty where the standard does not define it
+    # first; empty where the standard does not define it; for an expansion, those of its body
     opsets: tuple[int, ...] = ()
     # names of the inputs through which a gradient passes; empty where none does, or where the
     # standard does not name them
@@ -98,12 +98,24 @@ def coverage() -> list[Coverage]:
                 op_type,
                 how,
                 tuple(rules.get(key, ())),
-                tuple(schema.since_version for schema in schemas),
+                tuple(
+                    _begins(schema) if how == "expansion" else schema.since_version
+                    for schema in schemas
+                ),
                 trainable_inputs(schemas[-1]) if schemas and how in ("rule", "expansion") else (),
             )
         )
     found += [Coverage(contrib.DOMAIN, name, "rewritten") for name in contrib.covered()]
     return found
+
+
+def _begins(schema: Any) -> int:
+    """Opset from which on a body stands for the operator: a later one for Shrink."""
+    bodies: list[int] = [
+        *schema.function_opset_versions,
+        *schema.context_dependent_function_opset_versions,
+    ]
+    return max(int(schema.since_version), min(bodies, default=0))
 
 
 def trainable_inputs(schema: Any) -> tuple[str, ...]:

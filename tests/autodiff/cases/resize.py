@@ -173,6 +173,21 @@ def layouts() -> list[Case]:
     ]  # fmt: skip
 
 
+def copied() -> list[Case]:
+    """Scales that leave a length as it was, which the runtime copies."""
+    kinds: list[dict[str, Any]] = [
+        {"mode": "nearest"}, {"mode": "linear"}, {"mode": "cubic"},
+        {"mode": "linear", "antialias": 1}, {"mode": "cubic", "antialias": 1},
+        {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"},
+    ]  # fmt: skip
+    # With antialias an axis is copied even if another grows.
+    found = [
+        resize(18, shape=(2, 1, 2, 3), scales=(1, 1, up, 1.3), symbolic=symbolic, **kind)
+        for kind, up, symbolic in itertools.product(kinds, (1, 2), ((), (0,)))
+    ]
+    return [dataclasses.replace(case, differences="torch") for case in found]
+
+
 def rounded() -> list[Case]:
     """Positions between two elements, where the last bit of float32 decides."""
     found = [
@@ -210,4 +225,12 @@ def by_torch() -> list[Case]:
     ]
 
 
-CASES: list[Case] = [*fixed(), *at_run_time(), *policies(), *layouts(), *rounded(), *by_torch()]
+CASES: list[Case] = [
+    *fixed(),
+    *at_run_time(),
+    *policies(),
+    *layouts(),
+    *copied(),
+    *rounded(),
+    *by_torch(),
+]

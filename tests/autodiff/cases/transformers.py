@@ -113,6 +113,9 @@ CASES: list[Case] = [
     *attention("past-causal", QKV | {"m": None} | PAST,
                lambda q, k, v, pk, pv: attend(q, k, v, None, pk, pv, causal=True),
                outputs=3, is_causal=1),
+    # ONNX Runtime masks none of several new keys for one query behind a past.
+    *attention("past-causal-one-query", QKV | {"q": Q[:, :, :1], "m": None} | PAST,
+               lambda q, k, v, pk, pv: attend(q, k, v, None, pk, pv), outputs=3, is_causal=1),
     *attention("flat-grouped", FLAT, flat, q_num_heads=4, kv_num_heads=2, batch=["q", "k", "v"]),
     *attention("lengths", QKV | {"m": None, "pk": None, "pv": None, "n": ints(2, 3)},
                lambda q, k, v, n: attend(

@@ -27,18 +27,24 @@ def resize(ctx: Context) -> Cotangents:
     # M is a constant where the sizes and the scale of an axis are known; else the graph computes
     # it. Sizes, scales and the region of tf_crop_and_resize receive no gradient.
     op, x, rank, dx = ctx.op, ctx.x(), ctx.rank(ctx.x()), ctx.dy()
+    policy = ctx.string("keep_aspect_ratio_policy", "stretch")
+    if policy != "stretch" and min(ctx.ints("axes", (0,)), default=0) < 0:
+        raise ctx.unsupported(
+            "with keep_aspect_ratio_policy and negative axes ONNX Runtime keeps the size"
+        )
     kernel = Kernel.of(ctx)
-    sizes = ctx.dims(x)
-    same = all(isinstance(size, int) for size in sizes) and sizes == ctx.dims(ctx.y())
-    if same and kernel.mode == "nearest" and kernel.coordinates != "tf_crop_and_resize":
-        return [dx, None, None, None]  # the runtime copies, whatever the scales
+    resized = []
     for position, axis in enumerate(_listed(ctx)):
         old, new = ctx.dims(x)[axis], ctx.dims(ctx.y())[axis]
-        scale = _scale(ctx, position)
-        if scale == 1 or (_stretched(ctx) and old is not None and old == new):
+        scale, same = _scale(ctx, position), old is not None and old == new
+        if scale == 1 or (same and (_stretched(ctx) or ctx.int("antialias", 0))):
             continue
         if axis == 0 and rank > 2 and kernel.mode != "nearest":
             continue  # of which the runtime resizes no samples
+        resized.append((position, axis, old, new, scale, same))
+    if all(same for *_, same in resized):
+        return [dx, None, None, None]  # the runtime copies, whatever the scales
+    for position, axis, old, new, scale, _ in resized:
         region = _region(ctx, position)
         if (
             isinstance(old, int)
