@@ -40,6 +40,16 @@ internal fun isLink(file: File): Boolean {
     return own.canonicalFile != own.absoluteFile
 }
 
+/** Refuse to save to a link: it would be replaced, and what it leads to stay as it is. */
+internal fun refuseLink(target: File) {
+    if (!isLink(target)) return
+    fail(
+        "file-not-written",
+        "${target.path} is a link, and nothing is saved through a link or in its place.", "",
+        "remove the link, or name the file that it leads to",
+    )
+}
+
 /** Give a new file the permissions of the one that it replaces or belongs to, and [more]. */
 internal fun takeMode(file: File, of: File, vararg more: PosixFilePermission) {
     runCatching { // there is none, or Windows, or Android before 26
@@ -68,6 +78,7 @@ internal fun writeAtomically(
     if (target.isDirectory || target.path.isEmpty()) {
         fail("path-is-a-folder", "'${target.path}' is a folder and not a file.")
     }
+    refuseLink(target)
     val folder = target.absoluteFile.parentFile!!
     removeStale(folder, ".${target.name}.")
     val temporary = temporaryFor(target)
