@@ -36,7 +36,8 @@ internal fun FileChannel.writeAll(bytes: ByteBuffer) {
 
 /** A link leads elsewhere, and so does a path with `..` in it. */
 internal fun isLink(file: File): Boolean {
-    val own = File(file.absoluteFile.parentFile!!.canonicalFile, file.name)
+    val folder = file.absoluteFile.parentFile ?: return false // of the root
+    val own = File(folder.canonicalFile, file.name)
     return own.canonicalFile != own.absoluteFile
 }
 
