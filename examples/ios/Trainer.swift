@@ -36,6 +36,7 @@ final class Trainer: @unchecked Sendable {
     let checkpoint = try ORTCheckpoint(path: isResumed ? saved : package.path("checkpoint"))
     let session = try ORTTrainingSession(env: env, package: package, checkpoint: checkpoint)
     if !isResumed {
+      try checkpoint.addIntProperty(withName: "app.batches", value: 0)
       try session.registerLinearLRScheduler(
         withWarmupStepCount: 10, totalStepCount: Int64(Self.steps), initialLr: 0.001)
     } else {
@@ -44,19 +45,23 @@ final class Trainer: @unchecked Sendable {
     let labels = try load("labels.bin", .int64), images = try load("images.bin", .float32)
     let pixels = images.count / labels.count
     let side = Int(Double(pixels).squareRoot()), batches = labels.count / Self.batchSize
+    let each = session.accumulationSteps
+    var done = Int(try checkpoint.getIntProperty(withName: "app.batches"))
     var goesOn = !isStopped && mayGoOn()
-    while try goesOn && session.stepCount < Self.steps {
-      let first = try session.stepCount % batches * Self.batchSize
+    while goesOn && done < Self.steps * each {
+      let first = done % batches * Self.batchSize
       try session.trainBatch([
         images.part(first * pixels, [Self.batchSize, 1, side, side]),
         labels.part(first, [Self.batchSize]),
       ])
+      done += 1
+      try checkpoint.addIntProperty(withName: "app.batches", value: Int64(done))
       goesOn = !isStopped && mayGoOn()
-      if try !goesOn || session.stepCount % Self.saveEvery == 0 || session.stepCount == Self.steps {
+      if !goesOn || done % (Self.saveEvery * each) == 0 || done == Self.steps * each {
         try checkpoint.saveCheckpoint(toPath: saved, withOptimizerState: true)
       }
     }
-    if try session.stepCount < Self.steps { return false }
+    if done < Self.steps * each { return false }
     try session.exportModelForInference(
       withOutputPath: files.appendingPathComponent("personal.onnx").path,
       graphOutputNames: ["output"])

@@ -78,7 +78,7 @@ def installed() -> Path:
     folder = ROOT / "build" / "cpp"
     target, stamp = folder / f"odtpack-cpp-{release.version()}", folder / "installed"
     parts = [KIT / "CMakeLists.txt", *(KIT / "cmake").iterdir(), *(KIT / "include").rglob("*.*")]
-    parts += [path for path in KERNELS.rglob("*") if path.is_file()]
+    parts += [*(KIT / "src").iterdir(), *filter(Path.is_file, KERNELS.rglob("*"))]
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(parts))).hexdigest()
     with one_at_a_time(folder), tempfile.TemporaryDirectory() as scratch:
         if not stamp.is_file() or stamp.read_text() != digest:

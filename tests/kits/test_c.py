@@ -26,13 +26,18 @@ def run(*words: object) -> str:
     return ran(*words).stdout
 
 
-@pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The object file of the interface, with sanitizers."""
-    target = tmp_path_factory.mktemp("core") / "odtpack.o"
-    run("g++", "-std=c++17", "-O0", *SANITIZE.split(), "-Wall", "-Wextra", "-Werror", *FLAGS,
+def compiled(folder: Path, *options: str) -> Path:
+    """The object file of the interface."""
+    target = folder / "odtpack.o"
+    run("g++", "-std=c++17", "-O0", *options, "-Wall", "-Wextra", "-Werror", *FLAGS,
         "-c", KIT / "src" / "odtpack.cpp", "-o", target)  # fmt: skip
     return target
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That with sanitizers."""
+    return compiled(tmp_path_factory.mktemp("core"), *SANITIZE.split())
 
 
 def test_nothing_of_onnx_runtime_is_linked(core: Path) -> None:
@@ -46,6 +51,15 @@ def test_nothing_of_onnx_runtime_is_linked(core: Path) -> None:
 ])  # fmt: skip
 def test_c_trains_as_python_does(compiler: tuple[str, ...], core: Path, tmp_path: Path) -> None:
     """A caller in C99, and one in C++ that knows no exceptions."""
+    check_training(compiler, core, "address,undefined", tmp_path)
+
+
+def test_numbers_are_read_while_a_session_trains(tmp_path: Path) -> None:
+    core = compiled(tmp_path, "-fsanitize=thread")
+    check_training(("gcc", "-std=c99", "-fsanitize=thread"), core, "thread", tmp_path)
+
+
+def check_training(compiler: tuple[str, ...], core: Path, sanitizers: str, tmp_path: Path) -> None:
     package = build(tmp_path / "package", zoo.cnn(size=8, width=(4, 8), classes=3))
     rng = np.random.default_rng(3)
     images = rng.standard_normal((8, 1, 8, 8), dtype=np.float32)
@@ -54,7 +68,7 @@ def test_c_trains_as_python_does(compiler: tuple[str, ...], core: Path, tmp_path
     labels.tofile(tmp_path / "labels")
     run(*compiler, "-g", *WARNINGS, *FLAGS, "-c", ROOT / "tests" / "kits" / "c" / "train.c",
         "-o", tmp_path / "train.o")  # fmt: skip
-    run("g++", "-fsanitize=address,undefined", tmp_path / "train.o", core, "-ldl", "-pthread",
+    run("g++", f"-fsanitize={sanitizers}", tmp_path / "train.o", core, "-ldl", "-pthread",
         "-o", tmp_path / "train")  # fmt: skip
     saved = tmp_path / "c.ckpt"
     printed = run(

@@ -18,6 +18,7 @@ from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.kits import cpp_kit, csharp_kit
+from tests.kits.cases import Case
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
 from tests.kits.csharp_kit import run
 from tests.kits.harness import ARM64_CASES, needs
@@ -99,8 +100,17 @@ def test_the_guide_trains_with_the_nuget_package(package: Path, tmp_path: Path) 
     for _ in range(2):  # the second time there is nothing left to do
         subprocess.run(csharp_kit.command(app), cwd=tmp_path, check=True)
         assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 100
-    assert (tmp_path / "trained.ckpt.previous").is_file()
     onnxruntime.InferenceSession(tmp_path / "personal.onnx")
+    (tmp_path / "trained.ckpt").unlink()  # the save before is there, of 80 steps
+    done = ran(*csharp_kit.command(app), cwd=tmp_path)
+    assert done.stdout.count("\n") == 20
+    assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 100
+    with (tmp_path / "assets" / "images.bin").open("r+b") as images:
+        images.write(np.float32(np.nan).tobytes())
+    for saved in tmp_path.glob("trained.ckpt*"):
+        saved.unlink()
+    ran(*csharp_kit.command(app), cwd=tmp_path)  # every tenth batch is skipped
+    assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 90
 
 
 VALIDATE = """using System.Xml;
@@ -174,6 +184,12 @@ def test_the_library_links_no_onnx_runtime() -> None:
 @pytest.mark.parametrize("name", ["adam", "step_adamw"])
 def test_nothing_is_freed_under_a_call(name: str, tmp_path: Path) -> None:
     calls(program_of(csharp_kit), "dispose", write_job(TRIED[f"close {name}"][1], tmp_path), 20)
+
+
+def test_what_is_disposed_of_is_freed(tmp_path: Path) -> None:
+    case = Case(lambda: zoo.mlp((400, 800, 3)), lambda random, size: [
+        random.random((size, 400), np.float32), random.integers(0, 3, size)])  # fmt: skip
+    calls(program_of(csharp_kit), "leaks", write_job(case, tmp_path), 20)
 
 
 def test_an_app_checks_a_signature_itself(package: Path, tmp_path: Path) -> None:

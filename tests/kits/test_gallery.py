@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from odtpack.cli import model
@@ -14,7 +17,6 @@ from tests.cli.test_gallery import commands, run_command
 from tests.kits import javascript, kotlin_kit, swift_kit
 from tests.kits.kotlin_kit import finish
 from tests.once import made_once
-from tests.programs import ran
 
 pytestmark = pytest.mark.kits
 EXAMPLES = model.names()
@@ -35,10 +37,20 @@ def project(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory)
     return shutil.copytree(made, tmp_path / name)
 
 
-def check(project: Path) -> None:
-    """All steps were made, and the trained model differs from the one before."""
+def check(project: Path, words: Sequence[str]) -> None:
+    """All steps are made, or all but those of a batch with a NaN, which is passed over."""
+    finish([*words], cwd=project)
     assert read_checkpoint(project / "trained.ckpt").optimizer.step == STEPS
     assert (project / "personal.onnx").stat().st_size > 0
+    manifest = json.loads((project / "package" / "manifest.json").read_text())
+    name = next((each["name"] for each in manifest["inputs"] if each["dtype"] == "float32"), None)
+    if name is None:
+        return
+    with (project / "data" / f"{name}.bin").open("r+b") as samples:
+        samples.write(np.float32(np.nan).tobytes())
+    (project / "trained.ckpt").unlink()
+    finish([*words], cwd=project)
+    assert 0 < read_checkpoint(project / "trained.ckpt").optimizer.step < STEPS
 
 
 @each_example
@@ -49,8 +61,7 @@ def test_in_node(project: Path) -> None:
     (modules / "odtpack").symlink_to(javascript.KIT)
     for name in ("onnxruntime-node", "onnxruntime-common"):
         (modules / name).symlink_to(javascript.KIT / "node_modules" / name)
-    finish([str(javascript.NODE), "train.mjs", str(STEPS)], cwd=project)
-    check(project)
+    check(project, [str(javascript.NODE), "train.mjs", str(STEPS)])
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +82,7 @@ def kotlin_loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_on_the_jvm(kotlin_loops: Path, project: Path, name: str) -> None:
     path = os.pathsep.join([str(kotlin_loops), kotlin_kit.class_path()])
     main = f"example{EXAMPLES.index(name)}.TrainKt"
-    finish(["java", *kotlin_kit.OPTIONS, "-cp", path, main, str(STEPS)], cwd=project)
-    check(project)
+    check(project, ["java", *kotlin_kit.OPTIONS, "-cp", path, main, str(STEPS)])
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +100,4 @@ def swift_loops(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @each_example
 @pytest.mark.skipif(swift_kit.unavailable() is not None, reason=str(swift_kit.unavailable()))
 def test_in_swift(swift_loops: Path, project: Path, name: str) -> None:
-    words = swift_kit.command(swift_loops / f"run-{name}", STEPS)
-    ran(*words, cwd=project)
-    check(project)
+    check(project, swift_kit.command(swift_loops / f"run-{name}", STEPS))

@@ -131,6 +131,41 @@ def test_a_cmake_project(dist: Path, project: Path) -> None:
     finish(["cmake", "--build", str(project / "out")])
     finish([str(project / "out" / "app")], cwd=project)
     assert steps_trained(project) == 100
+    (project / "assets" / "images.bin").write_bytes(b"short")
+    refused = ran(project / "out" / "app", cwd=project, code=None)
+    assert refused.returncode == 2
+    assert refused.stderr == "assets/images.bin is missing, or ends too early.\n"
+
+
+C_PROJECT = """cmake_minimum_required(VERSION 3.21)
+project(c LANGUAGES C CXX)
+find_package(odtpack QUIET)
+if(NOT odtpack_FOUND)
+  message(STATUS "not built: ${odtpack_NOT_FOUND_MESSAGE}")
+  return()
+endif()
+add_executable(train train.c)
+target_link_libraries(train PRIVATE odtpack-native dl pthread)
+"""
+
+
+def test_a_cmake_project_in_c(dist: Path, project: Path) -> None:
+    """A C program links the library of an installed kit, which an app may do without."""
+    (archive,) = (dist / "cmake").glob("*.tar.gz")
+    shutil.unpack_archive(archive, project, filter="data")
+    prefix = project / archive.name.removesuffix(".tar.gz")
+    (project / "CMakeLists.txt").write_text(C_PROJECT)
+    shutil.copy(ROOT / "tests" / "kits" / "c" / "train.c", project)
+    words = ["cmake", "-S", str(project), f"-DCMAKE_PREFIX_PATH={prefix}", "-DODTPACK_KERNELS=OFF"]
+    without = ran(*words, "-B", project / "none")
+    assert "not built: ONNX Runtime was not found" in without.stdout
+    finish([*words, "-B", str(project / "out"), *cpp_kit.cmake_options("plain")])
+    finish(["cmake", "--build", str(project / "out")])
+    library = cpp_kit.DEPENDENCIES / "lib" / "libonnxruntime.so"
+    files = [project / "assets" / f"{name}.bin" for name in ("images", "labels")]
+    ran(project / "out" / "train", library, project / "assets" / "package", *files,
+        project / "trained.ckpt")  # fmt: skip
+    assert steps_trained(project) == 12
 
 
 CONAN = ROOT / "build" / "conan" / "bin" / "conan"

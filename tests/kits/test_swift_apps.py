@@ -50,6 +50,11 @@ def test_the_guide_builds_and_trains(package: Path, tmp_path: Path) -> None:
     exponents = np.exp(scores.astype(np.float64))
     right = exponents[np.arange(64), labels] / exponents.sum(1)
     np.testing.assert_allclose(float(last[1]), -np.log(right).mean(), rtol=1e-5)
+    with (tmp_path / "assets" / "images.bin").open("r+b") as file:
+        file.write(np.float32(np.nan).tobytes())
+    (tmp_path / "trained.ckpt").unlink()
+    ran(*command(tmp_path / "app"), cwd=tmp_path)  # every tenth batch is skipped
+    assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 90
 
 
 TRAIN = """
@@ -94,6 +99,11 @@ def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path
     assert contents(one) == contents(two)
     one, two = (tmp_path / name / "personal.onnx" for name in ("once", "often"))
     assert one.read_bytes() == two.read_bytes()
+    images[0] = np.nan
+    images.tofile(tmp_path / "once" / "images.bin")
+    (tmp_path / "once" / "trained.ckpt").unlink()
+    assert run_trainer(tmp_path / "once", 10_000) == "true\n"
+    assert read_checkpoint(tmp_path / "once" / "trained.ckpt").optimizer.step == 1600
 
 
 def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from odtpack_runtime import CheckpointState
+from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.errors import OdtpackError
+from tests import zoo
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
+from tests.packages.samples import build
+from tests.programs import ran
 from tests.runtime.checkpoint_samples import Foreign, assert_same, sample
 
 pytestmark = pytest.mark.kits
@@ -29,6 +34,10 @@ def _node(*words: object) -> tuple[str, str]:
     return first, rest
 
 
+def _said(words: list[str]) -> str:
+    return ran(*words, code=None).stderr
+
+
 KITS: dict[str, tuple[Callable[[], str | None], Callable[..., tuple[str, str]]]] = {
     "cpp": (cpp_kit.unavailable, lambda *words: _first_line(cpp_kit.run("trust", *words).stdout)),
     "kotlin": (kotlin_kit.unavailable, lambda *words: _first_line(kotlin_kit.run(*words))),
@@ -38,6 +47,18 @@ KITS: dict[str, tuple[Callable[[], str | None], Callable[..., tuple[str, str]]]]
 }
 """Why a kit cannot be run, and what runs its program for these tests: ``load PATH`` says what
 became of a checkpoint, ``keep FROM PATH EXTERNAL_ABOVE`` saves over another one, which is kept."""
+
+
+EXPORTS: dict[str, Callable[[Path], str]] = {
+    "cpp": lambda folder: cpp_kit.run("saves", "export", folder).stderr,
+    "kotlin": lambda folder: _said(
+        kotlin_kit.command("exports", folder / "package", folder / "1.ckpt", folder / "m.onnx")
+    ),
+    "node": lambda folder: _node("export", folder / "package", folder / "m.onnx")[1],
+    "swift": lambda folder: swift_kit.run("export", folder).stderr,
+    "csharp": lambda folder: csharp_kit.run("export", folder).stderr,
+}
+"""What exports ``package`` of a folder as ``m.onnx``, and returns what it says is wrong."""
 
 
 @pytest.fixture(params=KITS)
@@ -201,6 +222,27 @@ def test_a_save_keeps_permissions_and_links(
     link.symlink_to(start)
     code, message = kit("keep", path, link, above)
     assert code == "file-not-written"
-    assert "is a link, and a checkpoint is neither saved through a link nor in its place" in message
+    assert "is a link, and nothing is saved through a link or in its place" in message
     assert link.is_symlink()
     assert sorted(each.name for each in tmp_path.glob("link*")) == ["link"]
+
+
+@pytest.mark.parametrize("name", [*EXPORTS, "python"])
+def test_an_export_replaces_no_link(name: str, tmp_path: Path) -> None:
+    if name in KITS and (reason := KITS[name][0]()):
+        pytest.skip(reason)
+    package = build(tmp_path / "package", zoo.cnn(size=8, width=(4, 8), classes=3))
+    shutil.copy(package / "checkpoint", tmp_path / "1.ckpt")
+    (tmp_path / "m.onnx").symlink_to(tmp_path / "other.onnx")
+    (tmp_path / "other.onnx").write_bytes(b"old")
+    if name == "python":
+        state = CheckpointState.load_checkpoint(tmp_path / "1.ckpt")
+        module = Module(package / "training_model.onnx", state, package / "eval_model.onnx")
+        with pytest.raises(OdtpackError) as error:
+            module.export_model_for_inferencing(tmp_path / "m.onnx", ["output"])
+        said = str(error.value)
+    else:
+        said = EXPORTS[name](tmp_path)
+    assert "m.onnx is a link, and nothing is saved through a link or in its place" in said
+    assert (tmp_path / "m.onnx").is_symlink()
+    assert (tmp_path / "other.onnx").read_bytes() == b"old"

@@ -399,6 +399,8 @@ def test_the_manifest_beside_the_model_says_it(tmp_path: Path) -> None:
     assert entry("session.use_env_allocators") == "1"
     assert entry("session.force_spinning_stop") == "1"
     assert default_session_options(path, threads=2).intra_op_num_threads == 2
+    with refused("bad-argument", "at most 256 threads, not 257"):
+        default_session_options(path, threads=257)
     y = onnxruntime.InferenceSession(str(path), options).run(None, {"x": np.float32([-1])})
     assert y[0] == 0
     manifest.rename(tmp_path / "manifest.json")  # another prefix than the model's

@@ -42,14 +42,17 @@ fun main(arguments: Array<String>) {
         if (resumed) {
             session.restoreSchedule()
         } else {
+            state.addProperty("app.batches", 0)
             session.registerLinearLRScheduler(10, steps.toLong(), @RATE@f)
         }
-        while (session.stepCount < steps) {
-            val first = (session.stepCount * BATCH % (samples - BATCH + 1)).toInt()
+        val each = session.accumulationSteps
+        for (number in state.getIntProperty("app.batches") until steps * each) {
+            val first = (number * BATCH % (samples - BATCH + 1)).toInt()
             val batch = inputs.associate { it.name to it.part(env, first, BATCH) }
             val loss = session.trainBatch(batch)
             batch.values.forEach { it.close() }
-            if (session.stepCount % 20 == 0L) {
+            state.addProperty("app.batches", number + 1)
+            if ((number + 1) % (20 * each) == 0L) {
                 println("${session.stepCount}: $loss")
                 session.saveCheckpoint(SAVED, true)
             }

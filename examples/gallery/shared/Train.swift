@@ -31,15 +31,18 @@ let isResumed = FileManager.default.fileExists(atPath: saved)
 let checkpoint = try ORTCheckpoint(path: isResumed ? saved : package.path("checkpoint"))
 let session = try ORTTrainingSession(env: env, package: package, checkpoint: checkpoint)
 if !isResumed {
+  try checkpoint.addIntProperty(withName: "app.batches", value: 0)
   try session.registerLinearLRScheduler(
     withWarmupStepCount: 10, totalStepCount: Int64(steps), initialLr: @RATE@)
 } else {
   _ = try session.restoreSchedule()
 }
-while try session.stepCount < steps {
-  let first = try session.stepCount * batchSize % (inputs[0].samples - batchSize + 1)
+let begun = Int(try checkpoint.getIntProperty(withName: "app.batches"))
+for number in begun..<max(begun, steps * session.accumulationSteps) {
+  let first = number * batchSize % (inputs[0].samples - batchSize + 1)
   let loss = try session.trainBatch(inputs.map { try $0.part(first, batchSize) })
-  if try session.stepCount % 20 == 0 {
+  try checkpoint.addIntProperty(withName: "app.batches", value: Int64(number + 1))
+  if (number + 1) % (20 * session.accumulationSteps) == 0 {
     try print("\(session.stepCount): \(loss)")
     try checkpoint.saveCheckpoint(toPath: saved, withOptimizerState: true)
   }

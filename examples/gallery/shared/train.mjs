@@ -18,8 +18,8 @@ const data = INPUTS.map(([name, type, shape]) => {
 });
 const samples = data[0].numbers.length / data[0].size;
 
-function batch(step) {
-  const first = (step * BATCH) % (samples - BATCH + 1);
+function batch(number) {
+  const first = (number * BATCH) % (samples - BATCH + 1);
   return Object.fromEntries(
     data.map(({ name, type, shape, numbers, size }) => {
       const part = numbers.subarray(first * size, (first + BATCH) * size);
@@ -35,9 +35,12 @@ const session = await TrainingSession.create(
 );
 if (!resumed) session.registerLinearLRScheduler(10, STEPS, @RATE@);
 else session.restoreSchedule();
-while (session.stepCount < STEPS) {
-  const loss = await session.trainBatch(batch(session.stepCount));
-  if (session.stepCount % 20 === 0) {
+const { properties } = session.state;
+const each = session.accumulationSteps;
+for (let done = properties.get('app.batches') ?? 0; done < STEPS * each;) {
+  const loss = await session.trainBatch(batch(done));
+  properties.set('app.batches', ++done);
+  if (done % (20 * each) === 0) {
     console.log(session.stepCount, loss);
     await session.saveCheckpoint(SAVED);
   }

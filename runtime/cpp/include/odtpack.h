@@ -137,7 +137,7 @@ typedef struct odtpack_schedule {
   size_t milestone_count;
 } odtpack_schedule;
 odtpack_error* odtpack_schedule_check(const odtpack_schedule* schedule);
-/* The fraction of the initial rate that holds after `step` steps, of a schedule that is valid. */
+/* The fraction of the initial rate that holds after `step` steps; NaN for a schedule that is not valid. */
 double odtpack_schedule_factor(const odtpack_schedule* schedule, int64_t step);
 
 /* ---- States: parameters, properties, and what the optimizer carries ---- */

@@ -71,11 +71,11 @@ odtpack_error* Split(const std::string& code, std::string text) {
   return new odtpack_error{code, text, place, hint};
 }
 
-/// Do something; return what went wrong.
+/// Do something, for which ONNX Runtime must be there; return what went wrong.
 template <class Body>
-odtpack_error* Try(Body body) noexcept try {
+odtpack_error* Try(Body body, const OrtApiBase* const& base = given_base) noexcept try {
   try {
-    if (given_base == nullptr)
+    if (base == nullptr)
       throw odtpack::Error("bad-argument", "ONNX Runtime was not handed in.", "",
                            "call odtpack_init first");
     body();
@@ -177,10 +177,18 @@ void odtpack_error_release(odtpack_error* error) {
 }
 
 odtpack_error* odtpack_init(const OrtApiBase* base) {
-  const OrtApi* api = base == nullptr ? nullptr : base->GetApi(17);  // came with 1.17
-  given_base = api == nullptr ? nullptr : base;
-  if (api != nullptr) Ort::InitApi(api);
-  return Try([] {});
+  return Try(
+      [base] {
+        const OrtApi* api = base->GetApi(17);
+        if (api == nullptr)
+          throw odtpack::Error("bad-argument",
+                               std::string("ONNX Runtime ") + base->GetVersionString() +
+                                   " is older than 1.17.",
+                               "", "ship ONNX Runtime 1.17 or newer with the app");
+        Ort::InitApi(api);
+        given_base = base;
+      },
+      base);
 }
 void odtpack_disable_telemetry(void) { odtpack::DisableTelemetry(); }
 
@@ -395,7 +403,9 @@ odtpack_error* odtpack_state_moment(const odtpack_state* state, size_t index, od
     const auto& optimizer = from.optimizer;
     const size_t each =
         optimizer && !optimizer->moments.empty() ? optimizer->moments[0].second.size() : 0;
-    const auto& [of, vectors] = *At(optimizer->moments, each == 0 ? SIZE_MAX : index / each);
+    if (each == 0 || index / each >= optimizer->moments.size())
+      throw odtpack::Error("bad-argument", "There is no moment " + std::to_string(index) + ".");
+    const auto& [of, vectors] = optimizer->moments[index / each];
     *number = index % each;
     const auto& groups = optimizer->groups;
     const auto holds = [&of = of](const std::vector<std::string>& names) {

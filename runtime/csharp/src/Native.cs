@@ -110,10 +110,6 @@ namespace Odtpack {
                 odtpack_error_release(error);
             }
         }
-        /// <summary>An error instead of which another one is thrown.</summary>
-        internal static void Forget(IntPtr error) {
-            if (error != IntPtr.Zero) odtpack_error_release(error);
-        }
         internal static string Decode(IntPtr bytes, int size) =>
             Encoding.UTF8.GetString((byte*)bytes, size);
         internal static string Decode(IntPtr text) {
@@ -128,7 +124,7 @@ namespace Odtpack {
                 if (text.IndexOf('\0') < 0) return Utf8.GetBytes(text + '\0');
             } catch (EncoderFallbackException) { }
             throw new OdtpackException(
-                "bad-argument", "A name or path is not text: it has a zero or half a character.");
+                "bad-argument", "A text has a zero, or half a character, in it.");
         }
         internal static byte[] Optional(string text) => text == null ? null : Encode(text);
 
@@ -149,7 +145,7 @@ namespace Odtpack {
         [DllImport(Library, CallingConvention = C)]
         static extern IntPtr odtpack_error_hint(IntPtr error);
         [DllImport(Library, CallingConvention = C)]
-        static extern void odtpack_error_release(IntPtr error);
+        internal static extern void odtpack_error_release(IntPtr error);
         [DllImport(Library, CallingConvention = C)]
         internal static extern IntPtr odtpack_init(IntPtr apiBase);
         [DllImport(Library, CallingConvention = C)]

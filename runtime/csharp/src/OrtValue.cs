@@ -56,7 +56,7 @@ namespace Odtpack {
             where T : struct {
             if (memory == null) throw new ArgumentNullException(nameof(memory));
             if (shape == null) throw new ArgumentNullException(nameof(shape));
-            RequireSize(typeof(T), type);
+            RequireType(typeof(T), type);
             var count = CountOf(shape);
             if (first < 0 || count > memory.Length - first)
                 throw new OdtpackException(
@@ -66,7 +66,7 @@ namespace Odtpack {
             var pin = GCHandle.Alloc(memory, GCHandleType.Pinned);
             var value = IntPtr.Zero;
             try {
-                var start = pin.AddrOfPinnedObject() + first * size;
+                var start = new IntPtr(pin.AddrOfPinnedObject().ToInt64() + (long)first * size);
                 ort.Check(ort.CreateTensorWithDataAsOrtValue(
                     ort.Cpu, start, (UIntPtr)(count * size), shape, (UIntPtr)shape.Length, type,
                     out value));
@@ -124,7 +124,7 @@ namespace Odtpack {
 
         void Copy<T>(T[] array, bool into) where T : struct {
             if (array == null) throw new ArgumentNullException(nameof(array));
-            RequireSize(typeof(T), ElementType);
+            RequireType(typeof(T), ElementType);
             if (array.LongLength != Count)
                 throw new OdtpackException(
                     "buffer-size", $"The array has {array.LongLength} elements and not {Count}.");
@@ -160,10 +160,11 @@ namespace Odtpack {
             Types.TryGetValue(type, out var found) ? found : throw new OdtpackException(
                 "buffer-type", $"{type.Name} is not the type of a tensor's elements.", "",
                 "hand in bytes for Bool, ushort for Float16");
-        internal static int SizeOf(TensorElementType type) =>
-            (uint)type < Sizes.Length ? Sizes[(int)type] : 0;
-        static void RequireSize(Type elements, TensorElementType type) {
-            if (SizeOf(TypeOf(elements)) != SizeOf(type))
+        internal static int SizeOf(TensorElementType type) => Sizes[(int)type];
+        static void RequireType(Type elements, TensorElementType type) {
+            var own = TypeOf(elements);
+            if (own != type && (own != TensorElementType.UInt8 || type != TensorElementType.Bool)
+                && (own != TensorElementType.UInt16 || type != TensorElementType.Float16))
                 throw new OdtpackException(
                     "buffer-type", $"An array of {elements.Name} does not hold {type}.");
         }

@@ -1,5 +1,6 @@
 using System;
 using System.Collections.Generic;
+using System.Linq;
 
 namespace Odtpack {
     internal sealed class PredictorHandle : Handle {
@@ -32,6 +33,8 @@ namespace Odtpack {
         /// <summary>The outputs for inputs in the order of <see cref="InputNames"/>. Dispose of
         /// them.</summary>
         public IDisposableReadOnlyCollection<OrtValue> Run(IReadOnlyList<OrtValue> inputs) {
+            if (inputs == null || inputs.Contains(null))
+                throw new ArgumentNullException(nameof(inputs));
             if (inputs.Count != InputNames.Count)
                 throw new OdtpackException(
                     "input-count", $"{inputs.Count} inputs were given for "

@@ -58,7 +58,7 @@ namespace Odtpack {
                 var error = Native.odtpack_package_open(
                     Native.Encode(folder), check == null ? null : Callback,
                     GCHandle.ToIntPtr(context), out Handle);
-                if (asked.Error != null) Native.Forget(error);
+                if (asked.Error != null) Native.odtpack_error_release(error);
                 else Native.Call(error);
             } finally {
                 context.Free();

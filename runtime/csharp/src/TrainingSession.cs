@@ -207,6 +207,7 @@ namespace Odtpack {
         /// scores for them.</summary>
         public (double Loss, double? Accuracy) Evaluate(
             IEnumerable<IReadOnlyList<OrtValue>> batches) {
+            if (batches == null) throw new ArgumentNullException(nameof(batches));
             double loss = 0;
             long samples = 0, right = 0, labels = 0;
             foreach (var batch in batches) {

@@ -216,6 +216,7 @@ export async function replaceFile(
   before: (written: string) => string | undefined = () => undefined,
 ): Promise<void> {
   refuseSpecial(target);
+  refuseLink(target);
   removeStale(target);
   const temporary = temporaryName(target);
   const fd = fs.openSync(temporary, 'wx');
@@ -267,7 +268,7 @@ function refuseSpecial(target: string): void {
 function refuseLink(target: string): void {
   if (!fs.lstatSync(target, { throwIfNoEntry: false })?.isSymbolicLink()) return;
   fail('file-not-written',
-    `${target} is a link, and a checkpoint is neither saved through a link nor in its place.`,
+    `${target} is a link, and nothing is saved through a link or in its place.`,
     target, 'remove the link, or name the file that it leads to');
 }
 

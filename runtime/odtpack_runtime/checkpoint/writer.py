@@ -59,6 +59,7 @@ from odtpack_runtime.files.atomic import (
     identity_of,
     locked,
     not_written,
+    refuse_link,
     start_writing,
     sync_folder,
     take_mode,
@@ -284,17 +285,6 @@ class _Save:
         if self._rotates and self._current is None:
             with suppress(OSError):
                 self._before_data.unlink(missing_ok=True)
-
-
-def refuse_link(path: Path) -> None:
-    """Refuse to save to a link: it would be replaced, and what it leads to stay as it is."""
-    if path.is_symlink():
-        raise OdtpackError(
-            "file-not-written",
-            f"{path} is a link, and a checkpoint is neither saved through a link nor in its place.",
-            where=str(path),
-            hint="remove the link, or name the file that it leads to",
-        )
 
 
 def previous_path(path: str | os.PathLike[str]) -> Path:

@@ -17,7 +17,7 @@ from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError
 from odtpack_runtime.export import onnx_wire as wire
 from odtpack_runtime.export.onnx_wire import Node
-from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.atomic import atomic_write, refuse_link
 from odtpack_runtime.files.protobuf_wire import (
     BYTES,
     VARINT,
@@ -164,6 +164,7 @@ def export_inference_model(
     check_size(pieces)
     if Path(destination).suffix == ".ort":
         pieces = [rewritten(b"".join(pieces), "ORT", str(destination), apart=apart)]
+    refuse_link(Path(destination))
     with atomic_write(destination) as stream:
         stream.writelines(pieces)
     return [name for name in model.inputs if name not in values]

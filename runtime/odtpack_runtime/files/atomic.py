@@ -184,6 +184,17 @@ def _refuse_special(target: Path) -> None:
         )
 
 
+def refuse_link(path: Path) -> None:
+    """Refuse to save to a link: it would be replaced, and what it leads to stay as it is."""
+    if path.is_symlink():
+        raise OdtpackError(
+            "file-not-written",
+            f"{path} is a link, and nothing is saved through a link or in its place.",
+            where=str(path),
+            hint="remove the link, or name the file that it leads to",
+        )
+
+
 def start_writing(stream: BinaryIO, start: int) -> int:
     """Let the disk write what a stream got since ``start``; wait for nothing."""
     # Otherwise a system keeps what is written in memory until `fsync`, and the disk rests while the

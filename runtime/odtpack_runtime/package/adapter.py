@@ -25,7 +25,7 @@ from odtpack_runtime.checkpoint.format import DTYPES, MAX_RANK
 from odtpack_runtime.checkpoint.parameters import nominal_error
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.atomic import atomic_write, refuse_link
 from odtpack_runtime.files.folder_update import check_finished, update_folder
 from odtpack_runtime.package.manifest import AdapterInfo, Manifest
 from odtpack_runtime.package.package import Package
@@ -158,6 +158,7 @@ def write_onnx_adapter(path: Path, tensors: Tensors) -> None:
         builder.PrependInt32Slot(slot, _FORMAT_VERSION, 0)
     builder.PrependUOffsetTRelativeSlot(3, parameters, 0)
     builder.Finish(builder.EndObject(), file_identifier=_IDENTIFIER)
+    refuse_link(path)
     with atomic_write(path) as stream:
         stream.write(builder.Output())
 
@@ -217,6 +218,7 @@ def _write_safetensors(path: Path, tensors: Tensors) -> None:
         header[name] = {"dtype": names[array.dtype], "shape": shape, "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
+    refuse_link(path)
     with atomic_write(path) as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
         for _, array in sorted(tensors.items()):
@@ -293,6 +295,7 @@ def write_peft(folder: Path, adapter: PeftAdapter) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / TENSORS, folder / CONFIG
     _write_safetensors(paths[0], adapter.tensors)
+    refuse_link(paths[1])
     with atomic_write(paths[1]) as stream:
         stream.write(config.encode())
     return paths

@@ -15,6 +15,7 @@ from odtpack_runtime.files.protobuf_wire import BYTES, fields, name_of
 from odtpack_runtime.files.records import InvalidRecordError, parse_json
 from odtpack_runtime.package.records import (
     MAX_MANIFEST_BYTES,
+    MAX_THREADS,
     SESSION_CONFIG,
     OptimizationLevel,
     SessionInfo,
@@ -91,6 +92,11 @@ def session_options(info: SessionInfo, threads: int | None = None) -> onnxruntim
     options.graph_optimization_level = LEVELS[info.optimization_level]
     options.enable_mem_pattern = info.memory_pattern
     options.enable_cpu_mem_arena = info.arena
+    if threads and threads > MAX_THREADS:
+        raise OdtpackError(
+            "bad-argument", f"A session has at most {MAX_THREADS} threads, not {threads}.",
+            hint="pass none, and the package or ONNX Runtime chooses",
+        )  # fmt: skip
     options.intra_op_num_threads = threads or info.threads or 0
     if not info.prepacking:
         options.add_session_config_entry("session.disable_prepacking", "1")

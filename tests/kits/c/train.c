@@ -109,6 +109,26 @@ static void read_beside(const OrtApi* api, const odtpack_state* state) {
   }
 }
 
+/* Reads the numbers of a session while it makes its twelve steps. */
+static void* watch(void* session) {
+  for (int64_t steps = 0; steps < 12;) {
+    float rate = 0;
+    check(odtpack_session_step_count((odtpack_session*)session, &steps));
+    check(odtpack_session_get_learning_rate((odtpack_session*)session, &rate));
+    if (odtpack_session_has_step_model((odtpack_session*)session)) exit(6);
+    if (odtpack_session_skipped_steps((odtpack_session*)session) != 0) exit(6);
+  }
+  return NULL;
+}
+
+/* An ONNX Runtime that is too old. */
+static const OrtApi* ORT_API_CALL api_before_17(uint32_t version) NO_EXCEPTION {
+  (void)version;
+  return NULL;
+}
+static const char* ORT_API_CALL version_before_17(void) NO_EXCEPTION { return "1.16.3"; }
+static const OrtApiBase older = {api_before_17, version_before_17};
+
 int main(int count, char** words) {
   if (count != 6 || odtpack_version() != ODTPACK_VERSION) return 1;
   void* library = dlopen(words[1], RTLD_NOW | RTLD_LOCAL);
@@ -118,6 +138,10 @@ int main(int count, char** words) {
   odtpack_package* package = NULL;
   expect(odtpack_package_open(words[2], NULL, NULL, &package), "bad-argument"); /* no init yet */
   check(odtpack_init(base()));
+  odtpack_error* refused = odtpack_init(&older);
+  if (refused == NULL || strcmp(odtpack_error_message(refused), "ONNX Runtime 1.16.3 is older than 1.17."))
+    return 1;
+  odtpack_error_release(refused); /* the one before is still there */
   odtpack_disable_telemetry();
   const OrtApi* api = base()->GetApi(17);
   OrtEnv* env = NULL;
@@ -141,6 +165,9 @@ int main(int count, char** words) {
   const OrtValue* batch[2];
   batch[0] = tensor(api, words[3], shape, image.rank, image.type, 4);
   batch[1] = tensor(api, words[4], shape, 1, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT64, 8);
+  const odtpack_schedule endless = {"step", 0, 0, 0, 0, 0.1, NULL, 0};
+  const double factor = odtpack_schedule_factor(&endless, 3);
+  if (factor == factor) return 1; /* it is NaN */
   const odtpack_schedule linear = {"linear", 2, 12, 0, 0, 0.1, NULL, 0};
   check(odtpack_session_set_schedule(session, &linear, 0.01));
   odtpack_text start;
@@ -148,6 +175,10 @@ int main(int count, char** words) {
   check(odtpack_package_path(package, "checkpoint", &start));
   check(odtpack_state_load(start.bytes, &other));
   odtpack_free(start.bytes);
+  size_t number = 0, group = 0;
+  odtpack_memory* memory = NULL;
+  OrtValue* moment = NULL;
+  expect(odtpack_state_moment(other, 0, &start, &number, &group, &moment, &memory), "bad-argument");
   expect(odtpack_state_carry_over(state, other, NULL, 0, true), "busy");
   const char* none[1] = {NULL};
   check(odtpack_state_carry_over(other, state, none, 0, false));
@@ -157,12 +188,15 @@ int main(int count, char** words) {
   odtpack_state_release(other);
   size_t no_outputs = 0;
   expect(odtpack_session_run(session, (odtpack_run)3, batch, 2, NULL, &no_outputs), "bad-argument");
+  pthread_t watcher;
+  if (pthread_create(&watcher, NULL, watch, session) != 0) return 1;
   for (int step = 0; step < 12; ++step) {
     double loss = 0;
     check(odtpack_session_train_batch(session, batch, 2, &loss));
     printf("%.17g\n", loss);
     if (step == 5) check(odtpack_state_save(state, words[5], true, true));
   }
+  if (pthread_join(watcher, NULL) != 0) return 1;
   OrtValue* outputs[1]; /* of more outputs the first alone is asked for */
   size_t outputs_count = 1;
   check(odtpack_session_run(session, ODTPACK_EVAL_STEP, batch, 2, outputs, &outputs_count));

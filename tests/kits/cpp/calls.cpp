@@ -542,6 +542,15 @@ void Misuse(const Job& job, int) {
                               Schedule{"step", 0, 0, late, 0, 0.1, {}},
                               Schedule{"multistep", 0, 0, 0, 0, 0.1, {1, late}}})
     Require(CodeOf([&bad] { bad.Check(); }) == "bad-schedule", "a schedule is not restored");
+  Require(CodeOf([] { Schedule{"step"}.Factor(3); }) == "bad-schedule", "a step without a period");
+  Require(CodeOf([&, &own = package] { own.SessionOptions(job.env, 257); }) == "bad-argument",
+          "more threads than a manifest may ask for");
+  try {
+    odtpack::Package::Open("");
+    Require(false, "the working folder is a package");
+  } catch (const odtpack::Error& error) {
+    Require(std::string(error.what()).rfind("./manifest.json", 0) == 0, error.what());
+  }
   Require(CodeOf([&state = state] { state.AddProperty("odtpack.optimizer", std::string("a")); }) ==
               "property-type", "a reserved name");
   session.RegisterLinearLRScheduler(1, late - 1, 0.1);
@@ -558,6 +567,9 @@ void Misuse(const Job& job, int) {
   odtpack::TrainingSession bare(job.env, package.SessionOptions(job.env), loaded,
                                 package.Path("training_model"));
   Require(CodeOf([&] { bare.RestoreSchedule(); }) == "model-not-found", "there is no optimizer");
+  bare.Close();
+  std::weak_ptr<odtpack::detail::State> held = std::exchange(loaded, state).Internal();
+  Require(held.expired(), "a closed session keeps its state");
   odtpack::detail::fs::remove(path + ".data");
   std::string said;
   try {

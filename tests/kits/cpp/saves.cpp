@@ -15,7 +15,12 @@ int main(int count, char** arguments) {
     const auto package = odtpack::Package::Open(folder + "/package");
     const auto state = odtpack::CheckpointState::LoadCheckpoint(folder + "/1.ckpt");
     odtpack::TrainingSession session(env, package, state, 1);
-    session.ExportModelForInferencing(folder + "/m.onnx", {"output"});
+    try {
+      session.ExportModelForInferencing(folder + "/m.onnx", {"output"});
+    } catch (const odtpack::Error& error) {
+      std::cerr << error.what();
+      return 2;
+    }
     std::cout << 1 << std::endl;
     return 0;
   }

@@ -8,6 +8,7 @@
 //     kit calls nan JOB.json TIMES        a batch with a NaN among others
 //     kit calls misuse JOB.json TIMES     what is refused changes nothing, and says what is wrong
 //     kit calls dispose JOB.json TIMES    everything is disposed of while another thread trains
+//     kit calls leaks JOB.json TIMES      many sessions, one after the other
 using System;
 using System.Collections.Generic;
 using System.IO;
@@ -39,6 +40,7 @@ sealed class Calls {
             case "nan": calls.Nan(); break;
             case "misuse": calls.Misuse(); break;
             case "dispose": calls.Dispose(); break;
+            case "leaks": calls.Leaks(); break;
             default: throw new Failure("there is no command " + command);
         }
         Console.WriteLine("done");
@@ -231,17 +233,30 @@ sealed class Calls {
                  () => OrtValue.CreateTensorValueFromMemory(memory, long.MaxValue, 4)),
                 ("buffer-type", () => OrtValue.CreateTensorValueFromPart(
                     memory, 0, (TensorElementType)99, 4)),
+                ("buffer-type", () => OrtValue.CreateTensorValueFromPart(
+                    new int[64], 0, TensorElementType.Float, 64)),
+                ("buffer-type", () => batch[0].ToArray<uint>()),
                 ("empty-batch", () => session.Evaluate(new OrtValue[0][])),
                 ("busy", () => training.State.CarryOver(other))
             };
             foreach (var each in actions)
                 Unless(Code(each.Item2) == each.Item1, $"{Code(each.Item2)} and not {each.Item1}");
-            foreach (var bad in new[] { null, new OrtValue[] { null, null } }) {
-                try {
-                    session.TrainBatch(bad);
-                    throw new Failure("a batch without values was taken");
-                } catch (ArgumentException) { }
-            }
+            var large = new short[(1 << 30) + 8]; // the system gives memory to what is touched
+            var far = large.Length - 8; // Mono's own arithmetic on a constant overflows
+            large[far] = 7;
+            using (var part = OrtValue.CreateTensorValueFromPart(large, far, 8))
+                Unless(part.ToArray<short>()[0] == 7, "a part beyond 2 GiB is another one");
+            using (var predictor = session.CreatePredictor(new[] { "output" }))
+                foreach (var bad in new[] { null, new OrtValue[] { null, null } })
+                    foreach (var call in new Action[] {
+                        () => session.TrainBatch(bad), () => predictor.Run(bad),
+                        () => session.Evaluate(bad == null ? null : new[] { bad })
+                    }) {
+                        try {
+                            call();
+                            throw new Failure("a batch without values was taken");
+                        } catch (ArgumentException) { }
+                    }
             session.TrainBatch(batch);
             training.State.AddProperty("app", 3);
             var before = Values(other);
@@ -253,6 +268,18 @@ sealed class Calls {
             Unless(!Values(other).SequenceEqual(before), "what was trained is not carried over");
         }
     }
+    /// Whoever disposes of everything has the memory back, also if nothing is ever collected.
+    void Leaks() {
+        long before = 0;
+        for (var round = 0; round < times; ++round) {
+            if (round == times / 2) before = Resident();
+            using (var training = Start()) training.Session.TrainBatch(batch);
+        }
+        var more = Resident() - before;
+        Unless(more < 100 * times / 2, $"{more} pages more are resident");
+    }
+    static long Resident() => long.Parse(File.ReadAllText("/proc/self/statm").Split(' ')[1]);
+
     static List<float> Values(CheckpointState state) => state.ParameterNames.SelectMany(name => {
         using (var value = state.GetParameter(name)) return value.ToArray<float>();
     }).ToList();

@@ -86,12 +86,26 @@ static class Tensors {
 
     /// The bytes of a tensor.
     internal static byte[] Bytes(OrtValue value) {
-        var size = OrtValue.SizeOf(value.ElementType);
-        var array = size == 1 ? value.ToArray<byte>() : size == 2 ? value.ToArray<ushort>()
-            : size == 4 ? value.ToArray<uint>() : (Array)value.ToArray<ulong>();
-        var bytes = new byte[size * array.Length];
+        var array = Elements(value);
+        var bytes = new byte[Buffer.ByteLength(array)];
         Buffer.BlockCopy(array, 0, bytes, 0, bytes.Length);
         return bytes;
+    }
+    static Array Elements(OrtValue value) {
+        switch (value.ElementType) {
+            case TensorElementType.Bool:
+            case TensorElementType.UInt8: return value.ToArray<byte>();
+            case TensorElementType.Int8: return value.ToArray<sbyte>();
+            case TensorElementType.Int16: return value.ToArray<short>();
+            case TensorElementType.Float16:
+            case TensorElementType.UInt16: return value.ToArray<ushort>();
+            case TensorElementType.Int32: return value.ToArray<int>();
+            case TensorElementType.UInt32: return value.ToArray<uint>();
+            case TensorElementType.Float: return value.ToArray<float>();
+            case TensorElementType.Int64: return value.ToArray<long>();
+            case TensorElementType.UInt64: return value.ToArray<ulong>();
+        }
+        return value.ToArray<double>();
     }
 }
 

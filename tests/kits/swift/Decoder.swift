@@ -36,6 +36,13 @@ func generate(_ words: [String]) async throws {
     line += try generator.logits(prompt, adapter: name)
     print(line.map(\.description).joined(separator: " "))
   }
+  let cancelled = Task {
+    withUnsafeCurrentTask { $0!.cancel() }
+    return try await all(generator.generate(prompt, maxTokens: 9))
+  }
+  guard case .failure(let error) = await cancelled.result, error is CancellationError else {
+    fatalError("a task that is cancelled makes tokens")
+  }
   for begin in [
     { try generator.generate(prompt, adapter: "gone") },
     { try generator.generate(prompt, topP: 0) }, { try generator.generate([-1]) },

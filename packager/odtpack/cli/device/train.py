@@ -90,7 +90,7 @@ def train(
     from odtpack.privacy import PrivateRecord
     from odtpack.recipe import read_recipe
     from odtpack_runtime import CheckpointState, OdtpackError, Optimizer, Package
-    from odtpack_runtime.checkpoint.writer import refuse_link
+    from odtpack_runtime.files.atomic import refuse_link
     from odtpack_runtime.package.self_check import cannot_teach
     from odtpack_simulator.replay.job import split
 

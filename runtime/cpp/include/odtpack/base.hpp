@@ -312,6 +312,15 @@ inline void TakeMode(const File& file, const fs::path& of, mode_t more = 0) {
               "check that the folder exists, is writable and has space left");
 }
 
+/// Refuse to save to a link: it would be replaced, and what it leads to stay as it is.
+inline void RefuseLink(const fs::path& path) {
+  std::error_code unseen;  // the write says what is wrong with the name
+  if (!fs::is_symlink(path, unseen)) return;
+  throw Error("file-not-written",
+              path.string() + " is a link, and nothing is saved through a link or in its place.", "",
+              "remove the link, or name the file that it leads to");
+}
+
 /// Write a file whole or not at all: temporary, fsync, rename, fsync of the folder. `body` gets the
 /// open File; `last` is called when that is on the disk, before it takes its name. Returns the
 /// identity of the new file, which is also stored in `placed` as soon as it has its name.
@@ -324,6 +333,7 @@ FileIdentity WriteAtomically(const fs::path& target, Body body, Last last,
       throw Error("path-is-a-folder", target.string() + " is a folder.");
     if (fs::exists(target) && !fs::is_regular_file(target))
       ThrowNotWritten(target, "it is a device, a pipe or a socket");
+    RefuseLink(target);
     RemoveStale(target);
     const fs::path temporary = TemporaryName(target);
     try {

@@ -7,7 +7,7 @@
 namespace odtpack {
 
 /// The state of a training: parameters, properties, and what the optimizer carries. A handle:
-/// copies are of one state, which lives as long as any of them or a session made of it. What reads or
+/// copies are of one state, which lives as long as any of them or an open session made of it. What reads or
 /// changes it is refused with `busy` while a session of it, or another of these calls, runs.
 class CheckpointState {
  public:

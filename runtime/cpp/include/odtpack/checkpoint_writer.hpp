@@ -271,16 +271,6 @@ inline File MadeData(const std::string& checkpoint, bool& made) {
   }
 }
 
-/// Refuse to save to a link: it would be replaced, and what it leads to stay as it is.
-inline void RefuseLink(const std::string& path) {
-  std::error_code unseen;  // the write says what is wrong with the name
-  if (!fs::is_symlink(path, unseen)) return;
-  throw Error(
-      "file-not-written",
-      path + " is a link, and a checkpoint is neither saved through a link nor in its place.", "",
-      "remove the link, or name the file that it leads to");
-}
-
 /// Write a checkpoint whole or not at all, and keep the one that it replaces as the save before if
 /// `keep_previous` says so and it is whole. Above `external_above` bytes the tensors go to
 /// `<path>.data`, where neither the current checkpoint nor one before it that stays has any.

@@ -21,15 +21,22 @@ inline std::pair<size_t, Shape> MatrixOf(const Shape& shape) {
   return best;
 }
 
+/// The rate of the next optimizer step and how many were made, for every thread to read.
+struct Progress {
+  std::atomic<float> rate{0};
+  std::atomic<int64_t> step{0};
+};
+
 /// An optimizer model and what it carries; continues the state's optimizer if there is one.
 class Optimizer {
  public:
   /// `flat` and `gradients` are where the state's come to lie. The state is looked at only:
   /// TakeOver moves what its optimizer kept.
   Optimizer(Ort::Session session, const Json& manifest, State& state, const Tensor& flat,
-            const Tensor& gradients, const std::vector<const Spec*>& trainable)
+            const Tensor& gradients, const std::vector<const Spec*>& trainable, Progress& progress)
       : session_(std::move(session)),
         state_(state),
+        progress_(progress),
         flat_(flat),
         gradients_(gradients),
         inputs_(manifest["layout"].Texts("inputs")) {
@@ -69,6 +76,7 @@ class Optimizer {
       if (groups.count(spec->name) == 0) Json::Fail("'" + spec->name + "' is in no group");
     }
     SetRate(own_->rate);
+    progress_.step = own_->step;
     const int64_t chunk = std::max<int64_t>(layout.Whole("chunk_elements", 131072), 1);
     for (size_t i = 0, next = 0; i < trainable.size(); i = next) {
       const size_t group = groups[trainable[i]->name];
@@ -104,7 +112,6 @@ class Optimizer {
     }
     state_.optimizer = own_;
   }
-  const std::shared_ptr<OptimizerState>& Carried() const { return own_; }
 
   /// Go on in another session of the same model.
   void Reopen(Ort::Session session) { session_ = std::move(session); }
@@ -128,7 +135,7 @@ class Optimizer {
     for (Arguments& run : runs_) {
       run.Run(session_, "load the last checkpoint: parameters may hold part of the step");
     }
-    ++own_->step;
+    Advance();
   }
 
   /// Run a step model that is bound to what Bind gave; Advance counts its step.
@@ -136,7 +143,7 @@ class Optimizer {
     *step_.As<int64_t>() = own_->step + 1;
     return model.Run(batch);
   }
-  void Advance() { ++own_->step; }
+  void Advance() { progress_.step = ++own_->step; }
 
   /// Bind the learning rates and the number of the step, as a step model calls them; returns what
   /// is kept of each parameter, by the names "<parameter>.<vector>".
@@ -158,7 +165,7 @@ class Optimizer {
     if (!good)
       throw Error("bad-learning-rate", "A learning rate is negative or not finite.", "",
                   "pass a rate of 0 or more, such as 0.001");
-    own_->rate = rate;
+    progress_.rate = own_->rate = rate;
     for (const auto& [tensor, scale] : rates_)
       *tensor.As<float>() = static_cast<float>(double{rate} * scale);
   }
@@ -276,6 +283,7 @@ class Optimizer {
 
   Ort::Session session_;
   State& state_;
+  Progress& progress_;
   const Tensor flat_, gradients_;
   std::shared_ptr<OptimizerState> own_;
   bool goes_on_ = false;  // with the moments of the one before

@@ -17,6 +17,7 @@ class Package {
 
   /// Open a folder and check its files' paths, sizes and hashes, and the signature if asked to.
   static Package Open(const std::string& folder, const SignatureCheck& signature = nullptr) {
+    if (folder.empty()) return Open(".", signature);
     Package package;
     package.folder_ = folder;
     const std::string text = Content(folder + "/manifest.json", "package-not-found");
@@ -104,7 +105,7 @@ class Package {
                 "odtpack ort " + folder_ + " --style " + style);
   }
 
-  /// The session options that the package asks for; `threads` of 0 leave the choice to it. Where
+  /// The session options that the package asks for; `threads`, 256 at most, or 0 for its choice. Where
   /// it asks for an arena that sessions share, each TrainingSession has one for all of its own.
   Ort::SessionOptions SessionOptions(const Ort::Env&, int threads = 0) const {
     static const std::string older = R"({"optimization_level": "extended", "memory_pattern": false,
@@ -123,8 +124,12 @@ class Package {
     if (!session.Get<bool>("arena", true)) options.DisableCpuMemArena();
     if (!session.Get<bool>("prepacking", true))
       options.AddConfigEntry("session.disable_prepacking", "1");
-    const int64_t wanted = threads > 0 ? threads : session.Whole("threads", 0);
-    options.SetIntraOpNumThreads(static_cast<int>(std::clamp<int64_t>(wanted, 0, 1024)));
+    if (threads > 256)
+      throw Error("bad-argument", "A session has at most 256 threads, not " +
+                                      std::to_string(threads) + ".", "",
+                  "pass 0, and the package or ONNX Runtime chooses");
+    options.SetIntraOpNumThreads(threads > 0 ? threads
+                                             : static_cast<int>(session.Whole("threads", 0)));
     for (const auto& [key, value] : session.Get<Json::Object>("config", {}))  // of those allowed
       options.AddConfigEntry(key.c_str(), value.As<std::string>("config").c_str());
     if (session.Get<bool>("shared_allocator", false))

@@ -18,6 +18,7 @@ struct Schedule {
 
   /// The fraction of the initial rate that holds after `step` steps.
   double Factor(int64_t step) const {
+    Check();
     const auto real = [](int64_t count) { return static_cast<double>(count); };
     if (step < warmup_steps) return real(step) / real(warmup_steps);
     if (kind == "step") return std::pow(gamma, real(step / period));
@@ -42,7 +43,9 @@ struct Schedule {
     if (!good || warmup_steps < 0 || last >= int64_t{1} << 53 || !(floor >= 0 && floor <= 1) ||
         !(gamma > 0 && gamma <= 1) || !std::is_sorted(milestones.begin(), milestones.end())) {
       throw Error("bad-schedule", "The settings of the schedule '" + kind + "' are out of range.",
-                  "", "odtpack::Schedule::Linear(100, 1000)");
+                  "",
+                  "linear and cosine end after the warm-up, a step has a period of 1 or more, and "
+                  "milestones rise");
     }
   }
 

@@ -45,12 +45,12 @@ class TrainingSession {
                   const std::string& training_model, const std::optional<std::string>& eval_model,
                   const std::optional<std::string>& optimizer_model,
                   const std::optional<std::string>& step_model = std::nullopt)
-      : own_(new Own{state, *state.Internal(), package, env, options.Clone(), training_model,
+      : own_(new Own{state, *state.Internal(), state.Internal()->gate, package, env, options.Clone(), training_model,
                      eval_model, optimizer_model}) {
     if (std::getenv(kNoTelemetry) == nullptr) {
       Ort::Status(Ort::GetApi().DisableTelemetryEvents(env));
     }
-    const detail::Gate::Call call(*own_->state.gate);
+    const detail::Gate::Call call(*own_->gate);
     const detail::Json& manifest = own_->package.Manifest();
     Sessions opened = Open(step_model.value_or(training_model));
     PlaceOnDevice(opened);
@@ -71,8 +71,9 @@ class TrainingSession {
     if (opened.optimizer) {
       own_->optimizer = std::make_unique<detail::Optimizer>(std::move(*opened.optimizer), manifest,
                                                             own_->state, places.flat,
-                                                            places.gradients, own_->trainable);
-      own_->carried = own_->optimizer->Carried();
+                                                            places.gradients, own_->trainable,
+                                                            own_->progress);
+      own_->optimizes = true;
     }
     if (step_model && !own_->segments) {
       std::map<std::string, detail::Tensor> trained;
@@ -104,7 +105,7 @@ class TrainingSession {
   /// Free the models; closing twice is allowed. An evaluation or a training step that runs is
   /// ended, and is the error `closed`: the state is as before it. For other calls this waits, an
   /// optimizer step and one in the step model among them, which write over what they read. The
-  /// state remains, and may be saved. Every later call but those that read a number or names is the
+  /// state remains where the app holds it, and may be saved. Every later call but those that read a number or names is the
   /// error `closed`.
   void Close() {
     const auto free = [this] {
@@ -117,8 +118,9 @@ class TrainingSession {
       own_->accumulated = {};
       if (own_->bound.twins.use_count() == 1) own_->bound.twins->Pull();
       own_->bound = {};
+      own_->handle.reset();
     };
-    own_->state.gate->Close(own_->closed, [this] { own_->ending.Ask(); }, free);
+    own_->gate->Close(own_->closed, [this] { own_->ending.Ask(); }, free);
   }
 
   /// Make an optimizer step on one batch: what TrainStep, OptimizerStep and LazyResetGrad do, and
@@ -217,7 +219,8 @@ class TrainingSession {
   /// Steps that changed nothing, as their loss or a gradient was not finite; in the step model the
   /// other parameters of a step whose loss is finite were updated.
   int64_t SkippedSteps() const { return own_->skipped; }
-  /// The last step whose loss or gradient was not finite, if there was one.
+  /// The last step whose loss or gradient was not finite, if there was one. Ask between calls; the
+  /// numbers of a session may be read at any time.
   const std::optional<NotFinite>& LastNotFinite() const { return own_->last_not_finite; }
 
   /// Set the rate of the next optimizer step: 0 or more, and finite also after each group's scale.
@@ -225,9 +228,9 @@ class TrainingSession {
     const auto call = Enter();
     Optimizer().SetRate(rate);
   }
-  float GetLearningRate() const { return OptimizerState().rate; }
+  float GetLearningRate() const { return Progress().rate; }
   /// Number of optimizer steps made, those before a resumed checkpoint included.
-  int64_t StepCount() const { return OptimizerState().step; }
+  int64_t StepCount() const { return Progress().step; }
   /// Batches per optimizer step: the gradient of each is divided by this number.
   int64_t AccumulationSteps() const {
     return own_->package.Manifest().Whole("accumulation_steps", 1);
@@ -352,7 +355,7 @@ class TrainingSession {
     return names;
   }
 
-  detail::Gate::Call Enter() const { return detail::Gate::Call(*own_->state.gate, &own_->closed); }
+  detail::Gate::Call Enter() const { return detail::Gate::Call(*own_->gate, &own_->closed); }
 
   struct Sessions {
     std::optional<Ort::Session> first, evaluation, optimizer;
@@ -392,7 +395,7 @@ class TrainingSession {
       if (opened.optimizer) own_->optimizer->Reopen(std::move(*opened.optimizer));
       MakeGraphs(std::move(opened));
     } catch (...) {
-      own_->state.gate->Shut(own_->closed);
+      own_->gate->Shut(own_->closed);
       throw;
     }
     detail::GiveBackFreed();
@@ -551,11 +554,11 @@ class TrainingSession {
   }
 
   detail::Optimizer& Optimizer() const {
-    OptimizerState();  // says so if there is none
+    Progress();  // says so if there is none
     return *own_->optimizer;
   }
-  const detail::OptimizerState& OptimizerState() const {
-    if (own_->carried) return *own_->carried;
+  const detail::Progress& Progress() const {
+    if (own_->optimizes) return own_->progress;
     throw Error("model-not-found", "No optimizer model was given.", "",
                 "pass optimizer_model.onnx");
   }
@@ -670,8 +673,9 @@ class TrainingSession {
 
   /// What others point to, and what moves with it.
   struct Own {
-    CheckpointState handle;
+    std::optional<CheckpointState> handle;  // none once it is closed
     detail::State& state;
+    const std::shared_ptr<detail::Gate> gate;
     Package package;
     const detail::GivenEnv env;
     Ort::SessionOptions options;
@@ -685,14 +689,16 @@ class TrainingSession {
     detail::Tensor reset = detail::Zeros(detail::kBool, {1}), not_updated{};
     detail::Kept statistics{}, accumulated{};  // what a bad step must not change
     detail::Ending ending{};
-    bool closed = false, has_step_model = false;
+    bool closed = false, optimizes = false;
+    std::atomic<bool> has_step_model{false};
+    detail::Progress progress{};
     OnNotFinite on_not_finite = OnNotFinite::kSkip;
-    int64_t skipped = 0, pending = 0;
+    std::atomic<int64_t> skipped{0};
+    int64_t pending = 0;
     std::optional<NotFinite> last_not_finite{};
     std::unique_ptr<detail::Segments> segments{};
     std::unique_ptr<detail::Model> training{}, step{}, evaluation{};
     std::unique_ptr<detail::Optimizer> optimizer{};
-    std::shared_ptr<const detail::OptimizerState> carried{};
     std::optional<std::pair<Schedule, double>> schedule{};
   };
   std::unique_ptr<Own> own_;

@@ -9,8 +9,8 @@ public func benchmark(
   _ env: ORTEnv, folder: String, threads: Int, memoryLimit: Int? = nil, fileBytes: Int = 64 << 20
 ) throws -> String {
   try text {
-    odtpack_benchmark(
-      env.handle, "swift", folder, Int32(clamping: threads), UInt64(max(memoryLimit ?? 0, 0)),
+    try odtpack_benchmark(
+      env.handle, "swift", plain(folder), Int32(clamping: threads), UInt64(max(memoryLimit ?? 0, 0)),
       UInt64(max(fileBytes, 1)), 0, $0)
   }!
 }

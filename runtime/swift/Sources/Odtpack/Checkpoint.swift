@@ -34,7 +34,7 @@ public final class ORTCheckpoint {
   /// Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19. If it is damaged or
   /// missing and the save before it was kept, that one is loaded; `recovered` then says so.
   public init(path: String) throws {
-    let handle = try made { odtpack_state_load(path, $0) }
+    let handle = try made { try odtpack_state_load(plain(path), $0) }
     self.handle = handle
     var names: [String] = [], trainable: [Bool] = [], types: [ElementType?] = []
     for index in 0..<odtpack_state_parameter_count(handle) {
@@ -56,7 +56,7 @@ public final class ORTCheckpoint {
   public func saveCheckpoint(
     toPath path: String, withOptimizerState: Bool, keepPrevious: Bool = false
   ) throws {
-    try call(odtpack_state_save(handle, path, withOptimizerState, keepPrevious))
+    try call(odtpack_state_save(handle, plain(path), withOptimizerState, keepPrevious))
   }
 
   /// What is wrong with the file that was to be loaded, and what was lost, if the save before it
@@ -107,7 +107,7 @@ public final class ORTCheckpoint {
   /// Set all parameters to those of a complete checkpoint of the same model. Properties and the
   /// optimizer's state remain as they are.
   public func loadParameters(path: String) throws {
-    try call(odtpack_state_load_parameters(handle, path))
+    try call(odtpack_state_load_parameters(handle, plain(path)))
   }
 
   /// Bring trained parameters into the state of a newer package's checkpoint, before a session is
@@ -126,12 +126,12 @@ public final class ORTCheckpoint {
   /// Write the adapter that was trained: to a file whose name ends in `.onnx_adapter`, which ONNX
   /// Runtime's own adapters read, or to a folder, made if needed, with PEFT's two files.
   public func saveAdapter(of package: TrainingPackage, toPath path: String) throws {
-    try call(odtpack_adapter_save(package.handle, handle, path))
+    try call(odtpack_adapter_save(package.handle, handle, plain(path)))
   }
 
   /// Set the trained parameters to those of such a file or folder, all of them or none.
   public func loadAdapter(of package: TrainingPackage, fromPath path: String) throws {
-    try call(odtpack_adapter_load(package.handle, handle, path))
+    try call(odtpack_adapter_load(package.handle, handle, plain(path)))
   }
 
   /// A tensor of the state that a call hands out.
@@ -147,6 +147,7 @@ public final class ORTCheckpoint {
 
   /// Attach a property, whose name is not empty; nil takes it off.
   public func setProperty(_ name: String, _ value: Property?) throws {
+    let name = try plain(name)
     guard let value else { return try call(odtpack_state_set_property(handle, name, nil)) }
     var property = odtpack_property()
     switch value {
@@ -167,7 +168,7 @@ public final class ORTCheckpoint {
   }
   private func known(_ name: String) throws -> Property {
     var property = odtpack_property()
-    try call(odtpack_state_get_property(handle, name, &property))
+    try call(odtpack_state_get_property(handle, plain(name), &property))
     return Property(property)
   }
 }

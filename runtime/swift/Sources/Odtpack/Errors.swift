@@ -18,10 +18,16 @@ public struct OdtpackError: LocalizedError, CustomStringConvertible {
   public var errorDescription: String? { description }
 }
 
+/// A name or path for C, where text ends at a zero.
+func plain(_ text: String) throws -> String {
+  if !text.utf8.contains(0) { return text }
+  throw OdtpackError("bad-argument", "A name or path has a zero in it: \(text.debugDescription).")
+}
+
 /// Make a call, and throw what it returns.
-func call(_ function: @autoclosure () -> OpaquePointer?) throws {
+func call(_ function: @autoclosure () throws -> OpaquePointer?) throws {
   _ = api  // is handed in first
-  guard let error = function() else { return }
+  guard let error = try function() else { return }
   defer { odtpack_error_release(error) }
   throw OdtpackError(
     String(cString: odtpack_error_code(error)), String(cString: odtpack_error_message(error)),
@@ -30,11 +36,11 @@ func call(_ function: @autoclosure () -> OpaquePointer?) throws {
 }
 
 /// What a call makes through its last argument.
-func made(_ create: (UnsafeMutablePointer<OpaquePointer?>) -> OpaquePointer?) throws
+func made(_ create: (UnsafeMutablePointer<OpaquePointer?>) throws -> OpaquePointer?) throws
   -> OpaquePointer
 {
   var found: OpaquePointer?
-  try call(create(&found))
+  try call(try create(&found))
   return found!
 }
 
@@ -49,17 +55,17 @@ extension odtpack_text {
 }
 
 /// The text that a call returns.
-func text(_ get: (UnsafeMutablePointer<odtpack_text>) -> OpaquePointer?) throws -> String? {
+func text(_ get: (UnsafeMutablePointer<odtpack_text>) throws -> OpaquePointer?) throws -> String? {
   var found = odtpack_text()
-  try call(get(&found))
+  try call(try get(&found))
   return found.take()
 }
 
 /// Strings as C takes a list of them.
 func withNames<Result>(
   _ names: [String], _ body: (UnsafePointer<UnsafePointer<CChar>?>) throws -> Result
-) rethrows -> Result {
-  let copies = names.map { UnsafePointer(strdup($0)) }
+) throws -> Result {
+  let copies = try names.map(plain).map { UnsafePointer(strdup($0)) }
   defer { copies.forEach { free(UnsafeMutablePointer(mutating: $0)) } }
   return try (copies + [nil]).withUnsafeBufferPointer { try body($0.baseAddress!) }
 }

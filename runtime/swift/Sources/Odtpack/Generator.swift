@@ -25,15 +25,15 @@ public final class Generator: @unchecked Sendable {
   /// Put an adapter beside the decoder, or in the place of the one of that name: a file or folder
   /// that `saveAdapter` or PEFT wrote.
   public func addAdapter(_ name: String, fromPath path: String) throws {
-    try call(odtpack_generator_add_adapter(handle, name, path))
+    try call(odtpack_generator_add_adapter(handle, plain(name), plain(path)))
   }
   /// The same of a checkpoint, as it is whenever it is used; do not train it then.
   public func addAdapter(_ name: String, of checkpoint: ORTCheckpoint) throws {
-    try call(odtpack_generator_add_state(handle, name, checkpoint.handle))
+    try call(odtpack_generator_add_state(handle, plain(name), checkpoint.handle))
   }
   /// Forget an adapter, if it is there.
   public func removeAdapter(_ name: String) throws {
-    try call(odtpack_generator_remove_adapter(handle, name))
+    try call(odtpack_generator_remove_adapter(handle, plain(name)))
   }
 
   /// The logits of the token after a sequence, one for each word; without an adapter those of the
@@ -41,7 +41,8 @@ public final class Generator: @unchecked Sendable {
   public func logits(_ tokens: [Int], adapter: String? = nil) throws -> [Float] {
     var value: OpaquePointer?
     try call(
-      odtpack_generator_logits(handle, tokens.map(Int64.init), tokens.count, adapter, &value))
+      odtpack_generator_logits(
+        handle, tokens.map(Int64.init), tokens.count, adapter.map(plain), &value))
     return try ORTValue(owning: value!).array(of: Float.self)
   }
 
@@ -54,7 +55,7 @@ public final class Generator: @unchecked Sendable {
     temperature: Double = 0, topK: Int = 0, topP: Double = 1, seed: UInt64 = 0
   ) throws -> Tokens {
     guard topK >= 0 else { throw OdtpackError("bad-argument", "topK must be 0 or more.") }
-    let name = adapter.map { strdup($0) } ?? nil
+    let name = try adapter.map(plain).map { strdup($0) } ?? nil
     defer { free(name) }
     return try stop.map(Int64.init).withUnsafeBufferPointer { stop in
       var options = odtpack_generate_options(
@@ -81,8 +82,10 @@ public final class Tokens: AsyncSequence, AsyncIteratorProtocol, @unchecked Send
 
   public func makeAsyncIterator() -> Tokens { self }
 
-  /// Make the next token; nil at the end.
+  /// Make the next token; nil at the end. It takes a thread for as long as that; a task that is
+  /// cancelled makes none.
   public func next() async throws -> Int? {
+    try Task.checkCancellation()
     var found = false
     var token: Int64 = 0
     try call(odtpack_tokens_next(handle, &found, &token))

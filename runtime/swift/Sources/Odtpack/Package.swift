@@ -31,7 +31,7 @@ public final class TrainingPackage {
   /// Open a folder and check its files' paths, sizes and hashes, and given a public key, the 32
   /// bytes of one of Ed25519, the signature.
   public init(path folder: String, publicKey: Data? = nil) throws {
-    self.folder = folder
+    self.folder = try plain(folder)
     let handle: OpaquePointer
     if let publicKey {
       let check = SignatureCheck(publicKey)
@@ -66,7 +66,7 @@ public final class TrainingPackage {
 
   /// The path of a file by its key in the manifest: "training_model", "checkpoint" and so on.
   public func path(_ key: String) throws -> String {
-    try text { odtpack_package_path(handle, key, $0) }!
+    try text { try odtpack_package_path(handle, plain(key), $0) }!
   }
   /// The path of the model that makes a whole step, where the package has one and takes it for its
   /// steps of one batch.
@@ -77,7 +77,9 @@ public final class TrainingPackage {
   public func ortModel(of model: String, style: String = "fixed", platform: String = "") throws
     -> String
   {
-    try text { odtpack_package_ort_model(handle, model, style, platform, $0) }!
+    try text {
+      try odtpack_package_ort_model(handle, plain(model), plain(style), plain(platform), $0)
+    }!
   }
   /// The session options that the package asks for; `threads` of 0 leave the choice to it.
   public func sessionOptions(threads: Int = 0) throws -> ORTSessionOptions {

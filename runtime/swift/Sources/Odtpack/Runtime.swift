@@ -3,12 +3,9 @@ import COdtpack
 import Foundation
 
 let api: UnsafePointer<OrtApi> = {
-  // 17 came with ONNX Runtime 1.17; later libraries serve it as well.
   let base = OrtGetApiBase()!
-  guard let api = base.pointee.GetApi(17), odtpack_init(base) == nil else {
-    fatalError("ONNX Runtime is older than 1.17")
-  }
-  return api
+  if let error = odtpack_init(base) { fatalError(String(cString: odtpack_error_message(error))) }
+  return base.pointee.GetApi(17)!  // came with 1.17; later libraries serve it as well
 }()
 
 public let onnxRuntimeVersion = String(cString: OrtGetApiBase().pointee.GetVersionString()!)
@@ -68,9 +65,10 @@ public final class ORTSessionOptions {
   /// number of the device among those that it finds. Parameters, gradients and moments then live in
   /// the device's memory.
   public func addDevice(_ env: ORTEnv, library: String, index: Int = 0) throws {
-    try call(odtpack_add_device(env.handle, handle, library, index))
+    try call(odtpack_add_device(env.handle, handle, plain(library), index))
   }
   public func addConfigEntry(withKey key: String, value: String) throws {
+    let (key, value) = (try plain(key), try plain(value))
     try check(api.pointee.AddSessionConfigEntry(handle, key, value), "manifest-invalid")
   }
 }
@@ -141,9 +139,8 @@ public final class ORTValue {
   }
   /// A copy of an array, whose elements must be of the type.
   public convenience init<T>(_ elements: [T], _ type: ElementType, shape: [Int]) throws {
-    guard MemoryLayout<T>.size == type.size,
-      try elements.count * type.size == Self.size(type, shape)
-    else {
+    try Self.require(T.self, type)
+    guard try elements.count * type.size == Self.size(type, shape) else {
       throw OdtpackError("buffer-size", "\(elements.count) elements do not make up \(shape).")
     }
     try self.init(type, shape)
@@ -185,14 +182,18 @@ public final class ORTValue {
     .bool: [Bool.self, UInt8.self],
   ]
 
+  private static func require<T>(_: T.Type, _ type: ElementType) throws {
+    let isHalf = type == .float16 && "\(T.self)" == "Float16"  // not all of Apple's have it
+    guard isHalf || types[type]!.contains(where: { $0 == T.self }) else {
+      throw OdtpackError("buffer-type", "Elements of type \(type) are not \(T.self).")
+    }
+  }
+
   /// The elements where they are, for as long as `body` runs; what it writes stays.
   public func withElements<T, Result>(
     _: T.Type, _ body: (UnsafeMutableBufferPointer<T>) throws -> Result
   ) throws -> Result {
-    let isHalf = elementType == .float16 && "\(T.self)" == "Float16"  // not all of Apple's have it
-    guard isHalf || Self.types[elementType]!.contains(where: { $0 == T.self }) else {
-      throw OdtpackError("buffer-type", "The elements of \(description) are not \(T.self).")
-    }
+    try Self.require(T.self, elementType)
     return try withExtendedLifetime(self) { try body(elements(T.self)) }
   }
   /// A copy of the elements.

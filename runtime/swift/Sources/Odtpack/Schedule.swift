@@ -3,16 +3,16 @@ import COdtpack
 
 /// constant, linear, cosine, step or multistep, after a linear warm-up.
 public struct Schedule {
-  public var kind = "constant"
-  public var warmupSteps = 0, totalSteps = 0, period = 0
-  public var floor = 0.0, gamma = 0.1
-  public var milestones: [Int] = []
+  public let kind: String
+  public let warmupSteps: Int, totalSteps: Int, period: Int
+  public let floor: Double, gamma: Double
+  public let milestones: [Int]
 
   public init(
     kind: String, warmupSteps: Int = 0, totalSteps: Int = 0, period: Int = 0, floor: Double = 0,
     gamma: Double = 0.1, milestones: [Int] = []
   ) throws {
-    (self.kind, self.warmupSteps, self.totalSteps) = (kind, warmupSteps, totalSteps)
+    (self.kind, self.warmupSteps, self.totalSteps) = (try plain(kind), warmupSteps, totalSteps)
     (self.period, self.floor, self.gamma, self.milestones) = (period, floor, gamma, milestones)
     try withC { schedule in try call(odtpack_schedule_check(schedule)) }
   }

@@ -61,8 +61,8 @@ public final class ORTTrainingSession {
     checkpoint: ORTCheckpoint, trainModelPath: String, evalModelPath: String?,
     optimizerModelPath: String?, stepModelPath: String? = nil
   ) throws {
-    let paths = [trainModelPath, evalModelPath, optimizerModelPath, stepModelPath]
-      .map { $0.map { UnsafePointer(strdup($0)) } ?? nil }
+    let paths = try [trainModelPath, evalModelPath, optimizerModelPath, stepModelPath]
+      .map { try $0.map(plain) }.map { $0.map { UnsafePointer(strdup($0)) } ?? nil }
     defer { paths.forEach { free(UnsafeMutablePointer(mutating: $0)) } }
     var models = odtpack_models(
       training: paths[0], evaluation: paths[1], optimizer: paths[2], step: paths[3])
@@ -251,7 +251,7 @@ public final class ORTTrainingSession {
   public func exportModelForInference(
     withOutputPath path: String, graphOutputNames names: [String]
   ) throws {
-    try withNames(names) { try call(odtpack_session_export(handle, path, $0, names.count)) }
+    try withNames(names) { try call(odtpack_session_export(handle, plain(path), $0, names.count)) }
   }
   /// Predicts with a copy of the current parameters.
   public func predictor(outputNames names: [String]) throws -> Predictor {

@@ -72,13 +72,7 @@ private class Save(
         val tensors = state.parameters.values.map { it.value } +
             optimizer?.moments?.values?.flatten().orEmpty()
         val total = tensors.sumOf { if (state.nominal) 0L else it.data.capacity().toLong() }
-        if (target.path.isNotEmpty() && isLink(target)) {
-            fail(
-                "file-not-written", "${target.path} is a link, and a checkpoint is neither saved " +
-                    "through a link nor in its place.", "",
-                "remove the link, or name the file that it leads to",
-            )
-        }
+        if (target.path.isNotEmpty()) refuseLink(target)
         // An empty path is that of the working folder, and exists() says that there is nothing.
         val isFile = target.path.isNotEmpty() && !target.isDirectory && (target.isFile || !target.exists())
         if (total > externalAbove && isFile) return outside(total)

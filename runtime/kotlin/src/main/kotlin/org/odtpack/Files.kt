@@ -36,8 +36,19 @@ internal fun FileChannel.writeAll(bytes: ByteBuffer) {
 
 /** A link leads elsewhere, and so does a path with `..` in it. */
 internal fun isLink(file: File): Boolean {
-    val own = File(file.absoluteFile.parentFile!!.canonicalFile, file.name)
+    val folder = file.absoluteFile.parentFile ?: return false // of the root
+    val own = File(folder.canonicalFile, file.name)
     return own.canonicalFile != own.absoluteFile
+}
+
+/** Refuse to save to a link: it would be replaced, and what it leads to stay as it is. */
+internal fun refuseLink(target: File) {
+    if (!isLink(target)) return
+    fail(
+        "file-not-written",
+        "${target.path} is a link, and nothing is saved through a link or in its place.", "",
+        "remove the link, or name the file that it leads to",
+    )
 }
 
 /** Give a new file the permissions of the one that it replaces or belongs to, and [more]. */
@@ -68,6 +79,7 @@ internal fun writeAtomically(
     if (target.isDirectory || target.path.isEmpty()) {
         fail("path-is-a-folder", "'${target.path}' is a folder and not a file.")
     }
+    refuseLink(target)
     val folder = target.absoluteFile.parentFile!!
     removeStale(folder, ".${target.name}.")
     val temporary = temporaryFor(target)

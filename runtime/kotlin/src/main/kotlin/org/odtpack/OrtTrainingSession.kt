@@ -46,7 +46,7 @@ class OrtTrainingSession private constructor(
     private val reset = zeros(Type.BOOL, longArrayOf(1))
     private val segments: Segments?
     private var training: Model? = null
-    private var step: StepModel? = null
+    @Volatile private var step: StepModel? = null
     private val evaluation: Model?
     private val optimizer: Optimizer?
     private var schedule: Pair<Schedule, Double>? = null

@@ -9,8 +9,8 @@ internal class Parameter(var value: Tensor, val trainable: Boolean)
 
 /** What an optimizer carries from step to step, in the order of the file; no kind if unknown. */
 internal class OptimizerState(
-    var step: Long,
-    var rate: Float,
+    @Volatile var step: Long, // any thread may read it, and the rate
+    @Volatile var rate: Float,
     val moments: Map<String, List<Tensor>>,
     val groups: List<List<String>>,
     var kind: String = "",

@@ -181,8 +181,13 @@ class TrainingPackage private constructor(val folder: String, internal val manif
         if (!session["prepacking"].flag(true)) {
             options.addConfigEntry("session.disable_prepacking", "1")
         }
-        val wanted = if (threads > 0) threads.toLong() else session["threads"].whole(0)
-        options.setIntraOpNumThreads(wanted.coerceIn(0, 1024).toInt())
+        if (threads > 256) {
+            fail(
+                "bad-argument", "A session has at most 256 threads, not $threads.", "",
+                "pass 0, and the package or ONNX Runtime chooses",
+            )
+        }
+        options.setIntraOpNumThreads(if (threads > 0) threads else session["threads"].whole(0).toInt())
         val config = session["config"]
         if (!config.absent && SPINNING in config) options.addConfigEntry(SPINNING, "1")
         if (System.getenv("ODTPACK_NATIVE") != "0") kernels?.let(options::registerCustomOpLibrary)
@@ -230,6 +235,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
         @JvmOverloads
         @Throws(OrtException::class)
         fun open(folder: String, signature: SignatureCheck? = null): TrainingPackage {
+            if (folder.isEmpty()) return open(".", signature)
             val bytes = content(File(folder, MANIFEST), "package-not-found")
             if (signature != null) {
                 val mark = content(File(folder, SIGNATURE), "not-signed")
