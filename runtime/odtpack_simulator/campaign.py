@@ -286,6 +286,7 @@ def run_campaign(
     if isinstance(paces, str):
         if policy.state == "foreground":  # no window ends a session: counts need no times
             _count(figures, [played(DeviceTimes(0, 0, 1, 1, 0))] * 3, policy, checkpoint_bytes)
+            figures.lack(paces, "written_bytes_per_day")  # a long training spreads over its days
         return figures.campaign(paces)
     courses = [played(pace) for pace in paces]
     watts = watts_above_idle(profile)

@@ -581,6 +581,15 @@ class DataInfo(Part):
         return (self.tokens_per_sample or 0) * self.samples_per_step or None
 
     @property
+    def small_evaluation(self) -> str | None:
+        """What is said where no evaluation is as large as a batch; None where one is."""
+        if self.sha256 is None or self.held_out_samples >= self.batch_size:
+            return None  # earlier versions planned the evaluation of a whole batch
+        count = 0 if self.evaluated_samples == 0 else self.held_out_samples
+        of = f"evaluations of {count} sample{'s' * (count != 1)}" if count else "no evaluation"
+        return f"memory is that of {of}, and an app that evaluates whole batches may need more"
+
+    @property
     def smaller_batch(self) -> str | None:
         """What is said where no batch or step is as large as was asked for; None where one is."""
         if self.asked_batch_size not in (None, self.batch_size):

@@ -378,7 +378,9 @@ def _fits(judged: SimulationResult) -> bool:
 def _with_changes(result: SimulationResult, package: Package, use: SessionUse) -> SimulationResult:
     """The result with the changes that need less memory, planned."""
     shapes = result.memory.shapes or {}
-    changes = plan_changes(package, shapes, use, result.host.threads, result.data.evaluated)
+    held = result.data.held_out_samples
+    evaluated = held - held % (package.manifest.fixed_batch or 1)
+    changes = plan_changes(package, shapes, use, result.host.threads, evaluated)
     return result.model_copy(
         update={"memory": result.memory.model_copy(update={"changes": changes})}
     )

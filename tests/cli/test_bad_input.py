@@ -179,6 +179,7 @@ def test_bad_input(
     arguments = [word.format(**files, new=tmp_path / "new") for word in command.split()]
     refused(tuple(arguments), code, *(word.format(**files) for word in words))
     assert tree(files["bad"]) == before
+    assert not (tmp_path / "new").exists()
 
 
 # What the system or float32 refuses is one clear error, and never a bug.

@@ -494,7 +494,7 @@ def test_losses_that_cannot_be_trained() -> None:
     model = mlp()
     model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     model.graph.input.append(helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["n"]))
-    with onnxblock.base(model), pytest.raises(OdtpackError, match="only FLOAT inputs"):
+    with onnxblock.base(model), pytest.raises(OdtpackError, match="only float32 inputs"):
         Train(onnxblock.loss.MSELoss(), "ids")("output-0")
 
 

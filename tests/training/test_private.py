@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 
@@ -25,7 +26,6 @@ from odtpack_runtime.training.private import (
     secure_normal,
     secure_uniform,
 )
-from odtpack_simulator.fleet import local_training
 from odtpack_simulator.fleet.local_training import LocalSettings, LocalTrainer
 from tests import zoo
 from tests.cli.conftest import Run, run
@@ -325,18 +325,19 @@ def test_a_private_client_without_a_drawn_sample_sends_noise(tmp_path: Path) -> 
 def test_a_private_client_does_not_draw_dropout_from_the_seed_of_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seeded: list[int] = []
-    monkeypatch.setattr(local_training, "seed_dropout", lambda *_: seeded.append(1))
+    seeds: list[int] = []
+    monkeypatch.setattr(onnxruntime, "set_seed", seeds.append)
     trainer = LocalTrainer(Package.open(package(tmp_path, clip=0.5, noise=3.0)))
     data = dict(zip(("input", "labels"), batch(2), strict=True))
-    for simulated in (False, True):
-        assert not seeded
+    for simulated in (False, False, True, True):
         settings = LocalSettings(1, 1, 1.0)
         trainer.train(
             trainer.initial(), data, np.arange(2), settings, round_number=1, client=2,
             simulated=simulated,
         )  # fmt: skip
-    assert seeded
+    assert len(seeds) == 8  # two batches each
+    assert seeds[:2] != seeds[2:4]
+    assert seeds[4:6] == seeds[6:]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -118,12 +119,12 @@ def _check_whole(
     # PEFT takes ends of names, and names that the model lacks. What a regular expression matches is
     # not looked for: the file is a stranger's, and an expression may take forever.
     listed = () if isinstance(adapter.layers, str) else adapter.layers
-    wanted = {
-        name
-        for each in listed
-        for name in ([each] if each in names else names)
-        if name == each or name.endswith(f".{each}")
-    }
+    ends = collections.defaultdict[str, list[str]](list)
+    for name in names:
+        parts = name.split(".")
+        for first in range(len(parts)):
+            ends[".".join(parts[first:])].append(name)
+    wanted = {name for each in listed for name in ([each] if each in names else ends.get(each, ()))}
     saved = tuple(f".{each}" for each in adapter.saved)
     missing = sorted(n for n in wanted - {*given} if not f".{n}".endswith(saved))
     if missing or not adapter.tensors:

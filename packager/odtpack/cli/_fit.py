@@ -204,8 +204,7 @@ def fit(
 
     def gathered(batches: list[Indices]) -> Iterator[list[np.ndarray[Any, Any]]]:
         for place, batch in enumerate(batches, 1):
-            if optimizer.privacy is None:
-                seed_dropout(seed, optimizer.step_count, place)
+            seed_dropout(seed, optimizer.step_count, place, private=optimizer.privacy is not None)
             yield [data[name][batch] for name in names]
 
     def seen(loss: float) -> None:

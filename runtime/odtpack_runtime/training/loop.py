@@ -109,7 +109,7 @@ def _load(
         if member.flag_bits & 1:
             raise ValueError(f"'{spec.name}' is encrypted")
         wanted[spec.name] = member
-    mask = members.get(f"{_MASK}.npy") if _MASK not in wanted else None
+    mask = members.get(f"{_MASK}.npy") if inputs and _MASK not in wanted else None
     total = sum(info.file_size for info in (*wanted.values(), *filter(None, [mask])))
     if total > max_bytes:
         raise OdtpackError(

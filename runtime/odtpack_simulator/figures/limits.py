@@ -46,9 +46,9 @@ from odtpack_simulator.values.figure import CheckLevel, Figure, Unit
 from odtpack_simulator.values.part import (
     TAG_PREFIX,
     Part,
-    first_problem,
     meant,
     shown_value,
+    unknown_first,
     wrong_file,
 )
 from odtpack_simulator.values.text import (
@@ -437,8 +437,9 @@ def make_budgets(
         }
         says = "the budget file is wrong"
         found = wrong_file(error, _File, "budgets-invalid", says, source, keys)
-        names = re.findall(r"\w+", first_problem(error, _File)[0])
-        for key in filter(_Overall.model_fields.get, names):
+        first = unknown_first(error)[0]
+        known = [part for part in first["loc"] if part in _Overall.model_fields]
+        for key in known if first["type"] != "extra_forbidden" else ():
             field = _Overall.model_fields[key]
             example = toml_value((field.examples or [field.default])[0])
             found.hint = f"write for example: {key} = {example}"

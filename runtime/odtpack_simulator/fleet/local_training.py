@@ -183,8 +183,8 @@ class LocalTrainer:
             else:
                 batches = in_batches(random.permutation(indices), size, whole=whole)
             while of_step := list(itertools.islice(batches, self.module.accumulation_steps)):
-                if simulated or not self.private:  # known masks tie samples to each other
-                    seed_dropout(settings.seed, _DROPOUT, round_number, client, steps)
+                place = settings.seed, _DROPOUT, round_number, client, steps
+                seed_dropout(*place, private=self.private and not simulated)
                 fed = ([data[name][batch] for name in self._names] for batch in of_step)
                 noise = np.random.default_rng([settings.seed, _NOISE, round_number, client, steps])
                 train_step(

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import math
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -307,9 +308,11 @@ def in_batches(order: Indices, size: int, *, whole: bool) -> Iterator[Indices]:
             yield batch
 
 
-def seed_dropout(*position: int) -> None:
+def seed_dropout(*position: int, private: bool = False) -> None:
     """Let what Dropout draws next, from the process's generator, follow from a position."""
-    onnxruntime.set_seed(int(np.random.SeedSequence(position).generate_state(1)[0]))
+    # `private`: From the system instead, as known masks tie samples to each other.
+    entropy = secrets.randbits(128) if private else position
+    onnxruntime.set_seed(int(np.random.SeedSequence(entropy).generate_state(1)[0]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -331,7 +331,10 @@ def render_text(comparison: Comparison, width: int = _UNBROKEN) -> str:
         lines += ["", f"{check.outcome}: {clean(where)}: {clean(check.message)}"]
         lines += [f"  change first: {clean(check.advice)}"] if check.advice else []
         lines += [f"  in: {clean(check.location)}"] if check.location else []
-    broken = (textwrap.wrap(line, width, subsequent_indent="    ") or [""] for line in lines)
+    wrap = textwrap.TextWrapper(
+        width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )
+    broken = (wrap.wrap(line) or [""] for line in lines)
     return "\n".join(itertools.chain(*broken)) + "\n"
 
 

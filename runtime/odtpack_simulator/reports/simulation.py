@@ -51,8 +51,8 @@ def simulation_report(result: SimulationResult) -> Report:
     learned = _learned(result)
     bars = process_bars(result)
     notes = [("Interruptions", interruption_words(result.interruption))] * bool(result.interruption)
-    if smaller := result.data.smaller_batch:
-        notes.append(("Batches", f"{smaller[0].upper()}{smaller[1:]}."))
+    remarks = filter(None, [result.data.smaller_batch, result.data.small_evaluation])
+    notes += [("Batches", f"{remark[0].upper()}{remark[1:]}.") for remark in remarks]
     mapped = mapped_words(result)
     campaigns = campaign_rows(result)
     return Report(
@@ -109,7 +109,9 @@ def _summary(result: SimulationResult, learned: Sequence[tuple[str, str, str]]) 
     for where, texts in on.items():
         steps = "" if parts else f" in {count} step{'s' * (count != 1)}"
         parts.append(f"on {where}{steps}: {', '.join(texts)}")
-    text = "; ".join(filter(None, [*parts, result.data.smaller_batch]))
+    text = "; ".join(
+        filter(None, [*parts, result.data.smaller_batch, result.data.small_evaluation])
+    )
     return f"{text[:1].upper()}{text[1:]}"
 
 
@@ -123,7 +125,7 @@ def headline(result: SimulationResult) -> str:
         many = "Both" if total == 2 else f"All {total}"
         text = "The device passes" if total == 1 else f"{many} devices pass"
         return text if result.verdict == "pass" else f"{text}, the package does not"
-    if result.verdict == "warn":
+    if result.verdict == "warn" and not passed:
         return "No device fails" if total > 1 else "The device does not fail"
     return f"{passed} of {total} devices pass"
 

@@ -57,7 +57,7 @@ def first_problem(error: ValidationError, model: type[BaseModel]) -> tuple[str, 
 def all_problems(error: ValidationError, model: type[BaseModel]) -> list[tuple[str, str]]:
     """Every deviation as (key, sentence without the key), unknown keys first."""
     # An unknown key is most often a misspelt one whose absence is reported too.
-    found = _unknown_first(error)
+    found = unknown_first(error)
     return [(_key(each["loc"]), _sentence(each, each["loc"], model)) for each in found]
 
 
@@ -71,14 +71,15 @@ def wrong_file(
 ) -> OdtpackError:
     """The error for a TOML file: its first deviation, and the line of the key or of its table."""
     key, problem = first_problem(error, model)
-    parts = map(str, _unknown_first(error)[0]["loc"])
+    parts = map(str, unknown_first(error)[0]["loc"])
     path = (part for part in parts if part != "[key]" and not part.startswith(TAG_PREFIX))
     line = nearest_line(lines, tuple(path))
     where = f"{source}:{line}" if line else source
     return OdtpackError(code, f"{says} at {key}: {problem}", where=where)
 
 
-def _unknown_first(error: ValidationError) -> list[dict[str, Any]]:
+def unknown_first(error: ValidationError) -> list[dict[str, Any]]:
+    """What pydantic found, unknown keys first."""
     found = [dict(each) for each in error.errors(include_url=False)]
     return sorted(found, key=lambda problem: problem["type"] != "extra_forbidden")
 

@@ -14,8 +14,6 @@ from typing import Any, Final
 
 import tomli_w
 
-from odtpack_runtime.errors import OdtpackError
-
 # Text from outside made safe to show: on a terminal, in a CI job's log, in every report.
 
 # Control characters (line breaks and ANSI sequences among them), invisible characters and those
@@ -104,6 +102,8 @@ def _escaped(text: str) -> str:
 def read_bounded(path: Path, *, limit: int, code: str, what: str) -> bytes:
     """The whole content of a regular file of at most ``limit`` bytes."""
     # `limit`: Most bytes that are read; more is an error, not a truncation.
+    from odtpack_runtime.errors import OdtpackError
+
     if not path.is_file():
         kind = "is not a regular file" if path.exists() else "does not exist"
         raise OdtpackError(f"{code}-missing", f"the {what} {path.name!r} {kind}", where=str(path))
@@ -122,6 +122,8 @@ def read_bounded(path: Path, *, limit: int, code: str, what: str) -> bytes:
 
 def parse_toml(data: bytes, *, code: str, what: str, where: str) -> dict[str, Any]:
     """Parse TOML 1.0."""
+    from odtpack_runtime.errors import OdtpackError
+
     try:
         return tomllib.loads(data.decode("utf-8-sig"))  # editors on Windows write a mark
     except UnicodeDecodeError as error:

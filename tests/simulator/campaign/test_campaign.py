@@ -362,7 +362,7 @@ def test_what_counts_as_nothing_is_named() -> None:
     assert campaign(profile(sustained_fraction=1)).left_out == []
 
 
-COUNTS = {"sessions", "repeated_steps", "written_bytes", "written_bytes_per_day"}
+COUNTS = {"sessions", "repeated_steps", "written_bytes"}
 
 
 @pytest.mark.parametrize(("state", "known"), [("foreground", COUNTS), ("background", set())])

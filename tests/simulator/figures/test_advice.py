@@ -103,7 +103,7 @@ def test_a_step_that_is_too_long() -> None:
     step = BASE.devices[0].latency.step_ms
     text = advised(BASE, "step_latency", f'"{step.typical / 2:.6f} ms"')
     assert figure(r"about (\d+)", text) in (31, 32)
-    assert "instead of 64 samples" in text
+    assert "instead of 64 takes" in text
     assert "Conv takes 33 %" in text
     assert "freeze the first of the 4 trained layers" in text
     for layers in (None, 0, 1):  # then there is nothing more to freeze

@@ -195,8 +195,8 @@ def simulate(
     wanted, cores = threads or opened.manifest.threads, default_jobs()
     if cores < wanted:
         _console.warn(
-            f"{wanted} threads share {cores} processors here: the replay is slow, and step times "
-            "are probably not judged. Memory is."
+            f"{wanted} threads share {cores} processor{'s' * (cores != 1)} here: the replay is "
+            "slow, and step times are probably not judged. Memory is."
         )
     executor = make_executor(jobs, ray)
     size = _fit.choose_batch_size(opened, batch_size)

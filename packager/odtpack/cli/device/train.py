@@ -84,6 +84,8 @@ def train(
     changed. The previous save is kept as CK.previous; --resume CK uses it, with a warning, if
     CK is damaged.
     """
+    import onnxruntime
+
     from odtpack.cli import _fit
     from odtpack.cli._files import check_share, check_writable, find_recipe
     from odtpack.cli.data import as_samples
@@ -118,6 +120,8 @@ def train(
     parts = split(len(next(iter(arrays.values()))), share, seed)
 
     state = CheckpointState.load_checkpoint(resume or opened.checkpoint)
+    if opened.manifest.privacy is None:  # nodes with a generator of their own begin with it
+        onnxruntime.set_seed(seed)
     module = _fit.open_module(opened, state, activations)
     optimizer = Optimizer(opened.optimizer_model, module)
     made = dict(state.properties).get(EPOCHS_PROPERTY, 0)
