@@ -66,6 +66,7 @@ def test_padding_that_a_mask_would_hide(
     if fits:
         assert load_dataset(path, SPECS).keys() == good().keys()
         return
+    assert load_dataset(path, []) == {}  # what the model takes is not known yet
     with refused("data-padding") as caught:
         load_dataset(path, SPECS)
     assert "sample 3" in caught.value.what

@@ -300,6 +300,8 @@ def test_memory_is_planned_for_the_largest_batch_that_occurs(
     assert (asked.data.batch_size, asked.data.asked_batch_size) == (largest, 2_000_000)
     assert asked.memory.predicted == real.memory.predicted
     assert real.data.smaller_batch is None
+    few = f"memory is that of evaluations of {real.data.held_out_samples} samples"
+    assert (few in str(real.data.small_evaluation)) == (real.data.held_out_samples < largest)
     words = f"largest batch has {largest} samples, not the 2,000,000 asked for"
     assert words in simulation_report(asked).summary
     for form in ("markdown", "html"):

@@ -248,6 +248,8 @@ def test_wrong_budgets_are_named_in_one_line(text: str, key: str, message: str) 
         ("too_close = true", 'too_close = "error"'),
         ('final_loss = { limit = 1, level = "w" }', "final_loss = 0.5"),
         ('peek_memory = "1 MB"', '[budgets] peak_memory = "200 MB"'),
+        ("final_loss = { limit = 1, learns = true }", '[budgets] peak_memory = "200 MB"'),
+        ('[class.android]\ntoo_close = "warn"', '[budgets] peak_memory = "200 MB"'),
     ],
 )
 def test_the_help_is_of_the_key(text: str, line: str) -> None:
