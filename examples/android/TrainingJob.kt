@@ -79,7 +79,7 @@ class Trainer(private val context: Context) {
         OrtTrainingSession.create(env, pack, state).use { session ->
             if (!resumed) session.registerLinearLRScheduler(10, STEPS, 0.001f)
             else session.restoreSchedule()
-            val batches = Samples(context, env).batches(session.stepCount)
+            val batches = Samples(context, env).batches(session.stepCount * session.accumulationSteps)
             do {
                 // The step that is under way ends; then everything is saved, also when stopped.
                 val trained = session.fit(batches.asSequence().take(SAVE_EVERY).iterator()) {

@@ -55,7 +55,8 @@ final class Trainer: @unchecked Sendable {
         labels.part(first, [Self.batchSize]),
       ])
       done += 1
-      try checkpoint.addIntProperty(withName: "app.batches", value: Int64(done))
+      // Gradients that wait for their step are not saved: their batches are trained on again.
+      try checkpoint.addIntProperty(withName: "app.batches", value: Int64(done - done % each))
       goesOn = !isStopped && mayGoOn()
       if !goesOn || done % (Self.saveEvery * each) == 0 || done == Self.steps * each {
         try checkpoint.saveCheckpoint(toPath: saved, withOptimizerState: true)

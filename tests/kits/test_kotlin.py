@@ -374,6 +374,11 @@ def test_the_kit_needs_only_what_android_24_has() -> None:
         if package.startswith("java.nio.file"):
             assert name in LATER, name
         assert not target.startswith(("javax.", "sun.", "jdk.")), target
+    # Of the functions in files those that every save runs must not name what is absent.
+    code = finish(["javap", "-p", "-c", "-cp", str(kotlin_kit.CLASSES), "org.odtpack.FilesKt"])
+    (body,) = re.findall(r" writeAtomically\(.*?\n\n", code, re.S)
+    assert "takeMode" in body
+    assert "java/nio/file" not in body
 
 
 def test_the_generated_classes_are_those_of_the_schema(tmp_path: Path) -> None:

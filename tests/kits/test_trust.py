@@ -225,6 +225,9 @@ def test_a_save_keeps_permissions_and_links(
     assert "is a link, and nothing is saved through a link or in its place" in message
     assert link.is_symlink()
     assert sorted(each.name for each in tmp_path.glob("link*")) == ["link"]
+    start.unlink()  # the link leads nowhere
+    assert kit("keep", path, link, above)[0] == "file-not-written"
+    assert link.is_symlink()
 
 
 @pytest.mark.parametrize("name", [*EXPORTS, "python"])

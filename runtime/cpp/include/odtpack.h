@@ -111,7 +111,7 @@ odtpack_error* odtpack_package_step_model(const odtpack_package* package, odtpac
 odtpack_error* odtpack_package_ort_model(const odtpack_package* package, const char* model,
                                          const char* style, const char* platform,
                                          odtpack_text* path);
-/* The session options that the package asks for; `threads` of 0 leave the choice to it. */
+/* The session options that the package asks for; `threads`: at most 256, or 0 for its choice. */
 odtpack_error* odtpack_package_session_options(const odtpack_package* package, int32_t threads,
                                                OrtSessionOptions** options);
 /* Train a made-up batch for a few steps and compare with what the build measured. */

@@ -105,8 +105,8 @@ class Package {
                 "odtpack ort " + folder_ + " --style " + style);
   }
 
-  /// The session options that the package asks for; `threads`, 256 at most, or 0 for its choice. Where
-  /// it asks for an arena that sessions share, each TrainingSession has one for all of its own.
+  /// The session options that the package asks for; `threads`: at most 256, or 0 for its choice.
+  /// Where it asks for an arena that sessions share, each TrainingSession has one for all of its own.
   Ort::SessionOptions SessionOptions(const Ort::Env&, int threads = 0) const {
     static const std::string older = R"({"optimization_level": "extended", "memory_pattern": false,
                                          "config": {"session.force_spinning_stop": "1"}})";

@@ -7,8 +7,6 @@ import java.io.RandomAccessFile
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 import java.nio.channels.FileChannel
-import java.nio.file.attribute.PosixFilePermission.OWNER_READ
-import java.nio.file.attribute.PosixFilePermission.OWNER_WRITE
 import kotlin.concurrent.thread
 import org.odtpack.fbs.Checkpoint
 import org.odtpack.fbs.FloatProperty
@@ -121,7 +119,7 @@ private class Save(
             throw error
         }
         data.use {
-            if (fresh) takeMode(dataFile, target, OWNER_READ, OWNER_WRITE) // each save opens it again
+            if (fresh) takeMode(dataFile, target, isOpenedAgain = true)
             val expected = if (fresh) found.dropLast(1) + identity(dataFile) else found
             lock(data.channel)
             if (files.map(::identity) != expected) return null

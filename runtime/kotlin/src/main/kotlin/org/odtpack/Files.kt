@@ -14,7 +14,7 @@ import java.nio.file.Files
 import java.nio.file.StandardCopyOption
 import java.nio.file.StandardOpenOption
 import java.nio.file.attribute.BasicFileAttributes
-import java.nio.file.attribute.PosixFilePermission
+import java.nio.file.attribute.PosixFilePermissions
 import java.util.UUID
 import java.util.concurrent.TimeUnit
 
@@ -43,7 +43,10 @@ internal fun isLink(file: File): Boolean {
 
 /** Refuse to save to a link: it would be replaced, and what it leads to stay as it is. */
 internal fun refuseLink(target: File) {
-    if (!isLink(target)) return
+    // A link that leads nowhere has no path but its own: only the system tells, from Android 26.
+    val linked = runCatching { Files.isSymbolicLink(target.toPath()) }
+        .getOrElse { runCatching { isLink(target) }.getOrDefault(false) }
+    if (target.isDirectory || !linked) return
     fail(
         "file-not-written",
         "${target.path} is a link, and nothing is saved through a link or in its place.", "",
@@ -51,10 +54,14 @@ internal fun refuseLink(target: File) {
     )
 }
 
-/** Give a new file the permissions of the one that it replaces or belongs to, and [more]. */
-internal fun takeMode(file: File, of: File, vararg more: PosixFilePermission) {
-    runCatching { // there is none, or Windows, or Android before 26
+/**
+ * Give a new file the permissions of the one that it replaces or belongs to; its owner may read and
+ * write one that [isOpenedAgain].
+ */
+internal fun takeMode(file: File, of: File, isOpenedAgain: Boolean = false) {
+    runCatching { // there is none, or Windows, or Android before 26, which lacks the classes
         val taken = Files.getPosixFilePermissions(of.toPath()).filterNot { "EXECUTE" in it.name }
+        val more = if (isOpenedAgain) PosixFilePermissions.fromString("rw-------") else setOf()
         Files.setPosixFilePermissions(file.toPath(), taken.toSet() + more)
     }
 }

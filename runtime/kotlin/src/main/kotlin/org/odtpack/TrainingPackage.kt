@@ -168,7 +168,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
             field = path
         }
 
-    /** The session options that the package asks for; [threads] of 0 leave the choice to it. */
+    /** The session options that the package asks for; [threads] are at most 256; 0 leaves the choice to it. */
     @JvmOverloads
     @Throws(OrtException::class)
     fun sessionOptions(threads: Int = 0): SessionOptions {
@@ -286,6 +286,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
             assets: Assets,
             signature: SignatureCheck? = null,
         ): TrainingPackage {
+            if (folder.isEmpty()) return unpack(".", assets, signature)
             val bytes = try {
                 assets.open(MANIFEST).use(::start)
             } catch (error: IOException) {
