@@ -12,7 +12,8 @@
 //     "again": ADAPTER           loaded then; the first batch's loss is printed before and after
 //     "prompt": [tokens]         what follows is printed, a line for each saved adapter, for the
 //                                state, for one that is trained so only once it was added, and for
-//                                no adapter: greedily, and then drawn
+//                                no adapter: greedily, and then drawn. Before that, what becomes of
+//                                an adapter without a name and of a token beyond the vocabulary
 //     "packed": FOLDER           keeps the decoder's weights as ONNX Runtime packs them
 //     "packed_at_once": BYTES    packs no more of them together
 #include <iostream>
@@ -47,7 +48,6 @@ int main(int count, char** arguments) try {
     attempt([&] { odtpack::LoadAdapter(training.package, other, adapter); });
     odtpack::Generator generator(env, training.package, 1);
     attempt([&] { generator.AddAdapter("other", other); });
-    attempt([&] { generator.Logits({3, 1'000'000}); });
   }
   if (json["load"]) load(json["load"]);
   const auto batch = [&json, &folder](size_t step) {
@@ -83,12 +83,8 @@ int main(int count, char** arguments) try {
   }
   names.insert(names.end(), {"state", "late", ""});
   generator.AddAdapter("state", training.state);
-  try {
-    generator.AddAdapter("", training.state);
-    return 3;  // it would be the name of none
-  } catch (const odtpack::Error& error) {
-    if (error.Code() != "bad-argument") throw;
-  }
+  attempt([&] { generator.AddAdapter("", training.state); });  // it would be the name of none
+  attempt([&] { generator.Logits({3, 128}); });
   auto late = odtpack::CheckpointState::LoadCheckpoint(training.package.Path("checkpoint"));
   generator.AddAdapter("late", late);
   odtpack::TrainingSession session(env, training.package, late, 1);

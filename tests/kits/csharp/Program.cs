@@ -151,7 +151,7 @@ static class Program {
                 new GenerateOptions { Adapter = "gone" }, new GenerateOptions { TopP = 0 }
             }) PrintCode(() => generator.Generate(prompt, options).ToList());
             PrintCode(() => generator.Generate(new[] { -1 }).ToList());
-            PrintCode(() => generator.Generate(new[] { 1 << 20 }).ToList());
+            PrintCode(() => generator.Generate(new[] { 3, 128 }).ToList());
         }
     }
     static void PrintCode(Action action) {

@@ -154,7 +154,7 @@ fun decoder(words: List<String>) {
         }
         for (begin in listOf(
             { generator.generate(prompt, "gone") }, { generator.generate(prompt, topP = 0.0) },
-            { generator.generate(intArrayOf(-1)) }, { generator.generate(intArrayOf(1 shl 20)) },
+            { generator.generate(intArrayOf(-1)) }, { generator.generate(intArrayOf(3, 128)) },
         )) {
             try {
                 all(begin())

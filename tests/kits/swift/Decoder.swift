@@ -46,7 +46,7 @@ func generate(_ words: [String]) async throws {
   for begin in [
     { try generator.generate(prompt, adapter: "gone") },
     { try generator.generate(prompt, topP: 0) }, { try generator.generate([-1]) },
-    { try generator.generate([1 << 20]) },
+    { try generator.generate([3, 128]) },
   ] {
     do { _ = try await all(begin()) } catch let error as OdtpackError { print(error.code) }
   }

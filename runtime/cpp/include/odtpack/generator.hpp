@@ -75,16 +75,7 @@ class Generator {
       }
       for (const std::string& name : of.outputs_) arguments.output_names.push_back(name.c_str());
       arguments.outputs.resize(of.outputs_.size());
-      try {
-        arguments.Run(of.session_, "pass fewer tokens, of those that the decoder knows");
-      } catch (const Error&) {
-        const int64_t most = *std::max_element(tokens, tokens + size);
-        for (const auto& spec : of.package_.Inputs())
-          if (spec.class_count > 0 && most >= spec.class_count)
-            throw Error("bad-prompt", "The token " + std::to_string(most) + " is not below the " +
-                                          std::to_string(spec.class_count) + " of the vocabulary.");
-        throw;
-      }
+      arguments.Run(of.session_, "pass fewer tokens, of those that the decoder knows");
       std::vector<Ort::Value> results;
       for (OrtValue* output : arguments.outputs) results.emplace_back(output);
       size_t next = 1;
@@ -236,9 +227,15 @@ class Generator {
     return options;
   }
 
-  static void Check(const std::vector<int64_t>& tokens) {
+  void Check(const std::vector<int64_t>& tokens) const {
     if (tokens.empty() || *std::min_element(tokens.begin(), tokens.end()) < 0)
       throw Error("bad-prompt", "A prompt is one token or more, as whole numbers from 0 on.");
+    // Some kernels take a token beyond the vocabulary for a vector of zeros.
+    const int64_t most = *std::max_element(tokens.begin(), tokens.end());
+    for (const auto& spec : package_.Inputs())
+      if (spec.class_count > 0 && most >= spec.class_count)
+        throw Error("bad-prompt", "The token " + std::to_string(most) + " is not below the " +
+                                      std::to_string(spec.class_count) + " of the vocabulary.");
   }
 
   /// Those of what was trained that the decoder takes.
