@@ -19,26 +19,48 @@ from odtpack.model.loading import load_model, named_cause
 from odtpack.recipe.draft import draft
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
 from odtpack_runtime.package.package import Package
+from tests.refused import refused
 
+# Nodes whose size ONNX Runtime and the standard's inference see differently.
 POOLED = [
-    ("MaxPool", "kernel_shape = [2, 2], strides = [2, 2], pads = [1, 1, 1, 1]", 17),
-    ("MaxPool", "kernel_shape = [3, 1], strides = [2, 2], pads = [1, 0, 0, 0]", 12),
-    ("AveragePool", "kernel_shape = [2, 2], strides = [2, 2], pads = [1, 1, 1, 1]", 17),
-    ("AveragePool", "kernel_shape = [2, 1], strides = [3, 3], count_include_pad = 1", 20),
-    ("LpPool", "kernel_shape = [2, 1], strides = [3, 2]", 18),
-]
+    ("MaxPool <kernel_shape = [2, 2], strides = [2, 2], pads = [1, 1, 1, 1], ceil_mode = 1>", 17),
+    ("MaxPool <kernel_shape = [3, 1], strides = [2, 2], pads = [1, 0, 0, 0], ceil_mode = 1>", 12),
+    ("MaxPool <kernel_shape = [2, 2], strides = [4, 3], dilations = [2, 1], ceil_mode = 1>", 17),
+    ('MaxPool <kernel_shape = [3, 2], dilations = [2, 3], auto_pad = "SAME_UPPER">', 22),
+    ("AveragePool <kernel_shape = [2, 2], strides = [2, 2], pads = [1, 1, 1, 1], ceil_mode = 1>",
+     17),
+    ("AveragePool <kernel_shape = [2, 1], strides = [3, 3], count_include_pad = 1, ceil_mode = 1>",
+     20),
+    ('AveragePool <kernel_shape = [2, 2], strides = [3, 3], auto_pad = "VALID", ceil_mode = 1>',
+     17),
+    ("AveragePool <kernel_shape = [2, 2], strides = [2, 3], count_include_pad = 1, ceil_mode = 1>",
+     17),
+    ("AveragePool <kernel_shape = [2, 3], strides = [2, 4], pads = [0, 1, 0, 2], ceil_mode = 1,"
+     " count_include_pad = 1>", 17),
+    ("LpPool <kernel_shape = [2, 1], strides = [3, 2], ceil_mode = 1>", 18),
+    ('LpPool <kernel_shape = [1, 1], strides = [2, 2], auto_pad = "SAME_LOWER", ceil_mode = 1>',
+     18),
+    ('ConvTranspose <strides = [3, 3], output_padding = [1, 2], auto_pad = "SAME_UPPER">', 17),
+    ('ConvTranspose <strides = [2, 3], output_padding = [0, 1], auto_pad = "SAME_LOWER">', 17),
+    ('Resize <axes = [-2, -1], keep_aspect_ratio_policy = "not_larger">', 18),
+]  # fmt: skip
+OTHERS = {"ConvTranspose": ", k", "Resize": ", , , sizes"}
 
 
-@pytest.mark.parametrize(("op", "attributes", "opset"), POOLED)
-def test_gradient_behind_a_pool_without_the_windows_behind_the_end(
-    op: str, attributes: str, opset: int, tmp_path: Path
+@pytest.mark.parametrize(("call", "opset"), POOLED)
+def test_gradient_at_and_behind_a_size_that_the_standard_sees_differently(
+    call: str, opset: int, tmp_path: Path
 ) -> None:
-    """The standard's inference counts them with ceil_mode, and means took their number from it."""
+    """Means took their number from the standard's inference."""
     model = onnx.parser.parse_model(
         f"""
         <ir_version: 8, opset_import: ["": {opset}]>
-        g (float[batch, 1, 5, 6] x, float[1, 1, 1, 1] w) => (float[batch, 1, 1, 1] y) {{
-            p = {op} <{attributes}, ceil_mode = 1> (x)
+        g (float[batch, 1, 5, 6] x, float[1, 1, 1, 1] v, float[1, 1, 1, 1] w)
+        => (float[batch, 1, 1, 1] y) {{
+            k = Constant <value = float[1, 1, 2, 2] {{1, 2, 3, 4}}> ()
+            sizes = Constant <value = int64[2] {{8, 9}}> ()
+            a = Mul (x, v)
+            p = {call} (a{OTHERS.get(call.split(maxsplit=1)[0], "")})
             s = Mul (p, w)
             y = GlobalAveragePool (s)
         }}
@@ -46,9 +68,10 @@ def test_gradient_behind_a_pool_without_the_windows_behind_the_end(
     )
     x = np.random.default_rng(0).random((2, 1, 5, 6), np.float32)
     one = np.ones((1, 1, 1, 1), np.float32)
-    mean = ort.InferenceSession(model.SerializeToString()).run(None, {"x": x, "w": one})[0]
+    feeds = {"x": x, "v": one, "w": one}
+    mean = ort.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
     del model.graph.input[1:]
-    model.graph.initializer.append(numpy_helper.from_array(one, "w"))
+    model.graph.initializer.extend(numpy_helper.from_array(one, name) for name in "vw")
     build_package(model, tmp_path / "p", loss="l1", optimizer=optimizers.SGD())
     package = Package.open(tmp_path / "p")
     state = CheckpointState.load_checkpoint(package.checkpoint)
@@ -56,7 +79,33 @@ def test_gradient_behind_a_pool_without_the_windows_behind_the_end(
     optimizer = Optimizer(package.optimizer_model, module)
     optimizer.set_learning_rate(1.0)
     optimizer.step_on(x, np.zeros_like(mean))
-    np.testing.assert_allclose(1 - state.parameters["w"].data.item(), mean.mean(), rtol=1e-5)
+    for name in "vw":
+        gradient = 1 - state.parameters[name].data.item()
+        np.testing.assert_allclose(gradient, mean.mean(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("call", "opset", "why"),
+    [
+        ('p = Resize <axes = [2, -1], keep_aspect_ratio_policy = "not_larger"> (x, , , sizes)', 18,
+         "positive axes alone"),
+        ("p, i = MaxPool <kernel_shape = [2, 2], strides = [4, 3], dilations = [2, 1],"
+         " ceil_mode = 1> (x)", 17, "indices"),
+        ('p = LpPool <kernel_shape = [1, 1], strides = [1, 3], auto_pad = "SAME_UPPER",'
+         " ceil_mode = 1> (x)", 18, "gaps"),
+    ],
+)  # fmt: skip
+def test_a_size_that_cannot_be_had_is_refused(call: str, opset: int, why: str) -> None:
+    model = onnx.parser.parse_model(
+        f"""
+        <ir_version: 8, opset_import: ["": {opset}]>
+        g (float[batch, 1, 5, 6] x) => (float[batch, 1, h, w] p) <int64[2] sizes = {{8, 9}}>
+        {{ {call} }}
+        """
+    )
+    with refused("unsupported-node", why) as error:
+        load_model(model)
+    assert error.value.hint == "change the node in the model"
 
 
 def test_a_vector_declared_absurdly_long_is_not_propagated() -> None:

@@ -28,6 +28,10 @@ NODES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
         "y = AveragePool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]>(x)",
         lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
     ),
+    "AveragePool-gaps": (  # which ONNX Runtime's own kernel would refuse along the last axis
+        'y = AveragePool <kernel_shape = [1, 1], strides = [3, 3], auto_pad = "SAME_UPPER">(x)',
+        lambda x: x[:, :, ::3, ::3],
+    ),
     "Elu": ("y = Elu <alpha = 0.5>(x)", lambda x: F.elu(x, 0.5)),
     "Erf": ("y = Erf(x)", torch.erf),
     "GlobalAveragePool": ("y = GlobalAveragePool(x)", lambda x: x.mean((2, 3), keepdim=True)),
@@ -146,3 +150,11 @@ def test_planes_of_unknown_size_are_refused(node: str) -> None:
     with refused("unsupported-in-double", r"\[\?, 4, \?, 6\]") as error:
         finishing.lower_doubles(model)
     assert "a number in the model" in str(error.value)
+
+
+def test_dilations_with_auto_pad_are_refused() -> None:
+    """ONNX Runtime's padding does not know of them, and it runs no Conv with both."""
+    model = parse("g (double[N, 4, 7, 6] x, double[4, 4, 3, 2] w) => (double[N, c, h, v] y)"
+                  ' { y = Conv <dilations = [2, 2], auto_pad = "SAME_UPPER">(x, w) }')  # fmt: skip
+    with refused("unsupported-in-double", "Conv"):
+        finishing.lower_doubles(model)

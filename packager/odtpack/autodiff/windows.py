@@ -86,6 +86,14 @@ class Windows(_Taps):
         """Elements between the first and last window position along each axis, plus one."""
         return tuple((o - 1) * s + 1 for o, s in zip(self.out, self.strides, strict=True))
 
+    def unread(self) -> tuple[int, ...]:
+        """Elements after the last window along each axis, which none reads."""
+        rows = zip(
+            self.size, self.before, self.after, self.kernel, self.dilations, self.spans(),
+            strict=True,
+        )  # fmt: skip
+        return tuple(n + b + a - ((k - 1) * d + span) for n, b, a, k, d, span in rows)
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Region:
@@ -103,6 +111,8 @@ def region(op: Ops, kind: str, win: Windows) -> AbstractContextManager[None]:
 
 def conv_windows(ctx: Context) -> Windows:
     """Read a Conv node."""
+    if ctx.string("auto_pad", "NOTSET").startswith("SAME") and max(ctx.ints("dilations", (1,))) > 1:
+        raise ctx.unsupported("ONNX Runtime does not run it with auto_pad and dilations")
     weight = _known(ctx, ctx.dims(ctx.x(1)))
     return _windows(ctx, tuple(weight[2:]), ctx.int("group", 1), weight[0])
 
@@ -135,13 +145,8 @@ def _windows(ctx: Context, kernel: tuple[int, ...], groups: int, features: int) 
     rank, size = len(kernel), tuple(sizes)
     check_lengths(ctx, rank, len(size))
     strides = ctx.ints("strides", (1,) * rank)
-    _check_gaps(ctx, kernel, strides)
     dilations = ctx.ints("dilations", (1,) * rank)
     reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
-    if ctx.string("auto_pad", "NOTSET").startswith("SAME") and reach != kernel:
-        raise ctx.unsupported(
-            "with auto_pad and dilations ONNX Runtime has other windows than the standard"
-        )
     before, after = padding(ctx, kernel, strides, size)
     out, reached = [], []
     for n, b, a, r, s in zip(size, before, after, reach, strides, strict=True):
@@ -157,23 +162,27 @@ def _windows(ctx: Context, kernel: tuple[int, ...], groups: int, features: int) 
     )  # fmt: skip
 
 
-def _check_gaps(ctx: Context, kernel: Sequence[int], strides: Sequence[int]) -> None:
-    """Refuse a pool that ONNX Runtime gives a negative padding, which moves its windows."""
-    same = ctx.string("auto_pad", "NOTSET").startswith("SAME") and ctx.node.op_type != "Conv"
-    if same and any(s > k + 1 for k, s in zip(kernel, strides, strict=True)):
-        raise ctx.unsupported(
-            "with auto_pad and strides that leave gaps of two or more ONNX Runtime has other "
-            "windows than the standard"
-        )
-
-
-def check_count(ctx: Context, win: Windows) -> None:
-    """Refuse a pool of which the standard counts other windows than ONNX Runtime has."""
+def check_pool(ctx: Context, win: Windows) -> None:
+    """Refuse a pool whose windows ONNX Runtime has elsewhere, or not as many of."""
+    check_gaps(ctx, win.kernel, win.strides, win.size)
     if any(
         isinstance(n, int) and n != o for n, o in zip(ctx.dims(ctx.y())[2:], win.out, strict=True)
     ):
+        raise ctx.unsupported("ONNX Runtime has another number of windows than the standard")
+
+
+def check_gaps(
+    ctx: Context, kernel: Sequence[int], strides: Sequence[int], size: Sequence[int]
+) -> None:
+    """Refuse a pool that ONNX Runtime gives a negative padding, which moves its windows."""
+    same = ctx.string("auto_pad", "NOTSET").startswith("SAME")
+    # One element less behind the end moves none, but dilated windows may then be fewer.
+    least = -1 if max(ctx.ints("dilations", (1,))) == 1 else 0
+    rows = zip(kernel, strides, size, strict=True)
+    if same and any((-(-n // s) - 1) * s + k - n < least for k, s, n in rows):
         raise ctx.unsupported(
-            "with ceil_mode ONNX Runtime has fewer windows than the standard before opset 22"
+            "with auto_pad and strides that leave gaps ONNX Runtime does not run it, or moves its "
+            "windows"
         )
 
 
@@ -195,16 +204,9 @@ def padding(
 
 def transposed_convolution(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) -> ir.Value:
     """Scatter ``dy`` [N, O, out...] through ``w`` [O, C/G, k...] to [N, C, size...]."""
-    # Elements after the last window are read by none; output_padding gives them back.
-    unread = [
-        n + b + a - ((k - 1) * d + span)
-        for n, b, a, k, d, span in zip(
-            win.size, win.before, win.after, win.kernel, win.dilations, win.spans(), strict=True
-        )
-    ]
     return op.ConvTranspose(
         dy, w, group=win.groups, strides=win.strides, dilations=win.dilations,
-        pads=[*win.before, *win.after], output_padding=unread,
+        pads=[*win.before, *win.after], output_padding=win.unread(),
     )  # fmt: skip
 
 
@@ -269,7 +271,8 @@ def open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
     """Read a Conv or a pool: its windows lie on its input."""
     op, size, out = ctx.op, spatial_shape(ctx.op, ctx.x()), spatial_shape(ctx.op, ctx.dy())
     strides, dilations, needed = _steps(ctx, kernel, ctx.rank(ctx.x()) - 2, out)
-    _check_gaps(ctx, kernel, strides)
+    if ctx.node.op_type != "Conv":
+        check_gaps(ctx, kernel, strides, strides)  # where the padding is least
     mode = ctx.string("auto_pad", "NOTSET")
     if mode in ("SAME_UPPER", "SAME_LOWER"):
         before = _same_before(op, _same_total(op, size, kernel, strides), mode)
@@ -298,7 +301,7 @@ def transposed_open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
 def column_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
     """Read a Col2Im: its windows lie on its output, as many as fit into it."""
     op, rank = ctx.op, len(kernel)
-    strides, dilations, reach = _reach(ctx, kernel, rank)
+    strides, dilations, reach = spacing(ctx, kernel, rank)
     pads = ctx.ints("pads", (0,) * 2 * rank)
     before, after = op.ints(*pads[:rank]), op.ints(*pads[rank:])
     size = spatial_shape(op, ctx.dy())
@@ -310,7 +313,7 @@ def column_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
 _Sizes = tuple[int, ...]
 
 
-def _reach(ctx: Context, kernel: Sequence[int], spatial: int) -> tuple[_Sizes, _Sizes, _Sizes]:
+def spacing(ctx: Context, kernel: Sequence[int], spatial: int) -> tuple[_Sizes, _Sizes, _Sizes]:
     """Strides, dilations, and how far the taps of one window reach."""
     check_lengths(ctx, len(kernel), spatial)
     strides, dilations = (ctx.ints(n, (1,) * len(kernel)) for n in ("strides", "dilations"))
@@ -325,7 +328,7 @@ def _steps(
     ctx: Context, kernel: Sequence[int], spatial: int, out: ir.Value
 ) -> tuple[_Sizes, _Sizes, ir.Value]:
     """Strides, dilations, and the elements from the first to the last that windows read."""
-    op, (strides, dilations, reach) = ctx.op, _reach(ctx, kernel, spatial)
+    op, (strides, dilations, reach) = ctx.op, spacing(ctx, kernel, spatial)
     needed = op.Add(op.Mul(op.Sub(out, 1), op.ints(*strides)), op.ints(*reach))
     return strides, dilations, needed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import graphlib
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
@@ -17,7 +17,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack import targets
-from odtpack.autodiff import stop_gradient
+from odtpack.autodiff import stop_gradient, windows
+from odtpack.autodiff.context import Context
 from odtpack.contrib import DOMAIN, decompose, needs_blocks
 from odtpack.errors import OdtpackError
 from odtpack.graph.fold import fold, share_constants, take_squeeze
@@ -264,54 +265,93 @@ def _meant(dims: Dims | None, names: Collection[str]) -> Dims | None:
 
 
 def _infer_windows(model: ir.Model) -> ir.Model:
-    """:func:`_infer_anew`, with the sizes that ONNX Runtime's pools have."""
+    """:func:`_infer_anew`, with the sizes that ONNX Runtime has where the standard has others."""
     model = _infer_anew(model)
-    while _drop_empty_windows(model.graph):
-        model = _infer_anew(model)
+    for node in list(nodes_of(model.graph)):
+        write = None if node.domain else _AS_RUN.get(node.op_type)
+        if write is None:
+            continue
+        try:
+            changed = write(Context(node, Ops(model.graph, "windows/"), [], []))
+        except OdtpackError as error:
+            error.hint = "change the node in the model"  # freezing does not help: sizes are wrong
+            raise
+        if changed:
+            model = _infer_anew(model)  # the sizes after it were wrong
     return model
 
 
-_COUNTED_SINCE = 22  # the standard's inference does not count windows that are not there
+def _write_pool(ctx: Context) -> bool:
+    """Write a pool with explicit padding, where the standard's inference has another size."""
+    # With ceil_mode it counts a window that would begin behind the end, where ONNX Runtime and
+    # PyTorch have none. With auto_pad ONNX Runtime pads as without ceil_mode and dilations.
+    read = ctx.node.attributes
+    known = dims_of(ctx.x()) is not None and not windows.is_open(ctx, ctx.x())
+    if not known or 0 in ctx.ints("strides", ()):
+        return False
+    win = windows.pool_windows(ctx)
+    other = max(win.dilations) > 1 and ctx.string("auto_pad", "NOTSET").startswith("SAME")
+    if not other and (dims_of(ctx.y()) or ())[2:] == win.out:
+        return False
+    windows.check_gaps(ctx, win.kernel, win.strides, win.size)
+    _, pads = windows.padding(ctx, win.kernel, win.strides, win.size)
+    if pads == win.after:
+        read.pop("ceil_mode", None)
+    else:  # it adds a window inside along an axis; along the others goes what no window reads
+        ends = [after - rest for after, rest in zip(win.after, win.unread(), strict=True)]
+        pads = tuple(max(0, min(pair)) for pair in zip(pads, ends, strict=True))
+        if min(ends) < 0:
+            if len(ctx.node.outputs) > 1:
+                raise ctx.unsupported("its indices would be those of a smaller plane")
+            ends = [n + min(0, end) for n, end in zip(win.size, ends, strict=True)]
+            with ctx.op.before(ctx.node):
+                cut = ctx.op.slice(ctx.x(), win.spatial, [0] * win.rank, ends)
+            ctx.node.replace_input_with(0, cut)
+    read.pop("auto_pad", None)
+    read["pads"] = ir.AttrInt64s("pads", [*win.before, *pads])
+    return True
 
 
-def _drop_empty_windows(graph: ir.Graph) -> bool:
-    """Write a pool with ceil_mode by padding, where that adds a window behind the end."""
-    # ONNX Runtime and PyTorch have none there, and the standard's inference counts it. Returns
-    # whether a pool was changed: the sizes after it were wrong.
-    for node in nodes_of(graph) if graph.opset_imports[""] < _COUNTED_SINCE else ():
-        if node.domain or node.op_type not in ("AveragePool", "LpPool", "MaxPool"):
-            continue
-        pads = _without_ceil(node) if node.attributes.get_int("ceil_mode") else None
-        if pads is not None:
-            node.attributes.pop("ceil_mode")
-            node.attributes["pads"] = ir.AttrInt64s("pads", pads)
-            return True
-    return False
+def _write_transposed(ctx: Context) -> bool:
+    """Write output_padding with auto_pad as padding: ONNX Runtime's size does not grow by it."""
+    read, w, extra = ctx.node.attributes, ctx.x(1), ctx.ints("output_padding", ())
+    mode = ctx.string("auto_pad", "NOTSET")
+    if not mode.startswith("SAME") or not any(extra) or "output_shape" in read:
+        return False
+    kernel = [ctx.size(w, axis) for axis in range(2, ctx.rank(w))]
+    strides, _, reach = windows.spacing(ctx, kernel, len(extra))
+    totals = [max(0, r + e - s) for r, e, s in zip(reach, extra, strides, strict=True)]
+    before = [t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in totals]
+    after = [t - b for t, b in zip(totals, before, strict=True)]
+    read.pop("auto_pad")
+    read["pads"] = ir.AttrInt64s("pads", [*before, *after])
+    return True
 
 
-def _without_ceil(node: ir.Node) -> list[int] | None:
-    """The pads with which a pool has the same windows; None where ceil_mode adds no empty one."""
-    read, sizes = node.attributes, (dims_of(node.inputs[0]) or ())[2:]
-    kernel, rank = read.get_ints("kernel_shape", ()), len(sizes)
-    pads = list(read.get_ints("pads", (0,) * 2 * rank))
-    strides, dilations = (read.get_ints(n, (1,) * rank) for n in ("strides", "dilations"))
-    lengths = {rank, len(kernel), len(strides), len(dilations), len(pads) / 2}
-    if len(lengths) > 1 or 0 in strides or read.get_string("auto_pad", "NOTSET") != "NOTSET":
-        return None
-    empty = more = False
-    for axis, (n, k, s, d) in enumerate(zip(sizes, kernel, strides, dilations, strict=True)):
-        if not isinstance(n, int):
-            return None
-        begin, reach = pads[axis], (k - 1) * d + 1
-        count, rest = divmod(n + begin + pads[axis + rank] - reach, s)
-        if rest and (count + 1) * s < n + begin:
-            pads[axis + rank], more = (count + 1) * s + reach - n - begin, True
-        elif rest:
-            empty = True
-    # What ceil_mode adds behind does not count in a mean, and padding may; ONNX Runtime takes none
-    # that is as long as the kernel.
-    kept = more and (read.get_int("count_include_pad") or max(dilations) > 1)
-    return pads if empty and not kept else None
+def _write_kept(ctx: Context) -> bool:
+    """Leave out a Resize whose axes are negative: with a policy ONNX Runtime keeps their size."""
+    axes = ctx.ints("axes", ())
+    if ctx.string("keep_aspect_ratio_policy", "stretch") == "stretch" or min(axes, default=0) >= 0:
+        return False
+    if max(axes) >= 0:
+        raise ctx.unsupported(
+            "with keep_aspect_ratio_policy ONNX Runtime resizes along positive axes alone (write "
+            "all axes as positive numbers)"
+        )
+    ctx.node.op_type = "Identity"
+    ctx.node.attributes.clear()
+    ctx.node.resize_inputs(1)
+    return True
+
+
+_AS_RUN: Final[dict[str, Callable[[Context], bool]]] = {
+    "AveragePool": _write_pool,
+    "ConvTranspose": _write_transposed,
+    "LpPool": _write_pool,
+    "MaxPool": _write_pool,
+    "Resize": _write_kept,
+}
+"""Change a node so that the standard means what ONNX Runtime does; whether it was changed."""
 
 
 def _infer_open_sizes(model: ir.Model) -> ir.Model:

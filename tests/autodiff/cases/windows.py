@@ -306,6 +306,15 @@ CASES: list[Case] = [
           pads=[1, 1, 1, 1], ceil_mode=1, count_include_pad=1, opsets=(12, 19, 22)),
     *pool("AveragePool", SEVEN, "same-upper", kernel_shape=[3, 3], strides=[2, 2],
           auto_pad="SAME_UPPER"),
+    # Strides that leave gaps of two, where ONNX Runtime's windows are those of the standard; the
+    # reference implementation fails of -1.
+    *(
+        case
+        for op, size in (("AveragePool", 4), ("AveragePool", 7), ("LpPool", 4), ("LpPool", 5),
+                         ("LpPool", 7))
+        for case in pool(op, spread(1, 2, size), f"gaps-{size}", kernel_shape=[1], strides=[3],
+                         auto_pad="SAME_UPPER", opsets=(18,), differences="torch")
+    ),
     *pool("AveragePool", SEVEN, "dilated", kernel_shape=[2, 2], dilations=[3, 2],
           opsets=(19, 22)),
     *pool("AveragePool", spread(2, 3, 8), "padded", kernel_shape=[3], strides=[2], pads=[1, 0],

@@ -289,10 +289,6 @@ def _dots(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
 def conv_transpose(ctx: Context) -> Cotangents:
     """X is scattered to Y through the windows of a convolution; dX is that convolution of dY."""
     op, x, w, dy = ctx.op, ctx.x(), ctx.x(1), ctx.dy()
-    if ctx.string("auto_pad", "NOTSET").startswith("SAME") and any(ctx.ints("output_padding", ())):
-        raise ctx.unsupported(
-            "with auto_pad and output_padding ONNX Runtime has another size than the standard"
-        )
     dx = dw = db = None
     if ctx.needs(2):
         db = sum_per_channel(op, dy, ctx.rank(x))

@@ -48,7 +48,7 @@ def max_pool(ctx: Context) -> Cotangents:
     if windows.is_open(ctx, ctx.x()):
         return windows.scatter_maxima(ctx, windows.open_windows(ctx, kernel))
     win = pool_windows(ctx)
-    windows.check_count(ctx, win)
+    windows.check_pool(ctx, win)
     tiled = win.rank == 2 and win.kernel[0] == win.kernel[1] and win.tiles
     exact = win.size[0] * win.size[-1] < 1 << 24  # positions in a plane, as float32
     if tiled and exact and ctx.x().dtype == ir.DataType.FLOAT:
@@ -155,7 +155,7 @@ def average_pool(ctx: Context) -> Cotangents:
         on = windows.open_windows(ctx, ctx.ints("kernel_shape", ()))
         return windows.scatter_sums(ctx, on, op.Div(dy, windows.counts(ctx, on)))
     win = pool_windows(ctx)
-    windows.check_count(ctx, win)
+    windows.check_pool(ctx, win)
     dtype = ctx.dtype(ctx.x())
     number = counts(ctx, win)
     share = np.float64(1.0)
@@ -213,7 +213,7 @@ def lp_pool(ctx: Context) -> Cotangents:
         win = windows.open_windows(ctx, ctx.ints("kernel_shape", ()))
         return op.Mul(_slope(ctx), windows.scatter_sums(ctx, win, share))
     fixed = pool_windows(ctx)
-    windows.check_count(ctx, fixed)
+    windows.check_pool(ctx, fixed)
     ones = np.ones((fixed.channels, 1, *fixed.kernel), ctx.dtype(x).numpy())
     return op.Mul(_slope(ctx), transposed_convolution(op, fixed, op.constant(ones), share))
 

@@ -27,11 +27,6 @@ def resize(ctx: Context) -> Cotangents:
     # M is a constant where the sizes and the scale of an axis are known; else the graph computes
     # it. Sizes, scales and the region of tf_crop_and_resize receive no gradient.
     op, x, rank, dx = ctx.op, ctx.x(), ctx.rank(ctx.x()), ctx.dy()
-    policy = ctx.string("keep_aspect_ratio_policy", "stretch")
-    if policy != "stretch" and min(ctx.ints("axes", (0,)), default=0) < 0:
-        raise ctx.unsupported(
-            "with keep_aspect_ratio_policy and negative axes ONNX Runtime keeps the size"
-        )
     kernel = Kernel.of(ctx)
     resized = []
     for position, axis in enumerate(_listed(ctx)):
