@@ -58,7 +58,13 @@ def sgd(o: optimizers.SGD) -> Formula:
     return step
 
 
-@formula("lion", 0.002, plain={}, decay={"beta1": 0.8, "beta2": 0.95, "weight_decay": 0.3})
+@formula(
+    "lion",
+    0.002,
+    plain={},
+    decay={"beta1": 0.8, "beta2": 0.95, "weight_decay": 0.3},
+    forgetful={"beta1": 0.95, "beta2": 0.5},
+)
 def lion(o: optimizers.Lion) -> Formula:
     def step(p: Array, g: Array, kept: dict[str, Array], lr: float, t: int, decay: float) -> Array:
         m = kept.setdefault("m", np.zeros_like(p))

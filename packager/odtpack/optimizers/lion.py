@@ -42,14 +42,15 @@ class Lion(Optimizer):
     beta1: float = option(
         0.9, "Weight of the moment in the interpolation whose sign is the update.", above=0, below=1
     )
-    beta2: float = option(0.99, "Decay of the moment.", above=0, below=1)
+    # Less would make rounding of the moment, times beta1 / beta2, the sign of the update.
+    beta2: float = option(0.99, "Decay of the moment.", least=0.1, below=1)
 
     state = (StateVector(FIRST),)
 
     def write(self, op: Ops, values: Values, weight_decay: ir.Value | float) -> dict[str, ir.Value]:
         params, rate, gradients = values["params"], values["learning_rate"], values["gradients"]
-        # The moment first, over the old one, and the mix from it, which is the same: an edge that
-        # has the old one read before ONNX Runtime removes, where it knows all sizes.
+        # The new moment is computed first, in place, and the mix from it, which is the same number.
+        # To order the reads by a Shape does not work: ONNX Runtime folds it where sizes are known.
         moment = lerp(op, values[FIRST], gradients, self.beta2)
         mixed = lerp(op, moment, gradients, self.beta1 / self.beta2)
         # u / (|u| + tiny) is the sign of u, NaN where u is. The operator Sign takes longer
