@@ -183,7 +183,7 @@ def test_in_place_as_beside_on_every_level(name: str, formula: Formula, tmp_path
         for _ in range(3):
             one, other = (run.step() for run in runs)
             assert one == other
-            for run in runs:  # gradients of another sign, of which Lion's moment is full
+            for run in runs:  # so that gradients turn against Lion's moment
                 run.memory["labels"][:] = run.memory["labels"][::-1].copy()
         for key, array in runs[0].memory.items():
             np.testing.assert_array_equal(array, runs[1].memory[key], err_msg=key)

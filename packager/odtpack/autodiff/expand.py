@@ -73,8 +73,12 @@ def _call_bodies(model: ir.Model, sources: Collection[str], registry: Registry) 
     values = [*graph.inputs, *graph.initializers.values()]
     wanted = [value for value in values if value.name in sources]
     for node in list(_without_rule(graph, wanted, registry)):
+        unmasked = node.op_type == "Attention" and _sees_all(node)
+        causal = node.attributes.pop("is_causal", None) if unmasked else None
         body = _body(node, graph)
         if body is None:
+            if causal is not None:
+                node.attributes["is_causal"] = causal
             continue
         _name_after(node, body)
         body.domain, body.name = _DOMAIN, f"{node.op_type}_{len(model.functions)}"
@@ -106,8 +110,6 @@ def _body(node: ir.Node, graph: ir.Graph) -> ir.Function | None:
     if node.domain or not onnx.defs.has(node.op_type, opset, ""):
         return None
     schema: Any = onnx.defs.get_schema(node.op_type, opset, "")  # its stubs lack functions
-    if node.op_type == "Attention" and _sees_all(node):
-        node.attributes.pop("is_causal", None)
     proto = onnx.FunctionProto()
     try:
         if schema.has_function:

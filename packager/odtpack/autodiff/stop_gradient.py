@@ -1,4 +1,4 @@
-"""A value that gradients do not flow through, for losses that bring their own gradient.
+"""Values that no gradient passes, and values with the gradient of another.
 
 Before differentiation: odtpack.StopGradient(x), which has x's value and no gradient. After
 it, and in evaluation models, its readers read x.

@@ -80,7 +80,7 @@ def resolve_update(graphs: Graphs) -> OptimizerStep | None:
     """Apply the optimizer, and what goes around its formula, to the parameters of a model."""
     optimizer, spec, backend = graphs.task.optimizer, graphs.task.spec, graphs.task.backend
     if not isinstance(optimizer, Optimizer):
-        return optimizer and backend.step(optimizer)
+        return None if optimizer is None else backend.step(optimizer)
     clip = Clip(spec.clip_norm, spec.clip_value)
     privacy = None
     if spec.privacy_clip is not None:

@@ -259,7 +259,8 @@ def prepare(task: Task) -> Prepared:
     spec = task.spec
     forward = task.model.clone()
     pipeline.on_reading(forward, targets.newest_opset(spec.onnxruntime))
-    modules = module_names(forward.graph)  # as its nodes tell: a loss adds others
+    # Names by the nodes of the model alone: a loss adds nodes.
+    modules = module_names(forward.graph)
     _check_names(forward.graph)
     _check_inputs(forward.graph, task.input_gradients)
     prediction = (*spec.loss_inputs, str(forward.graph.outputs[0].name))[0]
@@ -316,7 +317,7 @@ def _check_mixed(task: Task, parameters: Sequence[Parameter]) -> None:
     elif any(p.dtype == ir.DataType.DOUBLE for p in parameters if p.role == "trainable"):
         problem, hint = "float64 parameters are trained", "export the model in float32"
     if problem:
-        raise OdtpackError("mixed-precision", problem, hint=f"{hint}, or --precision")
+        raise OdtpackError("mixed-precision", problem, hint=f"{hint}, or leave --precision out")
 
 
 def _return_states(graph: ir.Graph, states: Mapping[str, str], task: Task) -> None:

@@ -4,7 +4,8 @@ ONNX Runtime lets a caller bind one buffer as input and output and does not chec
 this is safe. It is, in whatever order the runtime executes, if
 
 1. every node that reads the input, except the one that writes the output, is an ancestor
-   of the writer, and so has finished before the writer starts; and
+   of the writer, and so has finished before the writer starts (a path through a Shape does not
+   count: ONNX Runtime folds it where sizes are known); and
 2. the writer either does not read the input, or reads and writes it element by element
    at the same place, or is a Gemm that adds the product of other values to it, or adds to places
    of it that other inputs give; a Scan does so part by part if its body does.
@@ -174,5 +175,5 @@ def not_upstream(wanted: Iterable[ir.Node], nodes: Iterable[ir.Node]) -> set[ir.
 
 
 def awaited(node: ir.Node) -> Iterable[ir.Value]:
-    """Values that a node waits for: none of a Shape, which ONNX Runtime folds if it knows sizes."""
+    """Values that must be there before a node runs; a Shape is taken to wait for none."""
     return () if node.op_type == "Shape" else reads(node)

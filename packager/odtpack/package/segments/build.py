@@ -306,6 +306,7 @@ def check_options(task: Task) -> None:
             raise OdtpackError(
                 "segments-missing",
                 "products can only be kept between segments, and the model has no segments",
+                hint="add --segments, or leave --keep-products out",
             )
     elif not task.backend.is_stock:
         problem, hint = "onnxruntime-training runs one training model", "leave --target out"
@@ -321,7 +322,9 @@ def check_options(task: Task) -> None:
     elif task.input_gradients:
         problem, hint = "segments give no gradients of inputs", "name parameters alone"
     if problem:
-        raise OdtpackError("segments-unsupported", problem, hint=f"{hint}, or --segments")
+        raise OdtpackError(
+            "segments-unsupported", problem, hint=f"{hint}, or build without --segments"
+        )
 
 
 def _check(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
