@@ -110,7 +110,7 @@ def test_cpp(
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(AssertionError, match="code: packed-not-written"):
         run({**packed, "packed": tmp_path / "file"}, tmp_path, variant)
-    with pytest.raises(AssertionError, match="logits after 6 tokens are not finite"):
+    with pytest.raises(AssertionError, match="holds NaN or infinity"):
         run({**plain, "load": diverged(package, tmp_path / FORMS[0])}, tmp_path, variant)
     generator = Generator(package)
     generator.add_adapter("it", state)
@@ -262,7 +262,7 @@ def test_generation(
         said = getattr(kit.run("decoder", package.path, trained, nan, words[-1]), "stderr", "")
     except AssertionError as error:
         said = str(error)
-    assert "logits after 6 tokens are not finite" in said
+    assert "holds NaN or infinity" in said
     environment = {**os.environ, "ODTPACK_TEST_PACKED": str(tmp_path / "kept")}
     for _ in range(2):  # packed weights are written, and then read
         again = kit.run("decoder", package.path, trained, *words, env=environment)
@@ -325,7 +325,7 @@ def diverged(package: Package, path: Path) -> Path:
 
 def test_a_diverged_adapter_gives_no_tokens(package: Package, tmp_path: Path) -> None:
     generator, state = Generator(package), CheckpointState.load_checkpoint(package.checkpoint)
-    with pytest.raises(OdtpackError, match="diverged"):  # a kit takes the file, and says it later
+    with pytest.raises(OdtpackError, match="diverged"):
         generator.add_adapter("it", diverged(package, tmp_path / "nan"))
     generator.add_adapter("it", state)
     for value in state.arrays(trainable=True).values():

@@ -50,7 +50,10 @@ def check(project: Path, words: Sequence[str]) -> None:
         samples.write(np.float32(np.nan).tobytes())
     (project / "trained.ckpt").unlink()
     finish([*words], cwd=project)
-    assert 0 < read_checkpoint(project / "trained.ckpt").optimizer.step < STEPS
+    state, each = read_checkpoint(project / "trained.ckpt"), manifest["accumulation_steps"]
+    assert state.properties["app.batches"] == STEPS * each
+    # A step of several batches is made of the others.
+    assert 0 < state.optimizer.step < STEPS + (each > 1)
 
 
 @each_example

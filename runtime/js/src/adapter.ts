@@ -154,7 +154,12 @@ export async function readAdapter(
       mismatch(`'${label}' is ${value.dtype}[${value.dims}] in the adapter, and ` +
         `${own.dtype}[${own.dims}] in the package.`);
     }
-    values.set(name, converted(value, own.dtype));
+    const taken = converted(value, own.dtype);
+    if (!(converted({ ...own, data: taken }, 'float32') as Float32Array).every(Number.isFinite)) {
+      fail(inPeft ? 'peft-invalid' : 'adapter-corrupt', `'${label}' holds NaN or infinity.`, where,
+        'use an adapter from before its training diverged');
+    }
+    values.set(name, taken);
     found.delete(label);
   }
   const odd = [...found.keys()].find((name) => !inPeft || !name.endsWith(TABLE));

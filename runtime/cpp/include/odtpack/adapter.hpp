@@ -3,6 +3,7 @@
 #pragma once
 
 #include "odtpack/inference.hpp"
+#include "odtpack/not_finite.hpp"
 
 namespace odtpack {
 namespace detail {
@@ -333,7 +334,11 @@ inline Tensors ReadAdapter(const Package& package, const Tensors& trained, const
       ThrowAdapterMismatch("'" + peft + "' is " + value->second.Description() +
                                " in the adapter, and " + own.Description() + " in the package",
                            source);
-    values[name] = Convert(value->second, own.type);
+    Tensor& taken = values[name] = Convert(value->second, own.type);
+    if (!AllFinite(taken.type, taken.data.get(), taken.Count()))
+      throw Error(is_file ? "adapter-corrupt" : "peft-invalid",
+                  "'" + peft + "' holds NaN or infinity.", source.string(),
+                  "use an adapter from before its training diverged");
     found.erase(value);
   }
   for (const auto& each : found) {

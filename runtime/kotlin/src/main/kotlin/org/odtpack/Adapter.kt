@@ -77,7 +77,15 @@ internal fun adapterValues(
                 source,
             )
         }
-        value.converted(own.type).copy() // no pages of a file that may still change
+        val taken = value.converted(own.type).copy() // no pages of a file that may still change
+        if (!isFinite(taken)) {
+            fail(
+                if (isOnnx(source)) "adapter-corrupt" else "peft-invalid",
+                "'$peft' holds NaN or infinity.", source.path,
+                "use an adapter from before its training diverged",
+            )
+        }
+        taken
     }
     found.keys.firstOrNull()?.let {
         mismatch("the adapter has '$it', which the package does not train", source)
