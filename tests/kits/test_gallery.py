@@ -50,7 +50,7 @@ def check(project: Path, words: Sequence[str]) -> None:
         samples.write(np.float32(np.nan).tobytes())
     (project / "trained.ckpt").unlink()
     finish([*words], cwd=project)
-    state, each = read_checkpoint(project / "trained.ckpt"), manifest["accumulation_steps"]
+    state, each = read_checkpoint(project / "trained.ckpt"), manifest.get("accumulation_steps", 1)
     assert state.properties["app.batches"] == STEPS * each
     # A step of several batches is made of the others.
     assert 0 < state.optimizer.step < STEPS + (each > 1)
