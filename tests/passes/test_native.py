@@ -59,6 +59,26 @@ def test_what_stays_as_it_is(text: str, left: list[str]) -> None:
     assert len(model.functions) == left.count("Kernel0")
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "attributes", "native"),
+    [
+        ("[200, 40]", "[200, 16]", "transA = 1", True),
+        ("[n, 40]", "[200, 16]", "transA = 1", False),  # a batch
+        ("[64, 40]", "[64, 16]", "transA = 1", False),  # few rows
+        ("[200, 8]", "[200, 16]", "transA = 1", False),
+        ("[200, 40]", "[16, 200]", "transA = 1, transB = 1", False),
+        ("[200, 40]", "[200, 16]", "transA = 1, alpha = 0.5", False),
+        ("[40, 200]", "[200, 16]", "transA = 0", False),
+    ],
+)
+def test_products_whose_first_operand_is_transposed(
+    a: str, b: str, attributes: str, native: bool
+) -> None:
+    text = f"m (float{a} a, float{b} b) => (float[k, m] y) {{ y = Gemm<{attributes}>(a, b) }}"
+    model = wrap(parse(text))
+    assert op_types(model.graph) == ["Kernel0" if native else "Gemm"]
+
+
 def test_equal_bodies_are_one_function_whatever_their_scalars() -> None:
     text = """two (float[n] p, float[n] q, float[1] r, float[1] s) => (float[n] y, float[n] z) {
         a = Mul(p, r) y = Sub(a, r) b = Mul(q, s) z = Sub(b, s) }"""

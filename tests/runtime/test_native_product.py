@@ -18,7 +18,7 @@ from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack_runtime import Package
 from odtpack_runtime.package.checks import graphs_of
-from odtpack_runtime.package.native import PRODUCT
+from odtpack_runtime.package.native import PRODUCT, TRANSPOSED
 from odtpack_runtime.package.trust import Limits, check_operators
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.session.native import DOMAIN, VARIABLE
@@ -133,6 +133,96 @@ def test_a_program_that_is_not_valid_is_refused(
     )  # fmt: skip
     words = ("program", "input", "codes", "scales", "rows", "type")
     native_library.runs_or_says(model, feeds, words)
+
+
+def gemm(**attributes: Any) -> onnx.NodeProto:
+    """The body of a transposed product."""
+    return onnx.helper.make_node("Gemm", ["i0", "i1"], ["o"], **{"transA": 1} | attributes)
+
+
+def transposed(
+    shapes: dict[str, tuple[int, ...]], body: onnx.NodeProto, program: list[int]
+) -> onnx.ModelProto:
+    """A model of one native node of that kernel."""
+    return kernel_model([body], shapes, ["o"], kernel=TRANSPOSED, program=program)
+
+
+@pytest.mark.kernels
+@settings(max_examples=120, deadline=None)
+@given(st.integers(0, 400), st.integers(0, 200), st.integers(0, 200), st.integers(0, 99),
+       st.booleans())  # fmt: skip
+@example(385, 157, 1030, 0, False)
+@example(193, 313, 129, 1, True)
+@example(9, 40, 9, 2, False)
+@example(12, 12, 12, 3, False)
+def test_transposed_products_are_what_numpy_computes(
+    depth: int, rows: int, columns: int, seed: int, special: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    a, b = (random.standard_normal((depth, n)).astype(np.float32) for n in (rows, columns))
+    if special:
+        for each in (a, b):
+            places = random.random(each.shape) < 0.001
+            each[places] = random.choice([np.inf, -np.inf, np.nan, 1e-42, 0], places.sum())
+    with np.errstate(invalid="ignore"):
+        wanted = a.T.astype(np.float64) @ b
+        total = np.abs(a.T).astype(np.float64) @ np.abs(b)
+    model = transposed({"i0": a.shape, "i1": b.shape}, gemm(), [0])
+    feeds = {"i0": unaligned(a), "i1": unaligned(b)}
+    (found,) = session(model, native=True).run(None, feeds)
+    assert found.shape == wanted.shape
+    with np.errstate(invalid="ignore"):
+        near = np.abs(found - wanted) <= (depth + 1) * UNIT * total + 1e-37
+    assert (near | (found == wanted) | (np.isnan(found) & np.isnan(wanted))).all()
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_result_may_take_the_memory_of_an_operand(which: int) -> None:
+    """ONNX Runtime gives it that of an operand which nothing reads afterwards."""
+    model = transposed({"i0": (40, 40), "i1": (40, 40)}, gemm(), [0])
+    (call,) = model.graph.node
+    model.graph.node.insert(0, onnx.helper.make_node("Add", [call.input[which]] * 2, ["twice"]))
+    call.input[which] = "twice"
+    random = np.random.default_rng(0)
+    feeds = {name: random.standard_normal((40, 40)).astype(np.float32) for name in ("i0", "i1")}
+    (found,) = session(model, native=True).run(None, feeds)
+    np.testing.assert_allclose(found, 2 * feeds["i0"].T @ feeds["i1"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize(
+    ("shapes", "program"),
+    [([(4, 3), (5, 2)], [0]), ([(4,), (4, 2)], [0]), ([(2, 4, 3), (4, 2)], [0]), ([(4, 3)], [0]),
+     ([(4, 3)] * 3, [0]), ([(4, 3), (4, 2)], [1]), ([(4, 3), (4, 2)], []),
+     ([(4, 3), (4, 2)], [0, 0])],
+)  # fmt: skip
+def test_what_is_not_a_transposed_product_is_refused(
+    shapes: list[tuple[int, ...]], program: list[int]
+) -> None:
+    named = {f"i{i}": shape for i, shape in enumerate(shapes)}
+    model = kernel_model(
+        [onnx.helper.make_node("Abs", ["i0"], ["o"])], named, ["o"], kernel=TRANSPOSED,
+        program=program,
+    )  # fmt: skip
+    feeds = {name: np.ones(shape, np.float32) for name, shape in named.items()}
+    with pytest.raises(Exception, match=r"program|inputs|matri"):
+        session(model, native=True).run(None, feeds)
+
+
+@pytest.mark.parametrize(
+    ("body", "program"),
+    [(gemm(), [0]), (gemm(alpha=1.0), [0]), (gemm(), [1]), (gemm(transA=0), [0]),
+     (gemm(transB=1), [0]), (gemm(alpha=0.5), [0]),
+     (onnx.helper.make_node("Gemm", ["i1", "i0"], ["o"], transA=1), [0]),
+     (onnx.helper.make_node("Gemm", ["i0", "i1", "i1"], ["o"], transA=1), [0]),
+     (onnx.helper.make_node("MatMul", ["i0", "i1"], ["o"]), [0])],
+)  # fmt: skip
+def test_the_body_of_a_transposed_product_is_one_gemm(
+    body: onnx.NodeProto, program: list[int]
+) -> None:
+    model = transposed({"i0": (4, 4), "i1": (4, 4)}, body, program)
+    right = body in (gemm(), gemm(alpha=1.0)) and program == [0]
+    native_library.refuses_bodies(model, unless=right)
 
 
 # A decoder that onnxruntime-genai's builder wrote in 4 bits, and training.

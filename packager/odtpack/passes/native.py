@@ -69,6 +69,8 @@ def wrap(model: ir.Model) -> ir.Model:
             wrapper.wrap_convolution(graph, ways)
         for product in native_groups.product_groups(graph):
             wrapper.wrap_product(graph, product)
+        for node in list(native_groups.transposed_products(Ops(model.graph), graph)):
+            wrapper.wrap_transposed(graph, node)
     while common_passes.RemoveUnusedNodesPass()(model).modified:
         pass  # what only a branch's nodes read goes after them
     for graph in graphs:
@@ -255,6 +257,12 @@ class _Wrapper:
         if program is not None:
             call = (kernels.PRODUCT, program, group.read)
             self._replace(graph, end, body, call, end.outputs)
+
+    def wrap_transposed(self, graph: ir.Graph, node: ir.Node) -> None:
+        """Replace a product whose first operand is transposed."""
+        read = [value for value in node.inputs if value is not None]
+        body = _body([node], read, node.outputs, self._opset)
+        self._replace(graph, node, body, (kernels.TRANSPOSED, [0], read), node.outputs)
 
 
 def _body(

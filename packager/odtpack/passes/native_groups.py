@@ -1,4 +1,4 @@
-"""Groups of nodes that a native kernel computes: rows, convolutions, products of few bits.
+"""Groups of nodes that a native kernel computes: rows, convolutions, products.
 
 Rows: elementwise nodes and reductions of the last axis, or of all others, over values of one shape.
 A group is a stretch of the order of execution: its inputs are there before its first node runs, and
@@ -17,7 +17,8 @@ found again from its end: back to the values that have the shape of the kernel's
 computes what the kernel does is then tried.
 
 Products with matrices of few bits, and their gradients: a group is a product and the nodes that
-unpack its second operand, back to the codes and the scales.
+unpack its second operand, back to the codes and the scales. A product whose first operand is
+transposed is a group by itself.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ from odtpack_runtime.package.native import (
     REDUCTIONS,
     UNPACKING,
     WEIGHT_GRADIENT,
+    is_transposed_product,
     unpacked,
     weight_dims,
 )
@@ -434,3 +436,25 @@ def _product_group(end: ir.Node, order: dict[ir.Node, int]) -> ProductGroup | No
     ]
     read = [stored, scale, x, *sized]
     return ProductGroup(sorted(nodes, key=order.__getitem__), read, [*fixed], programs)
+
+
+_SHORTEST: Final = 16
+"""Rows and columns of a result that is worth a kernel."""
+_DEEP: Final = 96
+"""Rows of the operands from which on ONNX Runtime's own product is slower."""
+
+
+def transposed_products(op: Ops, graph: ir.Graph) -> Iterator[ir.Node]:
+    """Each product of a graph whose first operand is transposed, as gradients of weights are."""
+    # Of the operands' rows, what is not known is taken for many, and a batch for few.
+    for node in graph:
+        values, dims = (*node.inputs, *node.outputs), dims_of(node.outputs[0]) or (0,)
+        if node.op_type != "Gemm" or not is_transposed_product(ir.to_proto(node)):
+            continue
+        rows = [(dims_of(value) or (None,))[0] for value in node.inputs]
+        deep = all(n >= _DEEP if isinstance(n, int) else n not in op.symbols for n in rows)
+        large = all(isinstance(dim, int) and dim >= _SHORTEST for dim in dims)
+        twice = node.inputs[0] is node.inputs[1]  # a body's inputs are not one value
+        numbers = {v and v.dtype for v in values} == {ir.DataType.FLOAT}
+        if deep and large and numbers and not twice:
+            yield node

@@ -536,6 +536,7 @@ std::unique_ptr<Kernel> MakeKernel(const std::string& name, const std::vector<in
   if (name == "elementwise") return MakeElementwise(program);
   if (name == "depthwise") return MakeDepthwise(program);
   if (name == "product") return MakeProduct(program);
+  if (name == "transposed") return MakeTransposed(program);
   throw std::invalid_argument("this library has no kernel '" + name + "'");
 }
 

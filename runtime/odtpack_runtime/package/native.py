@@ -388,6 +388,27 @@ class Product:
         self.result: np.ndarray = x @ (w.T if transposed else w)
 
 
+# The kernel ``transposed``
+
+TRANSPOSED: Final = "transposed"
+"""A product a^T b, whose body is one ``Gemm``. Its program is a 0."""
+
+
+def is_transposed_product(node: onnx.NodeProto) -> bool:
+    """Whether a node computes a^T b, and nothing else, of its inputs."""
+    settings = {
+        each.name: each.f if each.name in ("alpha", "beta") else each.i
+        for each in node.attribute
+        if not each.ref_attr_name
+    }
+    usual = {"alpha": 1.0, "beta": 1.0, "transB": 0}
+    return (
+        node.op_type == "Gemm" and not node.domain and len(node.input) == 2
+        and len(settings) == len(node.attribute)
+        and usual | settings == {**usual, "transA": 1}
+    )  # fmt: skip
+
+
 # The kernel ``elementwise``, and the reading of programs from bodies
 
 SLOTS: Final = {"Kernel": 64, "Codes": 20, "SignedCodes": 4}
@@ -597,6 +618,12 @@ def _says(node: onnx.NodeProto, body: onnx.FunctionProto, values: _Constants) ->
     try:
         if kernel == ELEMENTWISE:
             return program == program_of(body.node, body.input, body.output)
+        if kernel == TRANSPOSED:
+            return program == [0] and any(
+                is_transposed_product(each) and len(body.node) == 1
+                and (each.input, each.output) == (body.input, body.output)
+                for each in body.node
+            )  # fmt: skip
         if len(body.output) != 1 or kernel not in (DEPTHWISE, PRODUCT):
             return False
         others = node.input[inputs_of(program) :] if kernel == DEPTHWISE else []

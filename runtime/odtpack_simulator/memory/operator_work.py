@@ -159,6 +159,11 @@ def _product(inputs: Tensors, outputs: Tensors) -> float:
     return 2.0 * outputs[0].size * inputs[2].shape[-1]
 
 
+def _transposed(inputs: Tensors, outputs: Tensors) -> float:
+    """(M, K) transposed by (M, N)."""
+    return 2.0 * outputs[0].size * inputs[0].shape[0]
+
+
 _FLOPS: Final[dict[str, Callable[[Tensors, Tensors], float]]] = {
     "Attention": lambda i, o: _packed_attention(i, o) if len(i[1].shape) == 2 else _attention(i, o),
     "Conv": _conv,
@@ -178,6 +183,7 @@ _FLOPS: Final[dict[str, Callable[[Tensors, Tensors], float]]] = {
     "RNN": _recurrent,
     "native depthwise": _depthwise,
     "native product": _product,
+    "native transposed": _transposed,
     "TransposeMatMul": _fused_matmul,
 }
 
@@ -197,7 +203,7 @@ COMPUTE_BOUND: Final = frozenset(
         *("Conv", "ConvInteger", "ConvTranspose", "FusedConv", "Gemm", "FusedGemm", "MatMul"),
         *("FusedMatMul", "TransposeMatMul", "MatMulInteger", "Einsum", "Attention"),
         *("MultiHeadAttention", "GRU", "LSTM", "RNN", "QLinearConv", "QLinearMatMul"),
-        *("GroupQueryAttention", "DeformConv", "native product"),
+        *("GroupQueryAttention", "DeformConv", "native product", "native transposed"),
     }
 )
 """Operators that are matrix products in one form or another, whatever their shapes."""
