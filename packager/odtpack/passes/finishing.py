@@ -82,7 +82,9 @@ def keep_dropout(op: Ops, graph: ir.Graph) -> bool:
     for node in () if reset is None else list(nodes_of(graph)):
         if node.op_type != "Dropout" or not graphs.draws(node):
             continue
-        number, alike[node.inputs] = alike[node.inputs], alike[node.inputs] + 1
+        values = tuple(node.inputs)
+        number = alike[values]
+        alike[values] += 1
         is_masked = any(mask.uses() or mask.is_graph_output() for mask in node.outputs[1:])
         if is_masked and not number:
             continue
