@@ -16,7 +16,7 @@ from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.optimizers import AdamW
 from odtpack.package import write
-from odtpack_runtime import CheckpointState, Package
+from odtpack_runtime import CheckpointState, Package, load_adapter, save_adapter
 from odtpack_runtime.package.adapter import CONFIG
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
@@ -218,3 +218,34 @@ def test_it_cannot_be_merged(tmp_path: Path, run: Run) -> None:
     done = run("adapter", "merge", model, tmp_path / "ours", "--out", tmp_path / "m.onnx", code=2)
     assert "adapter-not-mergeable" in done.err
     assert not (tmp_path / "m.onnx").exists()
+
+
+def test_what_is_trained_beside_it_has_a_file_of_onnx_runtime_only(
+    tmp_path: Path, run: Run
+) -> None:
+    """PEFT's configuration for vectors names no modules to save."""
+    _, model = exported(tmp_path)
+    package = tmp_path / "package"
+    build_package(model, package, loss="next_token", adapter=SPEC, train=["head.bias"])
+    state, module, optimizer = open_training(package)
+    start = {name: value.data.copy() for name, value in state.parameters if value.requires_grad}
+    assert sorted(start) == ["head.bias", "prompt_embeddings"]
+    losses_of_steps(module, optimizer, [batch()])
+    for name, value in start.items():
+        assert (state.parameters[name].data != value).all()
+    CheckpointState.save_checkpoint(state, tmp_path / "trained")
+    export = "adapter", "export", package, "--checkpoint", tmp_path / "trained", "--out"
+    done = run(*export, tmp_path / "peft", code=2)
+    assert "peft-without-kind" in done.err
+    assert "--onnxruntime" in done.err
+    with refused("peft-without-kind"):
+        save_adapter(Package.open(package), state, tmp_path / "peft")
+    assert not (tmp_path / "peft").exists()
+    run(*export, tmp_path / "ours", "--onnxruntime", code=0)
+    assert sorted(path.name for path in (tmp_path / "ours").iterdir()) == [
+        "adapter.onnx_adapter", "base.onnx",
+    ]  # fmt: skip
+    again = CheckpointState.load_checkpoint(package / "checkpoint")
+    load_adapter(Package.open(package), again, tmp_path / "ours" / "adapter.onnx_adapter")
+    for name in start:
+        np.testing.assert_array_equal(again.parameters[name].data, state.parameters[name].data)

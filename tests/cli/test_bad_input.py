@@ -438,6 +438,20 @@ def test_a_schedule_that_has_ended_does_not_train(run: Run, shared: Shared, tmp_
     assert re.search(r"learning rate 0.001 \(cosine schedule, begins at 0\.000\d+\)", again)
     again = run(*resume, "--schedule", "none", "--epochs", "1", code=0).err
     assert "learning rate 0.001;" in again  # that with which the schedule began
+    # One that is given counts the steps that the checkpoint has made, too.
+    ended = run(*resume, "--schedule", "linear:total=2")
+    assert_refused(ended, "bad-schedule", "the given linear schedule has ended", "--schedule none")
+    again = run(*resume, "--schedule", "constant:warmup=1", "--epochs", "1", code=0).err
+    assert re.search(r"\(constant schedule, its warm-up over after \d+ steps\)", again)
+    early = run(*command, "--schedule", "linear:total=2,warmup=1", "--epochs", "2", code=0).err
+    assert re.search(r"warning: the given linear schedule ends after 2 of \d+ steps", early)
+
+
+def test_a_warm_up_may_be_longer_than_a_training(run: Run, shared: Shared, tmp_path: Path) -> None:
+    """Its first step has the rate 0, and it has not ended."""
+    command = ("train", shared.package, "--data", shared.data, "--out", tmp_path / "t.ckpt")
+    said = run(*command, "--schedule", "constant:warmup=100", "--batch-size", "1000", code=0).err
+    assert "warning" not in said
 
 
 def test_reports_of_sizes_do_not_share_a_file(run: Run, shared: Shared, tmp_path: Path) -> None:

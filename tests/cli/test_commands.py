@@ -166,27 +166,38 @@ class TestTrain:
         assert "epoch    3" in run(*train, "--epochs", 2, "--resume", half, "--out", rest).err
         assert rest.read_bytes() == whole.read_bytes()
 
-    def test_dropout_follows_from_the_seed_and_the_step(self, run: Run, tmp_path: Path) -> None:
-        """Batches of a step that have masks of their own, and a training that goes on."""
+    @pytest.mark.parametrize(
+        "options",
+        [
+            ("--accumulate", 1),
+            ("--accumulate", 3),
+            ("--adapter", "lora", "--on", "*", "--adapter-dropout", 0.5),
+        ],
+        ids=["the model's", "of a step of several batches", "an adapter's"],
+    )
+    def test_dropout_follows_from_the_seed_and_the_step(
+        self, run: Run, tmp_path: Path, options: tuple[object, ...]
+    ) -> None:
+        """Batches of a step have masks of their own, and a training goes on with the next ones."""
         model = onnx.parser.parse_model(
             '<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, 3] y) '
             "<float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float r = {0.5}, "
             "bool t = {1}> { d = Dropout(x, r, t) y = MatMul(d, w) }"
         )
+        if "--adapter" in options:
+            del model.graph.node[0].input[1:]
         onnx.save(model, tmp_path / "m.onnx")
         rng = np.random.default_rng(0)
         data = {"x": rng.random((40, 4), np.float32), "labels": rng.integers(0, 3, 40)}
         np.savez(tmp_path / "data.npz", allow_pickle=False, **data)
-        for count in (1, 3):
-            package = tmp_path / f"p{count}"
-            build = "build", tmp_path / "m.onnx", "--out", package, "--loss", "cross_entropy"
-            run(*build, "--accumulate", count, code=0)
-            train = "train", package, "--data", tmp_path / "data.npz", "--batch-size", 4
-            whole, half, rest = (tmp_path / name for name in ("whole", "half", "rest"))
-            run(*train, "--epochs", 2, "--out", whole, code=0)
-            run(*train, "--epochs", 1, "--out", half, code=0)
-            run(*train, "--epochs", 1, "--resume", half, "--out", rest, code=0)
-            assert rest.read_bytes() == whole.read_bytes()
+        build = "build", tmp_path / "m.onnx", "--out", tmp_path / "p", "--loss", "cross_entropy"
+        run(*build, *options, code=0)
+        train = "train", tmp_path / "p", "--data", tmp_path / "data.npz", "--batch-size", 4
+        whole, half, rest = (tmp_path / name for name in ("whole", "half", "rest"))
+        run(*train, "--epochs", 2, "--out", whole, code=0)
+        run(*train, "--epochs", 1, "--out", half, code=0)
+        run(*train, "--epochs", 1, "--resume", half, "--out", rest, code=0)
+        assert rest.read_bytes() == whole.read_bytes()
 
     def test_what_is_printed_is_saved(
         self, run: Run, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -60,6 +60,18 @@ def test_training_stays_within_it(model: onnx.ModelProto, tmp_path: Path) -> Non
     assert run_training_child(dataclasses.replace(job, limit_bytes=budget)).outcome == "completed"
 
 
+def test_a_dropout_is_never_computed_again(tmp_path: Path) -> None:
+    """It would draw another mask, of which the gradient knows nothing."""
+    build_package(
+        zoo.transformer_encoder(d=32, layers=3, ff=64), tmp_path, loss="cross_entropy",
+        optimizer=SGD(), adapter="lora", adapter_on=["*"], adapter_dropout=0.3, self_check=False,
+    )  # fmt: skip
+    adapter = Package.open(tmp_path).manifest.adapter
+    assert adapter is not None
+    nodes = onnx.load(tmp_path / "training_model.onnx", load_external_data=False).graph.node
+    assert [node.op_type for node in nodes].count("Dropout") == len(adapter.layers)
+
+
 def test_enough_memory_changes_nothing(model: onnx.ModelProto, tmp_path: Path) -> None:
     for name, budget in (("usual", None), ("budget", "1 GB")):
         build_package(

@@ -243,3 +243,13 @@ def test_mixed_precision_needs_float16_there(device: str, tmp_path: Path) -> Non
         assert found == "unsupported-device"  # not as `run-failed`
     else:
         np.testing.assert_allclose(found, here.steps(2), rtol=1e-2)
+
+
+def test_a_float64_model_has_a_step_model(tmp_path: Path) -> None:
+    """The provider knows no float64: the models run on the processor."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (double[N, 6] x) => (double[N, 3] y) '
+        f"<double[6, 3] w = {{{', '.join(str(i / 9) for i in range(18))}}}> {{ y = MatMul(x, w) }}"
+    )
+    build_package(model, tmp_path, loss="cross_entropy", runtime="webgpu", step_model="always")
+    assert Package.open(tmp_path).step_model is not None

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx.parser
+import onnxruntime
 from onnx import numpy_helper
 
 from odtpack.build import build_package
@@ -17,7 +18,7 @@ from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.packaging_tools import batch, losses_of_steps
 
-STEPS, RATE, BATCH = 5, 3e-3, 8
+STEPS, RATE, BATCH, SEED = 5, 3e-3, 8, 1
 
 
 def gru() -> onnx.ModelProto:
@@ -37,6 +38,23 @@ def gru() -> onnx.ModelProto:
     return model
 
 
+def dropout() -> onnx.ModelProto:
+    """A frozen layer, and after a dropout in training mode a layer to train."""
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+    forward (float[batch, 20] input) => (float[batch, 10] output)
+    <float ratio = {0.25}, bool training = {1}> {
+      features = MatMul (input, body)
+      positive = Relu (features)
+      left = Dropout (positive, ratio, training)
+      output = MatMul (left, head)
+    }""")
+    random = np.random.default_rng(0)
+    for name, shape in {"body": (20, 64), "head": (64, 10)}.items():
+        array = random.normal(0, 0.3, shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    return model
+
+
 def transformer(opset: int = 17) -> onnx.ModelProto:
     return zoo.transformer_encoder(vocab=40, d=32, layers=2, T=12, ff=64, classes=10, opset=opset)
 
@@ -46,6 +64,7 @@ MODELS: dict[str, tuple[str, Callable[[], onnx.ModelProto], dict[str, Any]]] = {
     "mlp": ("MLP", lambda: zoo.mlp((20, 32, 10)), {}),
     "transformer": ("transformer", transformer, {}),
     "gru": ("GRU", gru, {}),
+    "dropout": ("dropout between a frozen and a trained layer", dropout, {"train": ["head"]}),
     "float16": (
         "transformer, frozen weights in float16",
         transformer, {"train": ["classifier.*"], "frozen_storage": "float16"},
@@ -97,6 +116,7 @@ class Trained:
             "trainable": list(trainable),
             "steps": STEPS,
             "rate": RATE,
+            "seed": SEED,
         }
         self.expected = self._train(inputs)
 
@@ -105,6 +125,7 @@ class Trained:
         module = Module(self.package.training_model, state, self.package.eval_model)
         optimizer = Optimizer(self.package.optimizer_model, module)
         optimizer.set_learning_rate(RATE)
+        onnxruntime.set_seed(SEED)
         losses = losses_of_steps(module, optimizer, [inputs] * STEPS)
         return [*losses, float(module.eval()(*inputs)[0])]
 

@@ -50,6 +50,7 @@ def train(job):
         feeds = {name: arrays[f"a{i}"] for i, name in enumerate(job["names"])}
     kept = {name: {} for name in job["trainable"]}
     losses = []
+    onnxruntime.set_seed(job["seed"])
     for step in range(1, job["steps"] + 1):
         results = training.run(feeds)
         losses.append(float(results[training.outputs[0]]))

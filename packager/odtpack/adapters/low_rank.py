@@ -64,7 +64,8 @@ def apply(
     data = use.data
     if spec.dropout:  # some elements are zero in training steps
         ratio, training = (op.constant(v) for v in (np.float32(spec.dropout), np.array(True)))
-        data = op.emit("Dropout", [data, ratio, training], seed=spec.seed)[0]
+        # Without a seed of its own each has another mask, also in another session.
+        data = op.Dropout(data, ratio, training)
     if node.op_type == "Conv":
         # B's kernel is of size one, so that it sees what A's gives.
         settings = {k: a.value for k, a in node.attributes.items() if k != "group"}

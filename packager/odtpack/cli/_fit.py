@@ -34,7 +34,7 @@ def choose_scheduler(
     if text is None and SCHEDULE_PROPERTY in properties:
         resumed = LRScheduler.restore(optimizer)
         if resumed is not None:
-            _check_goes_on(resumed, optimizer.step_count, steps)
+            _check_goes_on(resumed, "checkpoint's", optimizer.step_count, steps)
         if resumed is None or lr is None:
             return resumed
         return LRScheduler(optimizer, resumed.schedule, lr)
@@ -57,7 +57,11 @@ def choose_scheduler(
     except OdtpackError as error:
         error.hint = f"the training makes {steps} steps: pass a shorter warm-up or more --epochs"
         raise
-    return LRScheduler(optimizer, schedule, optimizer.get_learning_rate() if rate is None else rate)
+    chosen = LRScheduler(
+        optimizer, schedule, optimizer.get_learning_rate() if rate is None else rate
+    )
+    _check_goes_on(chosen, "package's" if text is None else "given", optimizer.step_count, steps)
+    return chosen
 
 
 def _initial_rate(optimizer: Optimizer) -> float | None:
@@ -71,17 +75,19 @@ def _initial_rate(optimizer: Optimizer) -> float | None:
     return None if resumed is None else resumed.initial_lr
 
 
-def _check_goes_on(scheduler: LRScheduler, made: int, steps: int) -> None:
+def _check_goes_on(scheduler: LRScheduler, whose: str, made: int, steps: int) -> None:
     """Refuse further steps with a learning rate of 0, and say it of the last ones."""
-    moving = next((n for n in range(steps, 0, -1) if scheduler.factor(made + n - 1) > 0), 0)
+    schedule = scheduler.schedule
+    ends = (n for n in range(steps, 0, -1) if scheduler.factor(made + n - 1) > 0)
+    moving = max(next(ends, 0), min(steps, schedule.warmup_steps - made))  # which begins with 0
     if moving == steps:
         return
-    what = f"the checkpoint's {scheduler.schedule.kind} schedule has ended: its learning rate is 0"
     hint = "--schedule none --lr RATE for one rate, or --schedule KIND for a new one over all steps"
     if moving == 0:
+        what = f"the {whose} {schedule.kind} schedule has ended: its learning rate is 0"
         raise OdtpackError("bad-schedule", what, hint=hint)
     _console.say(
-        f"warning: the checkpoint's {scheduler.schedule.kind} schedule ends after {moving:,} of "
+        f"warning: the {whose} {schedule.kind} schedule ends after {moving:,} of "
         f"{steps:,} steps, and its learning rate is 0 from then on: {hint}",
         style="yellow",
     )

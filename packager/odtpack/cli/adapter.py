@@ -50,10 +50,14 @@ def export(
     in_segments = opened.manifest.segments is not None
     if onnxruntime and in_segments:
         _ = opened.decoder
-    if info.kind == "bitfit" and not onnxruntime:
+    trained = {item.name for item in opened.manifest.parameters if item.role == "trainable"}
+    without = "bitfit, which trains biases that the model has" if info.kind == "bitfit" else ""
+    if info.kind == "prompt" and trained.difference(info.parameters):
+        without = "prompt vectors and what is trained beside them (--train)"
+    if without and not onnxruntime:
         raise OdtpackError(
             "peft-without-kind",
-            "PEFT has no file for bitfit, which trains biases that the model has",
+            f"PEFT has no file for {without}",
             hint="add --onnxruntime for ONNX Runtime's, or write the whole model: odtpack export",
         )
     if outputs and (in_segments or not onnxruntime):
@@ -66,8 +70,8 @@ def export(
     state = load_state(opened, checkpoint)
     written: list[Path] = []
     # Weights mean something with the settings beside them only: they are replaced as one.
-    with update_folder(out, last=peft.CONFIG if info.kind != "bitfit" else _ADAPTER) as stage:
-        if info.kind != "bitfit":
+    with update_folder(out, last=_ADAPTER if without else peft.CONFIG) as stage:
+        if not without:
             made = peft.to_peft(opened, state)
             written += peft.write_peft(stage, made)
             lost = (*info.absent, *filter(_MADE_UP.fullmatch, made.saved))

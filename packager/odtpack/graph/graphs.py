@@ -197,6 +197,15 @@ def carried(graph: ir.Graph) -> dict[str, str]:
     return {name: v.meta[CARRIED] for name, v in states.items() if CARRIED in v.meta}
 
 
+def draws(node: ir.Node) -> bool:
+    """Whether a node gives something else when it runs again."""
+    if node.op_type != "Dropout":
+        return node.op_type in RANDOM_OPERATORS
+    training = node.inputs[2] if len(node.inputs) > 2 else None
+    known = constant(training, largest=1)
+    return training is not None and (known is None or bool(known.item()))
+
+
 def turn_dropout_off(graph: ir.Graph) -> None:
     """Drop the training_mode inputs of Dropout, without which it passes its input through."""
     for node in nodes_of(graph):

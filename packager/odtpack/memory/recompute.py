@@ -23,7 +23,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from odtpack.graph.graphs import ancestors, maker, reads, subgraphs
+from odtpack.graph.graphs import ancestors, draws, maker, reads, subgraphs
 from odtpack.graph.ops import Ops
 from odtpack.memory import schedule
 from odtpack.memory.schedule import (
@@ -404,7 +404,8 @@ class _Writer:
         if node is None or self._is_constant(value):
             return False
         # What is no value of the runtime's graph is inside of one of its nodes.
-        return value.name in self._again or value.name not in self._step.graph.values
+        is_inside = value.name not in self._step.graph.values and not draws(node)
+        return value.name in self._again or is_inside
 
     def _is_constant(self, value: ir.Value) -> bool:
         if value.producer() is None:
@@ -479,7 +480,9 @@ class _Writer:
             node = each.producer()
             if each.name in self._step.graph.values:
                 found.append(each)
-            elif node is not None and node in self._forward and not self._is_constant(each):
+            elif node is None or draws(node) or self._is_constant(each):
+                continue
+            elif node in self._forward:
                 stack += reads(node)
         return found
 

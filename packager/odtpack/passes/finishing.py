@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -13,9 +14,10 @@ from odtpack.autodiff.rules import convolution, pooling
 from odtpack.autodiff.windows import Windows, conv_windows, pool_windows
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.graphs import dims_of, maker, nodes_of, producer, subgraphs, typed
+from odtpack.graph.graphs import dims_of, maker, nodes_of, operand, producer, subgraphs, typed
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
+from odtpack_runtime.session.graph_signature import RESET_NAME
 
 # Keeps ONNX Runtime from fusing a normalization whose epsilon it does not read.
 #
@@ -51,6 +53,56 @@ def keep_epsilon(op: Ops, graph: ir.Graph) -> None:
                 total = op.Sub(variance, op.Neg(epsilon))
             graphs.replace(add.outputs[0], total, [add])
             break
+
+
+# Keeps ONNX Runtime from removing a Dropout in training mode.
+#
+# It removes a Dropout whose mask nothing reads, whatever its mode, if one node computes all that it
+# reads. No gradient reads the mask where nothing below is trained. Before 1.18 it also makes one
+# node, with one mask, of two that read the same values. So
+#
+#     y = Dropout(x, ratio, training)         on = Squeeze(Equal(reset, reset))
+#     z = Dropout(x, ratio, training)         t  = And(training, on)    y = Dropout(x, r, t)
+#                                       ->    r  = Where(t, ratio, ratio)
+#                                             t2 = And(t, on)           z = Dropout(x, r2, t2)
+#                                             r2 = Where(t2, ratio, ratio)
+#
+# These are scalars, which all nodes of a graph share. Those of the graph around a subgraph are not
+# computed by a node of it, so that each subgraph has its own. With t alone a Dropout of an input of
+# the graph would still be removed, and what reads y would read t.
+
+
+def keep_dropout(op: Ops, graph: ir.Graph) -> bool:
+    """Let nodes compute ratio and mode, in subgraphs too; return whether that was needed."""
+    reset = next((value for value in graph.inputs if value.name == RESET_NAME), None)
+    on: ir.Value | None = None
+    alike: Counter[tuple[ir.Value | None, ...]] = Counter()
+    modes: dict[tuple[ir.Graph | None, ir.Value], list[ir.Value]] = {}
+    ratios: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
+    for node in () if reset is None else list(nodes_of(graph)):
+        if node.op_type != "Dropout" or not graphs.draws(node):
+            continue
+        values = tuple(node.inputs)
+        number = alike[values]
+        alike[values] += 1
+        is_masked = any(mask.uses() or mask.is_graph_output() for mask in node.outputs[1:])
+        if is_masked and not number:
+            continue
+        if on is None:
+            with op.before(graph[0]):
+                on = op.squeeze(op.Equal(reset, reset), 0)
+        with op.before(node):
+            ratio = op.constant(np.float32(0.5)) if node.inputs[1] is None else node.inputs[1]
+            training = operand(node, 2)
+            chain = modes.setdefault((node.graph, training), [training])
+            while len(chain) <= number + 1:
+                chain.append(op.And(chain[-1], on))
+            read = ratio, chain[number + 1]
+            if read not in ratios:
+                ratios[read] = op.Where(read[1], ratio, ratio)
+        node.replace_input_with(1, ratios[read])
+        node.replace_input_with(2, read[1])
+    return on is not None
 
 
 # Unpacks a weight of few bits for each node that reads it, when that node is at work.

@@ -131,6 +131,7 @@ def finish(model: ir.Model) -> None:
     apply(model, finishing.keep_epsilon, Ops(model.graph, "sum/"))
     apply(model, finishing.unpack_late, Ops(model.graph, "unpack/"))
     drop_unused(model)  # the chains that were copied
+    apply(model, finishing.keep_dropout, Ops(model.graph, "dropout/"))
     finishing.lower_doubles(model)
     if not graphs.is_sorted(model.graph):
         common_passes.TopologicalSortPass()(model)

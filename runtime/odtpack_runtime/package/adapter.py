@@ -315,6 +315,11 @@ def _peft_config(adapter: PeftAdapter) -> str:
         "inference_mode": True,
     }
     if adapter.kind == "prompt":
+        if adapter.saved:
+            raise OdtpackError(
+                "peft-without-kind",
+                f"PEFT has no file for prompt vectors and {adapter.saved[0]!r} trained as a whole",
+            )
         (vectors,) = adapter.tensors.values()
         content |= {
             "task_type": "CAUSAL_LM",

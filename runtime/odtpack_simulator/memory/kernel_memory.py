@@ -39,8 +39,8 @@ Sizes must agree. Elementwise operators with two inputs are not among them, and
 of those with one only what ONNX Runtime counts as activations.
 """
 
-FROM_HEAP: Final = frozenset({"Expand", "ScatterElements"})
-"""Operators that keep their working memory in a vector of C++: no arena gives it, nor keeps it."""
+FROM_HEAP: Final = frozenset({"Dropout", "Expand", "ScatterElements"})
+"""Operators that allocate their working memory themselves: no arena gives it, nor keeps it."""
 
 BEFORE_OUTPUT: Final = frozenset({"Where"})
 """Operators that ask for their working memory before they ask for their output."""
@@ -209,6 +209,8 @@ _RULES: Final[dict[str, _Rule]] = {
     "BiasGelu": lambda kernel: _nbytes(kernel.outputs[0]),
     "Conv": _conv,
     "ConvTranspose": _conv_transpose,
+    # The mask, where it is no output.
+    "Dropout": lambda kernel: math.prod(kernel.inputs[0][0]) if len(kernel.outputs) == 1 else 0,
     # Permuted copies of the operands and the product before its last permutation.
     "Einsum": lambda kernel: (*map(_nbytes, kernel.inputs), _nbytes(kernel.outputs[0])),
     "Expand": _expand,

@@ -63,6 +63,10 @@ if sys.argv[1] == "Expand":
     result = np.ones((rows, columns, 2), np.float32)
     feeds = {"x": np.zeros((rows, columns, 1), np.float32), "i": np.array(result.shape)}
     node = helper.make_node("Expand", list(feeds), ["y"])
+elif sys.argv[1] == "Dropout":
+    result = np.ones((4 * rows, 2 * columns), np.float32)
+    feeds = {"x": result.copy(), "i": np.array(0.5, np.float32), "u": np.array(True)}
+    kinds = (TensorProto.FLOAT, TensorProto.FLOAT, TensorProto.BOOL)
 else:
     node.attribute.append(helper.make_attribute("reduction", "add"))
 graph = helper.make_graph(
@@ -182,9 +186,10 @@ def test_a_kit_loads_the_step_model_before_gradients_are_asked_for(
     [
         ("ScatterElements", [((1024, 1024), 4), ((1024, 1024), 8), ((1024, 1024), 4)]),
         ("Expand", [((1024, 1024, 1), 4), ((3,), 8)]),
+        ("Dropout", [((4096, 2048), 4), ((), 4), ((), 1)]),
     ],
 )
-def test_indices_that_a_kernel_keeps(op_type: str, inputs: list[tuple[Any, int]]) -> None:
+def test_memory_that_a_kernel_allocates_itself(op_type: str, inputs: list[tuple[Any, int]]) -> None:
     """Not in the arena, so no profile tells: what the process takes does."""
     (planned,) = workspaces(op_type, {}, inputs, [((1024, 1024, 2), 4)], 1)
     assert planned == 8 * 2**20

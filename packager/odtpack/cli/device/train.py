@@ -148,6 +148,8 @@ def train(
     if scheduler is not None:
         full = f"{scheduler.initial_lr:g}"
         begins = "" if rate == full else f", begins at {rate}"
+        if schedule is not None and 0 < scheduler.schedule.warmup_steps <= optimizer.step_count:
+            begins += f", its warm-up over after {optimizer.step_count:,} steps"
         rate = f"{full} ({scheduler.schedule.kind} schedule{begins})"
     _console.say(
         f"training on {len(parts.train)} samples, batches of {size}{accumulated}, learning rate "

@@ -13,7 +13,7 @@ import onnx_ir as ir
 from odtpack.autodiff import differentiate
 from odtpack.errors import OdtpackError
 from odtpack.graph import ops
-from odtpack.graph.graphs import RANDOM_OPERATORS, nodes_of, replace
+from odtpack.graph.graphs import draws, nodes_of, replace
 from odtpack.graph.inference import infer_shapes
 from odtpack.graph.ops import Ops
 from odtpack.package import training
@@ -334,8 +334,7 @@ def _check(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
         problem = "a state or the statistics of a batch normalization would be updated twice"
         hint = "export the model in evaluation mode, and carry no state over"
     for node in nodes_of(graph):
-        passes_through = node.op_type == "Dropout" and len(node.inputs) < 3
-        if node.op_type in RANDOM_OPERATORS and not passes_through:
+        if draws(node):
             problem = f"{node.op_type} {node.name!r} draws other numbers when it runs again"
             hint = "set the model's dropout to 0, and leave --adapter-dropout out"
     if problem:

@@ -1,0 +1,146 @@
+"""A Dropout in training mode drops, whatever ONNX Runtime takes it for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import numpy_helper
+from onnx.parser import parse_model
+
+from odtpack import optimizers
+from odtpack.build import build_package
+from odtpack.passes.finishing import keep_dropout
+from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime.package.package import Package
+from tests.passes.tools import assert_unchanged, changed, op_types, parse
+
+LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
+HEAD = """g (float[{rows}, 64] x, bool[1] lazy_reset_grad, bool mode) => ({outputs})
+    <float half = {{0.5}}, bool yes = {{1}}, bool no = {{0}}, float one = {{1}}> {{ {body} }}"""
+
+
+def graph(body: str, rows: str = "N", outputs: str = "float[N, 64] y", opset: int = 17) -> ir.Model:
+    outputs = outputs.replace("N", rows)
+    return parse(HEAD.format(rows=rows, outputs=outputs, body=body), opset)
+
+
+def kept(model: ir.Model, level: str, mode: bool = True) -> list[np.ndarray]:
+    """What of each output is not zero, for an input without zeros."""
+    feeds = {
+        "x": np.ones((8, 64), np.float32), "lazy_reset_grad": np.zeros(1, np.bool_),
+        "mode": np.array(mode),
+    }  # fmt: skip
+    onnxruntime.set_seed(3)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
+    runner = onnxruntime.InferenceSession(
+        ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    named = {each.name: feeds[each.name] for each in runner.get_inputs()}
+    return [each != 0 for each in runner.run(None, named)]
+
+
+BODIES = {
+    "of a node": "a = Abs(x) d = Dropout(a, half, yes) y = Neg(d)",
+    "of an input": "d = Dropout(x, half, yes) y = Neg(d)",
+    "of an input, once a node is removed": "a = Mul(x, one) d = Dropout(a, half, yes) y = Neg(d)",
+    "without a ratio": "a = Abs(x) d = Dropout(a, , yes) y = Neg(d)",
+    "of a mode that the app gives": "a = Abs(x) d = Dropout(a, half, mode) y = Neg(d)",
+    "in a branch": """y = If (mode) <
+        then_branch = t () => (float[N, 64] p) { a = Abs(x) d = Dropout(a, half, yes) p = Neg(d) },
+        else_branch = e () => (float[N, 64] q) { q = Neg(x) }>""",
+}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("rows", ["N", "8"])
+@pytest.mark.parametrize("opset", [13, 17, 22])
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_one_whose_mask_nothing_reads(body: str, opset: int, rows: str, level: str) -> None:
+    model = changed(keep_dropout, graph(body.replace("[N,", f"[{rows},"), rows, opset=opset))
+    (found,) = kept(model, level)
+    assert 0.4 < found.mean() < 0.6
+
+
+def test_a_mode_that_the_app_gives_may_be_off() -> None:
+    model = changed(keep_dropout, graph(BODIES["of a mode that the app gives"]))
+    assert all(each.all() for each in kept(model, LEVELS[-1], mode=False))
+
+
+def test_settings_are_computed_once() -> None:
+    body = "a = Abs(x) d = Dropout(a, half, yes) e = Exp(d) f = Dropout(e, half, yes) y = Neg(f)"
+    model = changed(keep_dropout, graph(body))
+    expected = ["Equal", "Squeeze", "Abs", "And", "Where", "Dropout", "Exp", "Dropout", "Neg"]
+    assert op_types(model.graph) == expected
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_two_of_one_value_have_masks_of_their_own(level: str) -> None:
+    """Before 1.18 ONNX Runtime merges those that read the same values."""
+    body = """a = Abs(x) d, m = Dropout(a, half, yes) e = Dropout(a, half, yes)
+        f = Dropout(a, half, yes) y = Where(m, d, one) z = Neg(e) w = Neg(f)"""
+    outputs = "float[N, 64] y, float[N, 64] z, float[N, 64] w"
+    model = changed(keep_dropout, graph(body, outputs=outputs))
+    drops = [node for node in model.graph if node.op_type == "Dropout"]
+    assert len({node.inputs for node in drops}) == 3
+    assert len({each.tobytes() for each in kept(model, level)}) == 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "a = Abs(x) d, m = Dropout(a, half, yes) y = Where(m, d, one)",
+        "a = Abs(x) d = Dropout(a, half) y = Neg(d)",
+        "a = Abs(x) d = Dropout(a, half, no) y = Neg(d)",
+        "y = Abs(x)",
+    ],
+)
+def test_what_needs_nothing_stays(body: str) -> None:
+    assert_unchanged(keep_dropout, graph(body))
+
+
+def test_a_model_that_does_not_train_stays() -> None:
+    body = "g (float[N] x) => (float[N] y) <float r = {0.5}, bool on = {1}> "
+    assert_unchanged(keep_dropout, parse(body + "{ a = Abs(x) d = Dropout(a, r, on) y = Neg(d) }"))
+
+
+@pytest.mark.parametrize("step_model", ["never", "always"])
+def test_a_frozen_network_below_trains_with_dropout(step_model: str, tmp_path: Path) -> None:
+    """A head trains on what a Dropout leaves, as where all is trained; evaluation drops nothing."""
+    model = parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 8] x) => (float[N, 4] y) '
+        "<float half = {0.5}, bool yes = {1}> { a = MatMul(x, body) b = Relu(a) "
+        "d = Dropout(b, half, yes) y = MatMul(d, head) }"
+    )
+    random = np.random.default_rng(0)
+    for name, shape in {"body": (8, 32), "head": (32, 4)}.items():
+        array = random.normal(size=shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    batch = random.normal(size=(16, 8)).astype(np.float32), random.integers(0, 4, 16)
+    losses: dict[str, list[float]] = {}
+    for train in ("head", "*"):
+        folder = tmp_path / f"package{len(losses)}"
+        build_package(
+            model, folder, loss="cross_entropy", optimizer=optimizers.SGD(), train=[train],
+            step_model=step_model,
+        )  # fmt: skip
+        package = Package.open(folder)
+        module = Module(
+            package.training_model, CheckpointState.load_checkpoint(package.checkpoint),
+            package.eval_model, step_model_uri=package.step_model,
+        )  # fmt: skip
+        optimizer = Optimizer(package.optimizer_model, module)
+        optimizer.set_learning_rate(0.0)
+        losses[train] = []
+        for seed in range(1, 6):
+            onnxruntime.set_seed(seed)
+            losses[train].append(float(optimizer.step_on(*batch)))
+        whole = {float(module.eval()(*batch)[0]) for _ in range(3)}
+        assert len(whole) == 1
+        assert whole.isdisjoint(losses[train])
+    assert losses["head"] == pytest.approx(losses["*"], rel=1e-6)
+    assert len(set(losses["head"])) == 5
