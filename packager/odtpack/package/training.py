@@ -34,6 +34,7 @@ from odtpack.package.parameters import (
     choose_parameters,
     lift_parameters,
     store_frozen,
+    without_float16,
 )
 from odtpack.package.task import Graphs, InferenceTemplate, LossInfo, Task
 from odtpack.passes import aliases, gradient_buffers, pipeline, precision
@@ -287,6 +288,8 @@ def prepare(task: Task) -> Prepared:
             Parameter(name, "state", ir.tensor([value], ir.DataType.FLOAT), ir.DataType.FLOAT)
             for name, value in precision.STATES.items()
         )
+    if not task.backend.is_stock:
+        parameters = without_float16(parameters, spec.frozen_storage)
     if spec.frozen_storage is not None:
         parameters = store_frozen(forward.graph, parameters, spec.frozen_storage, spec.base)
     lift_parameters(forward.graph, parameters)
