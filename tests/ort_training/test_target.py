@@ -285,6 +285,20 @@ def test_commands(run: Run, tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+def test_what_the_loss_does_not_read_is_exported(tmp_path: Path) -> None:
+    """Its runtime exports from the evaluation model, and an import hands on what is in there."""
+    model = models.two_heads()
+    generate_artifacts(
+        model, ["w", "trained"], ["frozen"], LossType.MSELoss, OptimType.SGD, tmp_path / "a",
+        loss_input_names=["near"], target=TARGET,
+    )  # fmt: skip
+    graph = onnx.load(tmp_path / "a" / "eval_model.onnx").graph
+    assert [value.name for value in graph.output] == ["loss"]
+    assert "far" in {name for node in graph.node for name in node.output}
+    import_artifacts(tmp_path / "a", tmp_path / "p")
+    models.check_heads(tmp_path / "p")
+
+
 def test_what_was_built_is_imported(run: Run, tmp_path: Path) -> None:
     """Its evaluation model returns the prediction besides the loss."""
     onnx.save(zoo.mlp((6, 5, 3)), tmp_path / "model.onnx")

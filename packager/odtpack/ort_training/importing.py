@@ -26,7 +26,7 @@ from odtpack.ort_training.artifacts import Artifacts, open_artifacts
 from odtpack.ort_training.backend import INTERNAL_BATCH_NORM, carried_state, read_optimizer
 from odtpack.package.optimizer_update import resolve_update
 from odtpack.package.task import Graphs, LossInfo, Task
-from odtpack.package.training import build_graphs
+from odtpack.package.training import build_graphs, read_by
 from odtpack.package.write import Made, check_folder, write_package
 from odtpack.spec import BuildSpec
 from odtpack_runtime.checkpoint.format import CheckpointData
@@ -93,6 +93,7 @@ def _differentiate(artifacts: Artifacts, optimizer: Optimizer, clip: Clip) -> Gr
     if known is not None and manifest is not None:
         additional = tuple(each.name for each in manifest.outputs[1:])
     found = None if known is not None else take_loss(graph)
+    graph.outputs.extend(_predictions(graph))
     read = () if found is None else (found.prediction.name or "", found.target.name or "")
     spec = BuildSpec(
         loss_inputs=read,
@@ -114,6 +115,22 @@ def _differentiate(artifacts: Artifacts, optimizer: Optimizer, clip: Clip) -> Gr
     for each in (graphs.training, graphs.evaluation):
         each.graph.outputs[0].name = name  # its nodes may be new
     return graphs
+
+
+def _predictions(graph: ir.Graph) -> list[ir.Value]:
+    """What artifacts compute from data for inference: what odtpack's loss or no node reads."""
+    data = {value.name for value in graph.inputs}
+    nodes = [n for n in graph if all((v.name or "").startswith("loss/") for v in n.outputs)]
+    read = [v for n in nodes for v in n.inputs if v is not None and v.producer() not in nodes]
+    ends = [n for n in graph if not any(v.uses() or v.is_graph_output() for v in n.outputs)]
+    found = dict.fromkeys([*(v for v in read if v.producer()), *(n.outputs[0] for n in ends)])
+    return [
+        value
+        for value in found
+        if isinstance(value.type, ir.TensorType)
+        and not value.is_graph_output()
+        and read_by(value) & data
+    ]
 
 
 def loss_of(manifest: Manifest) -> LossInfo | None:

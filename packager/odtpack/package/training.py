@@ -360,6 +360,11 @@ def build_graphs(task: Task) -> Graphs:
     stock = task.backend.is_stock
     forward, evaluation, parameters = ready.forward, ready.evaluation, ready.parameters
     served = _served(ready, task)
+    returned = len(evaluation.graph.outputs)
+    if not stock:  # its runtime exports values of the evaluation model alone
+        values = [value for node in evaluation.graph for value in node.outputs]
+        unread = [v for v in values if v.name in served and not v.is_graph_output()]
+        evaluation.graph.outputs.extend(unread)
     pipeline.before_gradient(forward, mixed_precision=task.spec.precision == "mixed")
     for model in (evaluation, *([ready.plain] if served else [])):
         pipeline.for_evaluation(model)
@@ -376,6 +381,7 @@ def build_graphs(task: Task) -> Graphs:
         models["inference"] = (ready.plain, {})
         template = InferenceTemplate(ready.plain, inputs, served, used)
     finish(models)
+    evaluation.graph.outputs[:] = evaluation.graph.outputs[:returned]
     if task.backend.lowers:
         forward, evaluation = task.backend.lower(forward), task.backend.lower(evaluation)
     memory = None
