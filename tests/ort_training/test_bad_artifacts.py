@@ -13,11 +13,15 @@ import onnx
 import pytest
 
 from odtpack.build import build_package
+from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.cli.conftest import Run, assert_refused
 from tests.ort_training import models
+from tests.packaging_tools import open_training
+from tests.refused import refused
 
 Change = Callable[[Path], Any]
 
@@ -220,6 +224,21 @@ def test_bad_artifacts(name: str, run: Run, folder: Path) -> None:
     code = code or outcome.err.partition("error[")[2].partition("]")[0]
     assert_refused(outcome, code, words)
     assert not folder.with_name("package").exists()
+
+
+def test_opened_as_a_package_they_are_to_be_imported(folder: Path, tmp_path: Path) -> None:
+    build_package(models.small(), tmp_path / "p", loss="cross_entropy", train=models.TRAINED)
+    _, module, _ = open_training(tmp_path / "p")
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    opened: list[tuple[str, Callable[[], Any]]] = [
+        ("model-not-loadable", lambda: Module(folder / "training_model.onnx", state)),
+        ("model-not-loadable", lambda: Optimizer(folder / "optimizer_model.onnx", module)),
+        ("package-not-found", lambda: Package.open(folder)),
+    ]
+    for code, open_them in opened:
+        with refused(code) as error:
+            open_them()
+        assert f"odtpack import {folder} --out package" in (error.value.hint or "")
 
 
 def test_no_folder(run: Run, tmp_path: Path) -> None:
