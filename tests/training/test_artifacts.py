@@ -233,13 +233,15 @@ def test_nothing_to_train(tmp_path: Path) -> None:
     assert float(module(x, target)) > 0
 
 
+ENDS_IN_LOSS = {
+    "inputs": ", float[N, 2] t",
+    "more": "d = Sub(y, t) s = Mul(d, d) cost = ReduceMean <keepdims = 0> (s)",
+    "outputs": "float cost, float[N, 2] y",
+}
+
+
 def test_a_model_that_ends_in_its_loss(tmp_path: Path) -> None:
-    model = linear(
-        inputs=", float[N, 2] t",
-        more="d = Sub(y, t) s = Mul(d, d) cost = ReduceMean <keepdims = 0> (s)",
-        outputs="float cost, float[N, 2] y",
-    )
-    make(model, tmp_path / "own", loss=None)
+    make(linear(**ENDS_IN_LOSS), tmp_path / "own", loss=None)
     make(linear(), tmp_path / "mse")
     inputs, outputs = names(tmp_path / "own" / "training_model.onnx")
     assert inputs[:4] == ["x", "t", "w", "b"]
@@ -253,6 +255,20 @@ def test_a_model_that_ends_in_its_loss(tmp_path: Path) -> None:
     for key in "wb":
         own, mse = (state.parameters[key].grad for state in states)
         np.testing.assert_allclose(own, mse, rtol=1e-6)
+
+
+@pytest.mark.parametrize("chosen", [["cost"], ["cost", "d"], ["cost", "y", "d"]])
+def test_without_a_loss_its_inputs_are_what_is_returned(chosen: list[str], tmp_path: Path) -> None:
+    """As in the reference: no other output of the model."""
+    make(linear(**ENDS_IN_LOSS), tmp_path, loss=None, loss_input_names=chosen)
+    assert names(tmp_path / "eval_model.onnx")[1] == chosen
+
+
+def test_an_output_that_is_returned_anyway_is_told(tmp_path: Path) -> None:
+    """The reference returns it twice, which moves the outputs after it."""
+    with pytest.warns(UserWarning, match="names 'y', which is returned anyway: it is returned on"):
+        make(linear(**ENDS_IN_LOSS), tmp_path, loss=None, additional_output_names=["y", "d"])
+    assert names(tmp_path / "eval_model.onnx")[1] == ["cost", "y", "d"]
 
 
 def test_additional_outputs(tmp_path: Path) -> None:
