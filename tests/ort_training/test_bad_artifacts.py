@@ -215,6 +215,15 @@ def test_the_artifacts_are_good_as_they_are(run: Run, folder: Path) -> None:
     assert [p["name"] for p in manifest["parameters"] if p["role"] == "state"] == models.STATISTICS
 
 
+def test_an_output_that_is_named_twice_is_returned_once(run: Run, folder: Path) -> None:
+    """The reference writes such artifacts where an additional output is one of the model's."""
+    for name in (TRAINING, EVAL):
+        edit(folder / name, lambda graph: graph.output.insert(2, graph.output[1]))
+    done = run("import", folder, "--out", folder.with_name("package"), "--json", code=0)
+    assert [output["name"] for output in done.json()["outputs"]] == ["loss", "y"]
+    assert "the artifacts return 'y' twice" in done.err
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_artifacts(name: str, run: Run, folder: Path) -> None:
     change, code, words = BAD[name]

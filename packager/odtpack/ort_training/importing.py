@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from pathlib import Path
 
 import onnx
@@ -25,7 +26,7 @@ from odtpack.optimizers import Clip, Optimizer
 from odtpack.ort_training.artifacts import Artifacts, open_artifacts
 from odtpack.ort_training.backend import INTERNAL_BATCH_NORM, carried_state, read_optimizer
 from odtpack.package.optimizer_update import resolve_update
-from odtpack.package.task import Graphs, LossInfo, Task
+from odtpack.package.task import Graphs, LossInfo, Remark, Task
 from odtpack.package.training import build_graphs, read_by
 from odtpack.package.write import Made, check_folder, write_package
 from odtpack.spec import BuildSpec
@@ -40,6 +41,7 @@ def import_artifacts(
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     prefix: str | None = None,
+    remark: Remark = warnings.warn,
 ) -> Manifest:
     """Turn artifacts of onnxruntime-training 1.19 into a package that goes on training.
 
@@ -53,6 +55,7 @@ def import_artifacts(
         checkpoint: Checkpoint in the place of the folder's, for example one that a device
             saved.
         prefix: Start of the artifacts' file names; found out if there is one.
+        remark: Told what is different in the package; warns by default.
 
     Returns:
         The manifest as written.
@@ -69,7 +72,7 @@ def import_artifacts(
         )
         optimizer, clip = read_optimizer(opened.optimizer)
         state = carried_state(opened.checkpoint, optimizer, str(opened.checkpoint_path))
-        graphs = _differentiate(opened, optimizer, clip)
+        graphs = _differentiate(opened, optimizer, clip, remark)
         resolved = resolve_update(graphs)
     except OdtpackError as error:
         error.where = error.where or str(source)
@@ -82,12 +85,17 @@ def import_artifacts(
     return manifest
 
 
-def _differentiate(artifacts: Artifacts, optimizer: Optimizer, clip: Clip) -> Graphs:
+def _differentiate(
+    artifacts: Artifacts, optimizer: Optimizer, clip: Clip, remark: Remark
+) -> Graphs:
     model = load_source(forward_model(artifacts), artifacts.parameters, as_stored=True)
     refuse_bfloat16(model.graph)
     graph = model.graph
     name = graph.outputs[0].name or ""
-    additional = tuple(value.name or "" for value in graph.outputs[1:])
+    names = [value.name or "" for value in graph.outputs]
+    if again := [each for each in names if names.count(each) > 1]:
+        remark(f"the artifacts return {again[0]!r} twice, and the package once")
+    additional = tuple(dict.fromkeys(names[1:]))
     manifest = artifacts.manifest
     known = None if manifest is None else loss_of(manifest)
     if known is not None and manifest is not None:
