@@ -80,6 +80,12 @@ def rename_input(graph: onnx.GraphProto) -> None:
         item.input[:] = ["image" if name == "x" else name for name in item.input]
 
 
+def spoil_text(graph: onnx.GraphProto) -> None:
+    """As one flipped byte does."""
+    conv = next(node for node in graph.node if node.op_type == "Conv")
+    conv.attribute.append(onnx.helper.make_attribute("auto_pad", b"NOTSE\xff"))
+
+
 def replace_relu(op_type: str) -> Callable[[onnx.GraphProto], None]:
     def change(graph: onnx.GraphProto) -> None:
         item = node(graph, "Relu")
@@ -205,6 +211,7 @@ BAD: dict[str, tuple[Change, str, str]] = {
     "one-moment": (in_checkpoint(with_moments(1)), "optimizer-mismatch", "adamw"),
     "moment-shape": (in_checkpoint(with_moments(2, whole=False)), "optimizer-mismatch", "adamw"),
     "unknown-operator": (in_model(EVAL, replace_relu("Nonsense")), "", "Nonsense"),
+    "text-attribute": (in_model(EVAL, spoil_text), "invalid-model", "not UTF-8"),
     "grad-operator": (in_model(EVAL, replace_relu("ReluGrad")), "", "ReluGrad"),
 }
 

@@ -318,6 +318,18 @@ def test_loss_inputs(tmp_path: Path) -> None:
     assert losses["y", "other"] == pytest.approx(np.mean((2 * y) ** 2), rel=1e-5)
 
 
+def test_an_input_of_the_model_is_the_target(tmp_path: Path) -> None:
+    """As in the reference, and as blocks do; its sizes are then those of the prediction."""
+    make(linear(inputs=", float[M, 2] target"), tmp_path, requires_grad=["w"], frozen_params=["b"])
+    assert names(tmp_path / "training_model.onnx")[0][:3] == ["x", "target", "w"]
+    state, module, _ = open_training(tmp_path)
+    x, target = np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)
+    w, b = (state.parameters[name].data.astype(float) for name in "wb")
+    assert float(module(x, target)) == pytest.approx(np.mean((x @ w + b - 1) ** 2), rel=1e-5)
+    with refused("input-sizes-differ", "'target'"):
+        module(x, target[:1])
+
+
 def test_labels_drop_the_class_axis(tmp_path: Path) -> None:
     """[N, C, h, w] has one label per pixel; the reference drops the last axis."""
     model = zoo.cnn(size=8)

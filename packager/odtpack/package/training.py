@@ -147,15 +147,20 @@ def write_loss(
     taken = value_names(graph)
     for target in targets[len(values) - count :]:
         name = target.name + suffix
-        if name in taken:
+        value = next((v for v in graph.inputs if v.name == name), None)
+        if value is not None and _fits(value, target):
+            value.shape = ir.Shape(target.dims)  # sizes of one name are checked to be equal
+        elif name in taken:
             raise OdtpackError(
                 "reserved-name",
                 f"the model already has {name!r}, the name of the input that the loss adds",
                 hint="rename it in the model; if it is the target, name prediction and target "
                 "as the loss's inputs",
             )
-        values.append(target.value(name))
-        graph.inputs.append(values[-1])
+        else:
+            value = target.value(name)
+            graph.inputs.append(value)
+        values.append(value)
     fixed = loss.fixed(values[:count])
     op = Ops(graph, "loss/")
     result = loss.write(op, *values)
@@ -170,6 +175,15 @@ def write_loss(
     facts = loss.label_facts(values[:count])
     labels = {name: facts for name, role in roles.items() if role == "labels"}
     return result, LossInfo(loss.name, loss.settings(), roles, labels, fixed), values
+
+
+def _fits(value: ir.Value, target: losses.Target) -> bool:
+    """Whether an input of the model has the type and the shape of a target."""
+    dims = dims_of(value)
+    if value.dtype != target.dtype or dims is None or len(dims) != len(target.dims):
+        return False
+    pairs = zip(dims, target.dims, strict=True)
+    return all(a == b or not (isinstance(a, int) or isinstance(b, int)) for a, b in pairs)
 
 
 def _name_sizes(graph: ir.Graph, prediction: ir.Value) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -129,7 +130,7 @@ def to_float32(value: float) -> float:
     except (TypeError, ValueError, OverflowError):
         rate = math.nan
     if not 0 <= rate < math.inf:
-        raise OdtpackError(
+        raise (OdtpackError if isinstance(value, numbers.Real) else WrongTypeError)(
             "bad-learning-rate",
             f"The learning rate must be a finite number of at least 0, not {value!r:.40}.",
             hint=f"take for example {DEFAULT_LEARNING_RATE}",
