@@ -147,9 +147,9 @@ def write_loss(
     taken = value_names(graph)
     for target in targets[len(values) - count :]:
         name = target.name + suffix
-        value = next((v for v in graph.inputs if v.name == name), None)
-        if value is not None and _fits(value, target):
-            value.shape = ir.Shape(target.dims)  # sizes of one name are checked to be equal
+        own = next((v for v in graph.inputs if v.name == name), None)
+        if own is not None and _fits(own, target):
+            own.shape = ir.Shape(target.dims)  # sizes of one name are checked to be equal
         elif name in taken:
             raise OdtpackError(
                 "reserved-name",
@@ -158,9 +158,9 @@ def write_loss(
                 "as the loss's inputs",
             )
         else:
-            value = target.value(name)
-            graph.inputs.append(value)
-        values.append(value)
+            own = target.value(name)
+            graph.inputs.append(own)
+        values.append(own)
     fixed = loss.fixed(values[:count])
     op = Ops(graph, "loss/")
     result = loss.write(op, *values)
