@@ -126,7 +126,7 @@ def to_float32(value: float) -> float:
     kind = OdtpackError
     try:
         with np.errstate(over="ignore"):
-            rate = float(np.float32(value))
+            rate = float(np.float32(float(value)))
     except OverflowError:
         rate = math.inf
     except (TypeError, ValueError):
