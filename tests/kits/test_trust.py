@@ -12,7 +12,12 @@ import pytest
 
 from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime.checkpoint import writer
-from odtpack_runtime.checkpoint.format import OPTIMIZER_PROPERTY, CheckpointData, OptimizerState, read_checkpoint
+from odtpack_runtime.checkpoint.format import (
+    OPTIMIZER_PROPERTY,
+    CheckpointData,
+    OptimizerState,
+    read_checkpoint,
+)
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from tests import zoo
