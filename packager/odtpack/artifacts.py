@@ -94,7 +94,8 @@ def generate_artifacts(
 
     Writes ``{prefix}training_model.onnx``, ``{prefix}eval_model.onnx``, with an optimizer
     ``{prefix}optimizer_model.onnx``, and ``{prefix}checkpoint``, and beside the reference's
-    files, if there is an optimizer, ``{prefix}manifest.json``, which describes them.
+    files, if there is an optimizer, ``{prefix}manifest.json``, which describes them, and
+    ``{prefix}inference_template.onnx``, the forward model for exports.
 
     Args:
         model: Forward model: a path, an ``onnx.ModelProto`` or an ``onnx_ir.Model``.
@@ -120,7 +121,8 @@ def generate_artifacts(
             after the loss.
         nominal_checkpoint: Also write ``{prefix}nominal_checkpoint``, without values.
         loss_input_names: Values that the loss reads: the prediction, and optionally the
-            target. The first output by default; for a block all outputs.
+            target. The first output by default; for a block all outputs. Without a loss what
+            the models return, the loss first.
         target: What is to run the files: ``"onnxruntime"``, or ``"ort-training"`` for
             onnxruntime-training 1.19.
         untie: Patterns of tensors that several places of the model read, of which each place
@@ -168,10 +170,15 @@ def generate_artifacts(
         loaded, results, attached, created = attach_block(loaded, loss, given)
         train = (*train, *(name for name in created if name not in {*train, *frozen}))
         read, additional = results[:1], (*results[1:], *additional)
-    outputs = [str(output.name) for output in loaded.graph.outputs]
+    outputs = tuple(str(output.name) for output in loaded.graph.outputs)
     if loss is None:
-        read = read or tuple(outputs[:1])
-        others = [name for name in outputs if name not in read]
+        read, others = (results := read or outputs)[:1], results[1:]
+        if again := [name for name in additional if name in others]:
+            warnings.warn(
+                f"additional_output_names names {again[0]!r}, which is returned anyway: it is "
+                "returned once",
+                stacklevel=3,
+            )
         additional = tuple(dict.fromkeys((*others, *additional)))
     elif chosen is not None:
         found = settled_on(loaded.graph, chosen, read or outputs[: len(chosen.reads)])

@@ -255,3 +255,48 @@ def test_frozen_dtype_without_frozen_weights(run: Run, shared: Shared, tmp_path:
         "--frozen-dtype", "int8", code=2)  # fmt: skip
     assert "error[storage-not-used]" in outcome.err
     assert "--freeze" in outcome.err
+
+
+@pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
+def test_export_has_outputs_that_the_loss_does_not_read(
+    storage: str, run: Run, tmp_path: Path
+) -> None:
+    """The evaluation model does not compute them; a large frozen head may be stored in less."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        g (float[b, 40] x) => (float[b, 40] far, float[b, 4] near) {
+            h = Tanh(x)
+            inner = MatMul(h, frozen)
+            far = Sigmoid(inner)
+            near = MatMul(h, trained)
+        }""")
+    random = np.random.default_rng(1)
+    for name, size in (("frozen", 40), ("trained", 4)):
+        values = random.normal(size=(40, size)).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    onnx.save(model, tmp_path / "model.onnx")
+    run("build", tmp_path / "model.onnx", "--out", tmp_path / "p", "--loss", "mse",
+        "--loss-input", "near", "--train", "trained", "--freeze", "frozen",
+        *([] if storage == "float32" else ["--frozen-dtype", storage]), code=0)  # fmt: skip
+    package = Package.open(tmp_path / "p")
+    nodes = onnx.load(package.eval_model).graph.node
+    assert "Sigmoid" not in {node.op_type for node in nodes}
+    wanted = ["far", "near", "inner"]
+    named = [word for name in wanted for word in ("--outputs", name)]
+    run("export", package.path, "--out", tmp_path / "a.onnx", *named, code=0)
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    module = Module(package.training_model, state, package.eval_model)
+    state.parameters["trained"].data = np.ones((40, 4), np.float32)
+    module.export_model_for_inferencing(tmp_path / "b.onnx", wanted)
+    x = random.normal(size=(3, 40)).astype(np.float32)
+    bound = {"float32": 1e-6, "float16": 5e-3, "int8": 5e-2}[storage]
+    for name, trained in (("a", numpy_helper.to_array(model.graph.initializer[1])),
+                          ("b", np.ones((40, 4), np.float32))):  # fmt: skip
+        onnx.checker.check_model(onnx.load(tmp_path / f"{name}.onnx"), full_check=True)
+        far, near, inner = onnxruntime.InferenceSession(tmp_path / f"{name}.onnx").run(
+            None, {"x": x}
+        )
+        expected = np.tanh(x) @ numpy_helper.to_array(model.graph.initializer[0])
+        np.testing.assert_allclose(inner, expected, atol=20 * bound)
+        np.testing.assert_allclose(far, 1 / (1 + np.exp(-expected)), atol=5 * bound)
+        np.testing.assert_allclose(near, np.tanh(x) @ trained, rtol=1e-5, atol=1e-5)

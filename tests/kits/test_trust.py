@@ -12,7 +12,12 @@ import pytest
 
 from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime.checkpoint import writer
-from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
+from odtpack_runtime.checkpoint.format import (
+    OPTIMIZER_PROPERTY,
+    CheckpointData,
+    OptimizerState,
+    read_checkpoint,
+)
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from tests import zoo
@@ -109,6 +114,18 @@ def test_digests_travel_both_ways(
         assert back.properties.keys() == content.properties.keys()
         assert np.isnan(back.properties.pop("none", np.nan))
         assert all(content.properties[name] == value for name, value in back.properties.items())
+
+
+def test_the_kind_of_an_optimizer_goes_with_its_state(
+    kit: Callable[..., tuple[str, str]], tmp_path: Path
+) -> None:
+    """onnxruntime-training keeps the property where it saves a file without the state again."""
+    data = CheckpointData({"w": np.ones(3, np.float32)}, {}, properties={OPTIMIZER_PROPERTY: "sgd"})
+    write_checkpoint(tmp_path / "c", data)
+    kit("keep", tmp_path / "c", tmp_path / "kit", 2**30)
+    assert OPTIMIZER_PROPERTY.encode() in (tmp_path / "c").read_bytes()
+    assert OPTIMIZER_PROPERTY.encode() not in (tmp_path / "kit").read_bytes()
+    assert not read_checkpoint(tmp_path / "c").properties
 
 
 @pytest.mark.parametrize("above", [2**40, 64], ids=["one file", "external data"])

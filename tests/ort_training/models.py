@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import onnx.parser
+import onnxruntime
 
 from tests import zoo
-from tests.packaging_tools import batch
+from tests.packaging_tools import batch, open_training
 from tests.training import settled
 
 
@@ -97,6 +100,38 @@ def with_values(model: onnx.ModelProto) -> onnx.ModelProto:
     values = np.random.default_rng(9).normal(size=(5, 4)).astype(np.float32) * 0.4
     model.graph.initializer.append(onnx.numpy_helper.from_array(values, "w"))
     return model
+
+
+def two_heads() -> onnx.ModelProto:
+    """A model of which a loss reads ``near`` only."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        heads (float[b, 6] x) => (float[b, 3] far, float[b, 4] near) {
+            a = MatMul(x, w)
+            h = Tanh(a)
+            far = MatMul(h, frozen)
+            near = MatMul(h, trained)
+        }""")
+    random = np.random.default_rng(2)
+    for name, *shape in (("w", 6, 5), ("frozen", 5, 3), ("trained", 5, 4)):
+        values = random.normal(size=shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    return model
+
+
+def check_heads(package: Path) -> None:
+    """A package of ``two_heads`` exports both, and evaluates one."""
+    _, module, _ = open_training(package)
+    module.export_model_for_inferencing(package / "heads.onnx", ["far", "near"])
+    x = np.random.default_rng(3).normal(size=(2, 6)).astype(np.float32)
+    expected, found = (
+        onnxruntime.InferenceSession(model).run(None, {"x": x})
+        for model in (two_heads().SerializeToString(), package / "heads.onnx")
+    )
+    for one, other in zip(expected, found, strict=True):
+        np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-6)
+    nodes = onnx.load(package / "eval_model.onnx").graph.node
+    assert "far" not in {name for node in nodes for name in node.output}
 
 
 def feeds(model: onnx.ModelProto, loss: str, size: int) -> dict[str, np.ndarray]:

@@ -13,11 +13,15 @@ import onnx
 import pytest
 
 from odtpack.build import build_package
+from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.cli.conftest import Run, assert_refused
 from tests.ort_training import models
+from tests.packaging_tools import open_training
+from tests.refused import refused
 
 Change = Callable[[Path], Any]
 
@@ -74,6 +78,12 @@ def rename_input(graph: onnx.GraphProto) -> None:
     graph.input[0].name = "image"
     for item in graph.node:
         item.input[:] = ["image" if name == "x" else name for name in item.input]
+
+
+def spoil_text(graph: onnx.GraphProto) -> None:
+    """As one flipped byte does."""
+    conv = next(node for node in graph.node if node.op_type == "Conv")
+    conv.attribute.append(onnx.helper.make_attribute("auto_pad", b"NOTSE\xff"))
 
 
 def replace_relu(op_type: str) -> Callable[[onnx.GraphProto], None]:
@@ -201,6 +211,7 @@ BAD: dict[str, tuple[Change, str, str]] = {
     "one-moment": (in_checkpoint(with_moments(1)), "optimizer-mismatch", "adamw"),
     "moment-shape": (in_checkpoint(with_moments(2, whole=False)), "optimizer-mismatch", "adamw"),
     "unknown-operator": (in_model(EVAL, replace_relu("Nonsense")), "", "Nonsense"),
+    "text-attribute": (in_model(EVAL, spoil_text), "invalid-model", "not UTF-8"),
     "grad-operator": (in_model(EVAL, replace_relu("ReluGrad")), "", "ReluGrad"),
 }
 
@@ -209,6 +220,15 @@ def test_the_artifacts_are_good_as_they_are(run: Run, folder: Path) -> None:
     done = run("import", folder, "--out", folder.with_name("package"), "--json", code=0)
     manifest = done.json()
     assert [p["name"] for p in manifest["parameters"] if p["role"] == "state"] == models.STATISTICS
+
+
+def test_an_output_that_is_named_twice_is_returned_once(run: Run, folder: Path) -> None:
+    """The reference writes such artifacts where an additional output is one of the model's."""
+    for name in (TRAINING, EVAL):
+        edit(folder / name, lambda graph: graph.output.insert(2, graph.output[1]))
+    done = run("import", folder, "--out", folder.with_name("package"), "--json", code=0)
+    assert [output["name"] for output in done.json()["outputs"]] == ["loss", "y"]
+    assert "the artifacts return 'y' twice" in done.err
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -220,6 +240,21 @@ def test_bad_artifacts(name: str, run: Run, folder: Path) -> None:
     code = code or outcome.err.partition("error[")[2].partition("]")[0]
     assert_refused(outcome, code, words)
     assert not folder.with_name("package").exists()
+
+
+def test_opened_as_a_package_they_are_to_be_imported(folder: Path, tmp_path: Path) -> None:
+    build_package(models.small(), tmp_path / "p", loss="cross_entropy", train=models.TRAINED)
+    _, module, _ = open_training(tmp_path / "p")
+    state = CheckpointState.load_checkpoint(folder / "checkpoint")
+    opened: list[tuple[str, Callable[[], Any]]] = [
+        ("model-not-loadable", lambda: Module(folder / "training_model.onnx", state)),
+        ("model-not-loadable", lambda: Optimizer(folder / "optimizer_model.onnx", module)),
+        ("package-not-found", lambda: Package.open(folder)),
+    ]
+    for code, open_them in opened:
+        with refused(code) as error:
+            open_them()
+        assert f"odtpack import {folder} --out package" in (error.value.hint or "")
 
 
 def test_no_folder(run: Run, tmp_path: Path) -> None:

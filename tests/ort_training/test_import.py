@@ -284,6 +284,17 @@ def test_batch_norm_that_was_exported_for_inference_trains_as_in_the_reference(
     assert losses == pytest.approx(answer["losses"], rel=2e-5)
 
 
+def test_what_the_loss_does_not_read_is_exported(tmp_path: Path) -> None:
+    onnx.save(models.two_heads(), tmp_path / "heads.onnx")
+    client.generate(
+        model=tmp_path / "heads.onnx", folder=tmp_path / "artifacts", loss="mse", optimizer="sgd",
+        requires_grad=["w", "trained"], frozen=["frozen"], loss_input_names=["near"],
+    )  # fmt: skip
+    import_artifacts(tmp_path / "artifacts", tmp_path / "package")
+    verify_package(tmp_path / "package")
+    models.check_heads(tmp_path / "package")
+
+
 @pytest.mark.parametrize("change", ["prefix", "two"])
 def test_prefixes(
     change: str, reference: tuple[Path, dict[str, dict[str, Any]]], tmp_path: Path

@@ -22,10 +22,11 @@ from odtpack_runtime.training.schedules import ScheduleSpec
 from tests import zoo
 from tests.cli.conftest import Run, assert_refused
 from tests.ort_training import models
-from tests.packaging_tools import batch, open_training
+from tests.packaging_tools import batch, losses_of_steps, open_training
 from tests.peer import client
 from tests.refused import refused
 from tests.training import runs, settled
+from tests.training.test_types import retyped
 
 peer = pytest.mark.peer
 needs_peer = pytest.mark.skipif(
@@ -177,6 +178,28 @@ def test_running_statistics(tmp_path: Path) -> None:
             np.testing.assert_allclose(archive[name] - 0.8 * old[name], share * ours, rtol=1e-4)
 
 
+@peer
+@needs_peer
+def test_frozen_float16_parameters_load_there(tmp_path: Path) -> None:
+    """1.19.2 reads no float16 from a checkpoint: what is frozen is stored as float32 as well."""
+    model = retyped(zoo.mlp((6, 8, 4)), np.float16)
+    x, labels = batch(model, 8, classes=4)
+    feeds = {"input": x.astype(np.float16), "labels": labels}
+    np.savez(tmp_path / "data.npz", **feeds)
+    options: dict[str, Any] = {"loss": "cross_entropy", "optimizer": SGD(), "train": ["fc2.*"]}
+    frozen = {"freeze": ["fc1.*"]}
+    build_package(model, tmp_path / "theirs", runtime=TARGET, **options, **frozen)
+    verify_package(tmp_path / "theirs")
+    build_package(model, tmp_path / "ours", **options, **frozen)
+    answer = client.train(
+        folder=tmp_path / "theirs", inputs=tmp_path / "data.npz", steps=2, learning_rate=0.1
+    )
+    _, module, update = open_training(tmp_path / "ours")
+    update.set_learning_rate(0.1)
+    losses = losses_of_steps(module, update, [feeds.values()] * 2)
+    assert answer["losses"] == pytest.approx(losses, rel=1e-2)
+
+
 def test_names_and_types_are_the_reference_s(tmp_path: Path) -> None:
     generate_artifacts(
         zoo.mlp((6, 8, 4)), requires_grad=["fc2.weight"], loss=LossType.CrossEntropyLoss,
@@ -211,6 +234,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "groups": ({"groups": (GroupRule("fc1.*", 0.1),)}, "parameter groups"),
     "schedule": ({"schedule": ScheduleSpec("cosine", {})}, "a schedule"),
     "ort-format": ({"ort_format": OrtFormat()}, "ORT format"),
+    "float16": ({"frozen_storage": "float16", "freeze": ["fc1.*"]}, "no float16 values"),
 }
 
 
@@ -259,6 +283,20 @@ def test_commands(run: Run, tmp_path: Path) -> None:
             "--target", TARGET, "--optimizer", "lion"),
         "target-cannot", "lion",
     )  # fmt: skip
+
+
+def test_what_the_loss_does_not_read_is_exported(tmp_path: Path) -> None:
+    """Its runtime exports from the evaluation model, and an import hands on what is in there."""
+    model = models.two_heads()
+    generate_artifacts(
+        model, ["w", "trained"], ["frozen"], LossType.MSELoss, OptimType.SGD, tmp_path / "a",
+        loss_input_names=["near"], target=TARGET,
+    )  # fmt: skip
+    graph = onnx.load(tmp_path / "a" / "eval_model.onnx").graph
+    assert [value.name for value in graph.output] == ["loss"]
+    assert "far" in {name for node in graph.node for name in node.output}
+    import_artifacts(tmp_path / "a", tmp_path / "p")
+    models.check_heads(tmp_path / "p")
 
 
 def test_what_was_built_is_imported(run: Run, tmp_path: Path) -> None:

@@ -233,13 +233,15 @@ def test_nothing_to_train(tmp_path: Path) -> None:
     assert float(module(x, target)) > 0
 
 
+ENDS_IN_LOSS = {
+    "inputs": ", float[N, 2] t",
+    "more": "d = Sub(y, t) s = Mul(d, d) cost = ReduceMean <keepdims = 0> (s)",
+    "outputs": "float cost, float[N, 2] y",
+}
+
+
 def test_a_model_that_ends_in_its_loss(tmp_path: Path) -> None:
-    model = linear(
-        inputs=", float[N, 2] t",
-        more="d = Sub(y, t) s = Mul(d, d) cost = ReduceMean <keepdims = 0> (s)",
-        outputs="float cost, float[N, 2] y",
-    )
-    make(model, tmp_path / "own", loss=None)
+    make(linear(**ENDS_IN_LOSS), tmp_path / "own", loss=None)
     make(linear(), tmp_path / "mse")
     inputs, outputs = names(tmp_path / "own" / "training_model.onnx")
     assert inputs[:4] == ["x", "t", "w", "b"]
@@ -253,6 +255,20 @@ def test_a_model_that_ends_in_its_loss(tmp_path: Path) -> None:
     for key in "wb":
         own, mse = (state.parameters[key].grad for state in states)
         np.testing.assert_allclose(own, mse, rtol=1e-6)
+
+
+@pytest.mark.parametrize("chosen", [["cost"], ["cost", "d"], ["cost", "y", "d"]])
+def test_without_a_loss_its_inputs_are_what_is_returned(chosen: list[str], tmp_path: Path) -> None:
+    """As in the reference: no other output of the model."""
+    make(linear(**ENDS_IN_LOSS), tmp_path, loss=None, loss_input_names=chosen)
+    assert names(tmp_path / "eval_model.onnx")[1] == chosen
+
+
+def test_an_output_that_is_returned_anyway_is_told(tmp_path: Path) -> None:
+    """The reference returns it twice, which moves the outputs after it."""
+    with pytest.warns(UserWarning, match="names 'y', which is returned anyway: it is returned on"):
+        make(linear(**ENDS_IN_LOSS), tmp_path, loss=None, additional_output_names=["y", "d"])
+    assert names(tmp_path / "eval_model.onnx")[1] == ["cost", "y", "d"]
 
 
 def test_additional_outputs(tmp_path: Path) -> None:
@@ -300,6 +316,18 @@ def test_loss_inputs(tmp_path: Path) -> None:
     assert losses[("h",)] == pytest.approx(np.mean((h - 1) ** 2), rel=1e-5)
     assert losses["other", "wanted"] == losses[("other",)]
     assert losses["y", "other"] == pytest.approx(np.mean((2 * y) ** 2), rel=1e-5)
+
+
+def test_an_input_of_the_model_is_the_target(tmp_path: Path) -> None:
+    """As in the reference, and as blocks do; its sizes are then those of the prediction."""
+    make(linear(inputs=", float[M, 2] target"), tmp_path, requires_grad=["w"], frozen_params=["b"])
+    assert names(tmp_path / "training_model.onnx")[0][:3] == ["x", "target", "w"]
+    state, module, _ = open_training(tmp_path)
+    x, target = np.ones((4, 3), np.float32), np.ones((4, 2), np.float32)
+    w, b = (state.parameters[name].data.astype(float) for name in "wb")
+    assert float(module(x, target)) == pytest.approx(np.mean((x @ w + b - 1) ** 2), rel=1e-5)
+    with refused("input-sizes-differ", "'target'"):
+        module(x, target[:1])
 
 
 def test_labels_drop_the_class_axis(tmp_path: Path) -> None:

@@ -212,17 +212,19 @@ def _outputs(package: Package, wanted: list[str]) -> list[str]:
 
 
 def forward_values(package: Package) -> tuple[list[str], list[str]]:
-    """What the evaluation model computes without labels or target."""
+    """What the package's models compute without labels or target; what of it the loss reads."""
     import onnx
 
-    # Its digest is the manifest's, so it is the model that the builder wrote.
-    graph = onnx.load_model(str(package.eval_model), load_external_data=False).graph
+    # Their digests are the manifest's, so they are the models that the builder wrote.
+    template = package.manifest.files.inference_template
+    paths = [*([] if template is None else [package.path / template.path]), package.eval_model]
+    nodes = [n for p in paths for n in onnx.load_model(str(p), load_external_data=False).graph.node]
     inputs = package.manifest.inputs
     known = {item.name for item in inputs if item.role == "data"}
     beyond = {item.name for item in inputs if item.role != "data"}
     produced: list[str] = []
     read_by_loss: set[str] = set()
-    for node in graph.node:
+    for node in nodes:
         of_loss = all(name.startswith(LOSS_PREFIX) for name in node.output)
         if of_loss:
             read_by_loss.update(node.input)
@@ -231,7 +233,8 @@ def forward_values(package: Package) -> tuple[list[str], list[str]]:
         elif known.intersection(node.input):
             known.update(node.output)
             produced += [] if of_loss else [name for name in node.output if name]
-    return produced[::-1], [name for name in produced if name in read_by_loss]
+    of_both = dict.fromkeys(produced)
+    return list(dict.fromkeys(produced[::-1])), [n for n in of_both if n in read_by_loss]
 
 
 def ort(

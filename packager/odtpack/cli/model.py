@@ -95,7 +95,9 @@ def import_(
     from odtpack.ort_training.importing import import_artifacts
     from odtpack_runtime.checkpoint.format import read_checkpoint
 
-    manifest = import_artifacts(artifacts, out, checkpoint=checkpoint, prefix=prefix)
+    manifest = import_artifacts(
+        artifacts, out, checkpoint=checkpoint, prefix=prefix, remark=_console.warn
+    )
     print_built(manifest, out)
     saved = read_checkpoint(out / manifest.files.checkpoint.path)
     for sentence in of_properties(saved.properties):

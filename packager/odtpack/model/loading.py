@@ -485,12 +485,12 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
 
 
 def check_texts(proto: onnx.ModelProto, where: str) -> None:
-    """Check that every name in a model is text."""
+    """Check that every name in a model is text, and each such attribute of standard operators."""
     for text in _texts(proto):
         if not isinstance(text, str):
             raise OdtpackError(
                 "invalid-model",
-                f"the model is damaged: it holds a name that is not UTF-8 text, {text!r}",
+                f"the model is damaged: it holds text that is not UTF-8, {text!r}",
                 where=where,
             )
 
@@ -501,6 +501,9 @@ def _texts(message: Any) -> Iterator[str | bytes]:
         yield message.name
         yield from (text for entry in message.external_data for text in (entry.key, entry.value))
         return
+    if isinstance(message, onnx.NodeProto) and message.domain in ("", "ai.onnx"):
+        given = (text for each in message.attribute for text in (each.s, *each.strings))
+        yield from (text for text in given if text != text.decode(errors="ignore").encode())
     for field, value in message.ListFields():
         values = (
             [value] if isinstance(value, str | bytes) or hasattr(value, "ListFields") else value

@@ -6,6 +6,7 @@ import dataclasses
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import onnx_ir as ir
@@ -16,7 +17,7 @@ from odtpack.ort.kernel_needs import newest, oldest_of_files, oldest_runtime
 from odtpack.ort.operator_config import CONFIG_NAME, TYPES_CONFIG_NAME, config_of
 from odtpack.ort.session_runs import INFERENCE_MODEL, SessionRun, final_graph, onnx_models
 from odtpack_runtime.checkpoint.parameters import Array
-from odtpack_runtime.export.inference_model import export_inference_model
+from odtpack_runtime.export.inference_model import Template, export_inference_model
 from odtpack_runtime.files.folder_update import update_folder
 from odtpack_runtime.package.manifest import ExtraFile, Manifest
 from odtpack_runtime.package.package import Package, signature_path
@@ -33,9 +34,10 @@ class Inference:
     parameters: Mapping[str, Array]
 
     def write(self, package: Package, path: Path) -> list[str]:
-        """Cut it out of the package's evaluation model; return the names of its inputs."""
+        """Cut it out of the package's evaluation or forward model; return its inputs' names."""
+        template = partial(Template.beside, package.training_model)
         return export_inference_model(
-            package.eval_model, self.parameters, path, self.outputs, apart=True
+            package.eval_model, self.parameters, path, self.outputs, template, apart=True
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from pathlib import Path
 
 import onnx
@@ -25,8 +26,8 @@ from odtpack.optimizers import Clip, Optimizer
 from odtpack.ort_training.artifacts import Artifacts, open_artifacts
 from odtpack.ort_training.backend import INTERNAL_BATCH_NORM, carried_state, read_optimizer
 from odtpack.package.optimizer_update import resolve_update
-from odtpack.package.task import Graphs, LossInfo, Task
-from odtpack.package.training import build_graphs
+from odtpack.package.task import Graphs, LossInfo, Remark, Task
+from odtpack.package.training import build_graphs, read_by
 from odtpack.package.write import Made, check_folder, write_package
 from odtpack.spec import BuildSpec
 from odtpack_runtime.checkpoint.format import CheckpointData
@@ -40,6 +41,7 @@ def import_artifacts(
     *,
     checkpoint: str | os.PathLike[str] | None = None,
     prefix: str | None = None,
+    remark: Remark = warnings.warn,
 ) -> Manifest:
     """Turn artifacts of onnxruntime-training 1.19 into a package that goes on training.
 
@@ -53,6 +55,7 @@ def import_artifacts(
         checkpoint: Checkpoint in the place of the folder's, for example one that a device
             saved.
         prefix: Start of the artifacts' file names; found out if there is one.
+        remark: Told what is different in the package; warns by default.
 
     Returns:
         The manifest as written.
@@ -69,7 +72,7 @@ def import_artifacts(
         )
         optimizer, clip = read_optimizer(opened.optimizer)
         state = carried_state(opened.checkpoint, optimizer, str(opened.checkpoint_path))
-        graphs = _differentiate(opened, optimizer, clip)
+        graphs = _differentiate(opened, optimizer, clip, remark)
         resolved = resolve_update(graphs)
     except OdtpackError as error:
         error.where = error.where or str(source)
@@ -82,17 +85,23 @@ def import_artifacts(
     return manifest
 
 
-def _differentiate(artifacts: Artifacts, optimizer: Optimizer, clip: Clip) -> Graphs:
+def _differentiate(
+    artifacts: Artifacts, optimizer: Optimizer, clip: Clip, remark: Remark
+) -> Graphs:
     model = load_source(forward_model(artifacts), artifacts.parameters, as_stored=True)
     refuse_bfloat16(model.graph)
     graph = model.graph
     name = graph.outputs[0].name or ""
-    additional = tuple(value.name or "" for value in graph.outputs[1:])
+    names = [value.name or "" for value in graph.outputs]
+    if again := [each for each in names if names.count(each) > 1]:
+        remark(f"the artifacts return {again[0]!r} twice, and the package once")
+    additional = tuple(dict.fromkeys(names[1:]))
     manifest = artifacts.manifest
     known = None if manifest is None else loss_of(manifest)
     if known is not None and manifest is not None:
         additional = tuple(each.name for each in manifest.outputs[1:])
     found = None if known is not None else take_loss(graph)
+    graph.outputs.extend(_predictions(graph))
     read = () if found is None else (found.prediction.name or "", found.target.name or "")
     spec = BuildSpec(
         loss_inputs=read,
@@ -114,6 +123,22 @@ def _differentiate(artifacts: Artifacts, optimizer: Optimizer, clip: Clip) -> Gr
     for each in (graphs.training, graphs.evaluation):
         each.graph.outputs[0].name = name  # its nodes may be new
     return graphs
+
+
+def _predictions(graph: ir.Graph) -> list[ir.Value]:
+    """What artifacts compute from data for inference: what odtpack's loss or no node reads."""
+    data = {value.name for value in graph.inputs}
+    nodes = [n for n in graph if all((v.name or "").startswith("loss/") for v in n.outputs)]
+    read = [v for n in nodes for v in n.inputs if v is not None and v.producer() not in nodes]
+    ends = [n for n in graph if not any(v.uses() or v.is_graph_output() for v in n.outputs)]
+    found = dict.fromkeys([*(v for v in read if v.producer()), *(n.outputs[0] for n in ends)])
+    return [
+        value
+        for value in found
+        if isinstance(value.type, ir.TensorType)
+        and not value.is_graph_output()
+        and read_by(value) & data
+    ]
 
 
 def loss_of(manifest: Manifest) -> LossInfo | None:

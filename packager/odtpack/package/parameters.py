@@ -220,6 +220,22 @@ def store_frozen(
     return tuple(found)
 
 
+def without_float16(
+    parameters: Sequence[Parameter], storage: Storage | None
+) -> tuple[Parameter, ...]:
+    """Store as float32 what is float16: onnxruntime-training loads no checkpoint that holds it."""
+    if storage == "float16":
+        raise OdtpackError(
+            "target-cannot",
+            "onnxruntime-training loads no float16 values from a checkpoint",
+            hint="leave --frozen-dtype out, or store them as int8 (--frozen-dtype int8)",
+        )
+    return tuple(
+        dataclasses.replace(p, dtype=ir.DataType.FLOAT) if p.dtype == ir.DataType.FLOAT16 else p
+        for p in parameters
+    )
+
+
 def lift_parameters(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
     """Make initializers inputs, so that no constant folding can swallow them."""
     inputs: dict[str, ir.Value] = {}

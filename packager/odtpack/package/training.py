@@ -34,6 +34,7 @@ from odtpack.package.parameters import (
     choose_parameters,
     lift_parameters,
     store_frozen,
+    without_float16,
 )
 from odtpack.package.task import Graphs, InferenceTemplate, LossInfo, Task
 from odtpack.passes import aliases, gradient_buffers, pipeline, precision
@@ -146,15 +147,20 @@ def write_loss(
     taken = value_names(graph)
     for target in targets[len(values) - count :]:
         name = target.name + suffix
-        if name in taken:
+        own = next((v for v in graph.inputs if v.name == name), None)
+        if own is not None and _fits(own, target):
+            own.shape = ir.Shape(target.dims)  # sizes of one name are checked to be equal
+        elif name in taken:
             raise OdtpackError(
                 "reserved-name",
                 f"the model already has {name!r}, the name of the input that the loss adds",
                 hint="rename it in the model; if it is the target, name prediction and target "
                 "as the loss's inputs",
             )
-        values.append(target.value(name))
-        graph.inputs.append(values[-1])
+        else:
+            own = target.value(name)
+            graph.inputs.append(own)
+        values.append(own)
     fixed = loss.fixed(values[:count])
     op = Ops(graph, "loss/")
     result = loss.write(op, *values)
@@ -169,6 +175,15 @@ def write_loss(
     facts = loss.label_facts(values[:count])
     labels = {name: facts for name, role in roles.items() if role == "labels"}
     return result, LossInfo(loss.name, loss.settings(), roles, labels, fixed), values
+
+
+def _fits(value: ir.Value, target: losses.Target) -> bool:
+    """Whether an input of the model has the type and the shape of a target."""
+    dims = dims_of(value)
+    if value.dtype != target.dtype or dims is None or len(dims) != len(target.dims):
+        return False
+    pairs = zip(dims, target.dims, strict=True)
+    return all(a == b or not (isinstance(a, int) or isinstance(b, int)) for a, b in pairs)
 
 
 def _name_sizes(graph: ir.Graph, prediction: ir.Value) -> None:
@@ -287,6 +302,8 @@ def prepare(task: Task) -> Prepared:
             Parameter(name, "state", ir.tensor([value], ir.DataType.FLOAT), ir.DataType.FLOAT)
             for name, value in precision.STATES.items()
         )
+    if not task.backend.is_stock:
+        parameters = without_float16(parameters, spec.frozen_storage)
     if spec.frozen_storage is not None:
         parameters = store_frozen(forward.graph, parameters, spec.frozen_storage, spec.base)
     lift_parameters(forward.graph, parameters)
@@ -357,6 +374,11 @@ def build_graphs(task: Task) -> Graphs:
     stock = task.backend.is_stock
     forward, evaluation, parameters = ready.forward, ready.evaluation, ready.parameters
     served = _served(ready, task)
+    returned = len(evaluation.graph.outputs)
+    if not stock:  # its runtime exports values of the evaluation model alone
+        values = [value for node in evaluation.graph for value in node.outputs]
+        unread = [v for v in values if v.name in served and not v.is_graph_output()]
+        evaluation.graph.outputs.extend(unread)
     pipeline.before_gradient(forward, mixed_precision=task.spec.precision == "mixed")
     for model in (evaluation, *([ready.plain] if served else [])):
         pipeline.for_evaluation(model)
@@ -373,6 +395,7 @@ def build_graphs(task: Task) -> Graphs:
         models["inference"] = (ready.plain, {})
         template = InferenceTemplate(ready.plain, inputs, served, used)
     finish(models)
+    evaluation.graph.outputs[:] = evaluation.graph.outputs[:returned]
     if task.backend.lowers:
         forward, evaluation = task.backend.lower(forward), task.backend.lower(evaluation)
     memory = None

@@ -230,10 +230,10 @@ class Reader {
     const data = { parameters, nominal: this.#nominal, optimizer, properties };
     const checked = await this.#check(data, digest);
     const kind = properties.get(OPTIMIZER_PROPERTY);
+    properties.delete(OPTIMIZER_PROPERTY);
     if (optimizer && kind) {
       if (typeof kind.value !== 'string') return source.fail(`${OPTIMIZER_PROPERTY} is not text`);
       optimizer.kind = kind.value;
-      properties.delete(OPTIMIZER_PROPERTY);
     }
     return { ...data, checked };
   }

@@ -377,8 +377,8 @@ class _Reader:
                 self._source.fail(f"parameter '{min(both)}' is both trainable and frozen")
             optimizer = self._optimizer(root, trainable)
         properties = self._properties(root.table(3))
+        kind = properties.pop(OPTIMIZER_PROPERTY, None)
         if optimizer is not None:
-            kind = properties.pop(OPTIMIZER_PROPERTY, None)
             if kind is not None and not isinstance(kind, str):
                 self._source.fail(f"its property {OPTIMIZER_PROPERTY} is not text")
             optimizer.kind = kind

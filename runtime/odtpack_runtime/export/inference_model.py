@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import onnxruntime
@@ -31,7 +32,11 @@ from odtpack_runtime.files.protobuf_wire import (
 )
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX, TensorSpec
 from odtpack_runtime.session.model_file import ORT_IDENTIFIER, check_model_file
+from odtpack_runtime.session.options import manifest_beside
 from odtpack_runtime.session.session import first_line
+
+if TYPE_CHECKING:
+    from odtpack_runtime.package.manifest import Manifest, ParameterInfo
 
 # Models in ORT format and back, by ONNX Runtime itself: it writes what it has loaded.
 #
@@ -121,6 +126,7 @@ def export_inference_model(
     parameters: Mapping[str, Array],
     destination: str | os.PathLike[str],
     output_names: Sequence[str],
+    template: Callable[[], Template | None] = lambda: None,
     *,
     apart: bool = False,
 ) -> list[str]:
@@ -136,6 +142,7 @@ def export_inference_model(
     # `.ort`.
     # `output_names`: values that the evaluation model computes, in the order of the new model's
     # outputs.
+    # `template`: finds the forward model, whose outputs the evaluation model need not compute.
     # `apart`: whether ONNX Runtime loads models in a process of its own, with limits of time and
     # memory.
     if isinstance(output_names, str) or not all(isinstance(name, str) for name in output_names):
@@ -148,6 +155,10 @@ def export_inference_model(
         )
     try:
         model = _load(eval_model, apart=apart)
+        if not model.computes(output_names) and (found := template()) is not None:
+            whole = _load(found.path, found.fragments(parameters), apart=apart)
+            if whole.computes(output_names):
+                model, parameters = whole, {}
         model.keep_only(output_names, str(eval_model))
         values = _in_own_type(model, parameters)
         pieces = model.pieces(values)
@@ -168,6 +179,61 @@ def export_inference_model(
     with atomic_write(destination) as stream:
         stream.writelines(pieces)
     return [name for name in model.inputs if name not in values]
+
+
+@dataclass(frozen=True)
+class Template:
+    """The forward model of a package, which lacks its parameters, with the manifest."""
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def beside(cls, model: Path) -> Template | None:
+        """Return the template in the folder of a training model, if there is one."""
+        from odtpack_runtime.package.manifest import Manifest
+
+        content = manifest_beside(model)
+        if content is None:
+            return None
+        manifest = Manifest.from_json(json.dumps(content).encode(), str(model.parent))
+        file = manifest.files.inference_template
+        return None if file is None else cls(model.with_name(Path(file.path).name), manifest)
+
+    def fragments(self, parameters: Mapping[str, Array]) -> Iterator[Piece]:
+        """Yield what completes the template where it is appended."""
+        known = {item.name: item for item in self.manifest.parameters}
+        for name in () if self.manifest.inference is None else self.manifest.inference.parameters:
+            yield from fragment(name, _in_model_type(known[name], known, parameters))
+
+
+def fragment(name: str, array: Array) -> list[Piece]:
+    """Return a ``ModelProto`` whose graph holds one initializer and nothing else."""
+    tensor = bytes_field(wire.INITIALIZERS, wire.tensor_proto(name, array))
+    return bytes_field(wire.MODEL_GRAPH, tensor)
+
+
+def _in_model_type(
+    item: ParameterInfo, known: Mapping[str, ParameterInfo], parameters: Mapping[str, Array]
+) -> Array:
+    array = _checked_template(item, parameters)
+    if item.scale is not None:
+        return array.astype(np.float32) * _checked_template(known[item.scale], parameters)
+    if item.model_dtype is not None:
+        return cast_parameter(item.name, array, np.dtype(item.model_dtype))
+    return array
+
+
+def _checked_template(item: ParameterInfo, parameters: Mapping[str, Array]) -> Array:
+    array = parameters.get(item.name)
+    if array is None or (array.dtype.name, array.shape) != (item.dtype, item.shape):
+        raise OdtpackError(
+            "model-mismatch",
+            f"The package has a parameter '{item.name}' that is {item.dtype}{list(item.shape)}, "
+            + ("and there is none." if array is None else f"not {array.dtype}{list(array.shape)}."),
+            hint="pass the parameters of a checkpoint that was trained from this package",
+        )
+    return array
 
 
 def check_size(pieces: Sequence[Piece]) -> None:
@@ -213,6 +279,10 @@ class _Model:
                 case _:
                     piece = graph[found.start : found.end]
                     self.graph.setdefault(found.number, []).append(piece)
+
+    def computes(self, names: Iterable[str]) -> bool:
+        """Whether nodes compute all of some values."""
+        return set(names) <= {name for node in self.nodes for name in node.outputs}
 
     def keep_only(self, output_names: Sequence[str], where: str) -> None:
         """Leave only what the named values need, and make them the outputs."""
@@ -279,7 +349,8 @@ class _Model:
         return [*self.before, *bytes_field(wire.MODEL_GRAPH, graph), *self.after]
 
 
-def _load(path: Path, *, apart: bool) -> _Model:
+def _load(path: Path, more: Iterable[Piece] = (), *, apart: bool) -> _Model:
+    """Read a model, to whose bytes more are appended."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -288,7 +359,7 @@ def _load(path: Path, *, apart: bool) -> _Model:
     converted = is_ort_format(data)
     if converted:
         data = rewritten(data, "ONNX", str(path), apart=apart)
-    view = memoryview(data)
+    view = memoryview(b"".join([data, *more]))
     model = _Model()
     graphs: list[memoryview] = []
     version = 0

@@ -7,6 +7,7 @@ import hashlib
 import math
 import os
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -378,6 +379,9 @@ def find_manifest(path: str | os.PathLike[str]) -> Path:
             if path.exists()
             else f"There is no folder {path}.",
             where=str(path),
+            hint=f"odtpack import {shlex.quote(str(path))} --out package"
+            if any(path.glob("*training_model.onnx"))
+            else None,
         )
     if len(candidates) > 1:
         raise OdtpackError(

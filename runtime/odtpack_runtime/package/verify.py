@@ -31,7 +31,7 @@ from odtpack_runtime.checkpoint.parameters import Array, Layout
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 from odtpack_runtime.export import onnx_wire as wire
-from odtpack_runtime.export.inference_model import cast_parameter, check_size
+from odtpack_runtime.export.inference_model import Template, check_size
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.files.protobuf_wire import BYTES, MalformedError, Piece, bytes_field, fields
 from odtpack_runtime.files.scratch import scratch_folder
@@ -47,7 +47,7 @@ from odtpack_runtime.package.checks import (
     values_of,
 )
 from odtpack_runtime.package.generator import decoder_runs
-from odtpack_runtime.package.manifest import Manifest, ParameterInfo, contradiction, same
+from odtpack_runtime.package.manifest import Manifest, contradiction, same
 from odtpack_runtime.package.package import (
     Package,
     check_nothing_else,
@@ -124,18 +124,10 @@ def write_inference_model(
                 where=str(path),
                 hint="build the package again",
             ) from error
-    known = {item.name: item for item in package.manifest.parameters}
-    for name in info.parameters:
-        pieces += fragment(name, _in_model_type(known[name], known, parameters))
+    pieces += Template(path, package.manifest).fragments(parameters)
     check_size(pieces)
     with atomic_write(destination) as stream:
         stream.writelines(pieces)
-
-
-def fragment(name: str, array: Array) -> list[Piece]:
-    """Return a ``ModelProto`` whose graph holds one initializer and nothing else."""
-    tensor = bytes_field(wire.INITIALIZERS, wire.tensor_proto(name, array))
-    return bytes_field(wire.MODEL_GRAPH, tensor)
 
 
 def with_outputs(model: memoryview, names: Collection[str]) -> list[Piece]:
@@ -153,29 +145,6 @@ def with_outputs(model: memoryview, names: Collection[str]) -> list[Piece]:
         ]
         pieces += bytes_field(wire.MODEL_GRAPH, kept)
     return pieces
-
-
-def _in_model_type(
-    item: ParameterInfo, known: Mapping[str, ParameterInfo], parameters: Mapping[str, Array]
-) -> Array:
-    array = _checked_template(item, parameters)
-    if item.scale is not None:
-        return array.astype(np.float32) * _checked_template(known[item.scale], parameters)
-    if item.model_dtype is not None:
-        return cast_parameter(item.name, array, np.dtype(item.model_dtype))
-    return array
-
-
-def _checked_template(item: ParameterInfo, parameters: Mapping[str, Array]) -> Array:
-    array = parameters.get(item.name)
-    if array is None or (array.dtype.name, array.shape) != (item.dtype, item.shape):
-        raise OdtpackError(
-            "model-mismatch",
-            f"The package has a parameter '{item.name}' that is {item.dtype}{list(item.shape)}, "
-            + ("and there is none." if array is None else f"not {array.dtype}{list(array.shape)}."),
-            hint="pass the parameters of a checkpoint that was trained from this package",
-        )
-    return array
 
 
 def check_models(package: Package) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,11 @@ from odtpack_runtime.session.native import register_kernels
 
 _INTERRUPTED = f"system error number {errno.EINTR}"
 """How ONNX Runtime says that a signal interrupted it while it opened a file: it does not retry."""
+
+_TRAINING_ONLY = re.compile(
+    r"com\.microsoft:(Scale|\w*(Grad|Training|Internal|Accumulator|Optimizer)\w*)\("
+)
+"""Operators of onnxruntime-training that ONNX Runtime does not know."""
 
 
 def open_session(
@@ -81,6 +87,10 @@ def open_session(
         "model-not-loadable",
         f"ONNX Runtime {onnxruntime.__version__} cannot load {file}: {first_line(problem)}",
         where=str(file),
+        hint="this is a model of onnxruntime-training: "
+        f"odtpack import {shlex.quote(str(file.parent))} --out package"
+        if _TRAINING_ONLY.search(str(problem))
+        else None,
     ) from problem
 
 

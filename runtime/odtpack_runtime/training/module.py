@@ -408,7 +408,8 @@ class Module:
             inference_model_uri: Destination; its folder must exist. A name that ends in
                 ``.ort`` gives a model in ORT format.
             graph_output_names: Outputs of the model to write: any values that
-                the evaluation model computes. What they do not need is left out.
+                the evaluation model computes, or the package's forward model.
+                What they do not need is left out.
 
         Raises:
             OdtpackError: No evaluation model was given, a name is unknown, or the file cannot
@@ -423,13 +424,19 @@ class Module:
                 "A package of segments has no single model to export.",
                 hint="write its decoder with the adapter inside: odtpack export",
             )
-        from odtpack_runtime.export.inference_model import export_inference_model
+        from odtpack_runtime.export.inference_model import Template, export_inference_model
 
         with self.state.lock:
             self.require_open()
             self.require_values()
             arrays = {**self.state.arrays(trainable=True), **self.state.arrays(trainable=False)}
-            export_inference_model(self._eval_path, arrays, inference_model_uri, graph_output_names)
+            export_inference_model(
+                self._eval_path,
+                arrays,
+                inference_model_uri,
+                graph_output_names,
+                lambda: Template.beside(self._train_path),
+            )
 
     @property
     def accumulation_steps(self) -> int:

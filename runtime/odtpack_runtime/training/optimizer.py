@@ -123,13 +123,16 @@ def _fits(loaded: OptimizerState, kind: str | None, layouts: Sequence[Layout], w
 
 def to_float32(value: float) -> float:
     """Return a learning rate as float32 holds it."""
+    kind = OdtpackError
     try:
         with np.errstate(over="ignore"):
-            rate = float(np.float32(value))
-    except (TypeError, ValueError, OverflowError):
-        rate = math.nan
+            rate = float(np.float32(float(value)))
+    except OverflowError:
+        rate = math.inf
+    except (TypeError, ValueError):
+        rate, kind = math.nan, WrongTypeError
     if not 0 <= rate < math.inf:
-        raise OdtpackError(
+        raise kind(
             "bad-learning-rate",
             f"The learning rate must be a finite number of at least 0, not {value!r:.40}.",
             hint=f"take for example {DEFAULT_LEARNING_RATE}",

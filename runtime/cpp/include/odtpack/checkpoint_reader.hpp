@@ -324,9 +324,12 @@ class CheckpointReader {
       return Property(entry.Text(fbs::StringProperty::VT_VALUE));
     });
     const auto kind = state.properties.find(kOptimizerProperty);
-    if (!state.optimizer || kind == state.properties.end()) return;
-    Require(std::holds_alternative<std::string>(kind->second), "its odtpack.optimizer is no text");
-    state.optimizer->kind = std::get<std::string>(kind->second);
+    if (kind == state.properties.end()) return;
+    if (state.optimizer) {
+      const auto* text = std::get_if<std::string>(&kind->second);
+      Require(text != nullptr, "its odtpack.optimizer is no text");
+      state.optimizer->kind = *text;
+    }
     state.properties.erase(kind);
   }
 

@@ -113,8 +113,8 @@ internal class CheckpointReader(
         properties(root.table(3), state)
         val properties = LinkedHashMap(state.properties) // with the optimizer's kind
         outline.properties(properties)
+        val kind = state.properties.remove(OPTIMIZER_PROPERTY) ?: ""
         state.optimizer?.let {
-            val kind = state.properties.remove(OPTIMIZER_PROPERTY) ?: ""
             it.kind = kind as? String ?: file.corrupt("its $OPTIMIZER_PROPERTY is not text")
         }
         if (values) state.checked = checkDigest(root, properties)
