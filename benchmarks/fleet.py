@@ -87,7 +87,7 @@ def flower(
         strategy = FedAvg(
             fraction_train=per_round / clients, fraction_evaluate=0.0, min_available_nodes=clients
         )
-        result = guarded(strategy).start(
+        result = guarded(strategy, package).start(
             grid, initial_arrays(package), num_rounds=rounds,
             evaluate_fn=lambda number, arrays: (
                 evaluate(number, arrays) if number == rounds else None

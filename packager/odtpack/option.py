@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from types import NoneType
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -144,7 +144,7 @@ class Option:
             return isinstance(value, number) and not isinstance(value, bool)
         if self.many:
             item = str if get_args(self.type)[0] is str else object
-            listed = isinstance(value, Collection) and not isinstance(value, str | bytes)
+            listed = isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
             return listed and all(isinstance(each, item) for each in value)  # type: ignore[attr-defined]
         kind = get_origin(self.type) or self.type
         return kind is Any or isinstance(value, kind)

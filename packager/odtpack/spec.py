@@ -52,8 +52,10 @@ def _read_options(table: Any) -> dict[str, Any]:
 
 
 def _read_inputs(table: Mapping[str, Any]) -> tuple[str, ...]:
-    texts = {k: ",".join(map(str, v)) if isinstance(v, tuple) else v for k, v in table.items()}
-    return tuple(f"{name}={text}" for name, text in texts.items())
+    return tuple(
+        f"{name}={','.join(map(str, value)) if isinstance(value, tuple | list) else value}"
+        for name, value in table.items()
+    )
 
 
 def _read_groups(tables: Any) -> tuple[Group, ...]:
@@ -555,6 +557,8 @@ class BuildSpec:
     def __post_init__(self) -> None:
         for each in options_of(type(self)):
             value = getattr(self, each.name)
+            if each.name == "inputs" and isinstance(value, Mapping):  # as a recipe has them
+                object.__setattr__(self, each.name, _read_inputs(value))
             if each.parse is not None and not each.many and value is not None:
                 object.__setattr__(self, each.name, each.parse(value))
             elif each.parse is not None and isinstance(value, list | tuple):

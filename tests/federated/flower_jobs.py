@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from flwr.server.workflow import DefaultWorkflow, SecAggPlusWorkflow
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp import strategy as strategies
 from flwr.simulation import run_simulation
+from flwr.supercore.privacy_accounting import SamplingMethod
 from flwr.supercore.task_identity import TaskIdentity
 
 from odtpack.flower import (
@@ -58,6 +60,8 @@ def hostile(app: ClientApp, attacks: dict[str, str]) -> ClientApp:
             arrays[name] = arrays[name].reshape(-1)
         elif kind == "huge":
             arrays[name] += np.float32(1e4)
+        elif kind == "order":
+            arrays = dict(reversed(arrays.items()))
         elif kind == "name":
             arrays["unheard of"] = arrays.pop(name)
         content = reply.content
@@ -66,7 +70,8 @@ def hostile(app: ClientApp, attacks: dict[str, str]) -> ClientApp:
             arrays = {k: (10 * begun[k] - 9 * v).astype(v.dtype) for k, v in arrays.items()}
             content["metrics"]["num-examples"] = 10**9
         metrics = {
-            "weight": {"num-examples": -5}, "loss": {"train_loss": np.nan}, "metrics": {"more": 1.0}
+            "weight": {"num-examples": -5}, "loss": {"train_loss": np.nan},
+            "metrics": {"more": 1.0}, "seconds": {"seconds": np.inf},
         }  # fmt: skip
         content["metrics"].update(metrics.get(kind, {}))
         content["arrays"] = to_record(arrays)
@@ -87,8 +92,11 @@ def hostile(app: ClientApp, attacks: dict[str, str]) -> ClientApp:
     @wrapped.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         reply = inner(message, context)
-        if attacks.get(str(client_number(context))) == "metrics" and not reply.has_error():
+        kind = attacks.get(str(client_number(context)))
+        if kind == "metrics" and not reply.has_error():
             del reply.content["metrics"]["loss"]
+        elif kind == "evaluation" and not reply.has_error():
+            reply.content["metrics"]["loss"] = np.nan
         return reply
 
     return wrapped
@@ -116,6 +124,7 @@ def simulate(job: dict[str, Any]) -> dict[str, Any]:
             strategy = getattr(strategies, kind)(strategy, **settings)
         strategy = guarded(
             strategy,
+            job["package"],
             on_refused=lambda *what: found["refused"].append(what),
             **job.get("guarded", {}),
         )
@@ -239,7 +248,29 @@ def by_hand(job: dict[str, Any]) -> dict[str, Any]:
     return {"steps": steps}
 
 
+def accounted(job: dict[str, Any]) -> dict[str, Any]:
+    """What Flower's accounting of privacy says around a guarded strategy, and within one."""
+    sampling = SimpleNamespace(sampling_method=SamplingMethod.NO_AMPLIFICATION)
+
+    def private(strategy: Any) -> Any:
+        return strategies.DifferentialPrivacyServerSideFixedClipping(
+            strategy, noise_multiplier=1.0, clipping_norm=0.1, num_sampled_clients=5,
+            accountant=SimpleNamespace(config=sampling),
+        )  # fmt: skip
+
+    guarded(private(strategies.FedAvg()), job["package"])
+    found = []
+    for aggregate in ("mean", "median"):
+        inner = guarded(strategies.FedAvg(), job["package"], aggregate=aggregate)
+        try:
+            private(inner)
+        except ValueError as error:
+            found.append(str(error))
+    return {"said": found}
+
+
 if __name__ == "__main__":
     wanted = json.loads(Path(sys.argv[1]).read_text())
-    done = {"simulate": simulate, "by_hand": by_hand, "secure": secure}[wanted["task"]](wanted)
+    tasks = {"simulate": simulate, "by_hand": by_hand, "secure": secure, "accounted": accounted}
+    done = tasks[wanted["task"]](wanted)
     print("\n" + json.dumps(done))

@@ -100,7 +100,7 @@ def test_running_statistics_are_those_of_a_fleet_under_a_strategy_that_steps(
     options = {"server_momentum": 0.9, "server_learning_rate": 1.0}
     play(
         task="simulate", rounds=8, clients=6, client=SETTINGS, strategy="FedAvgM", options=options,
-        guarded={"package": tmp_path / "package"}, **files(tmp_path),
+        **files(tmp_path),
     )  # fmt: skip
     text = IDEAL.replace("rounds = 3", 'rounds = 8\nstrategy = "fedavgm"')
     package, data = tmp_path / "package", tmp_path / "digits.npz"
@@ -142,13 +142,64 @@ def test_answers_that_flower_would_end_at_are_refused_and_the_rounds_go_on(
 ) -> None:
     found = play(
         task="simulate", rounds=2, clients=8, client=SETTINGS, evaluate=1.0,
-        attacks={"1": "metrics", "4": "archive"}, **files(folder, "even.toml"),
+        attacks={"1": "metrics", "4": "archive", "5": "seconds", "6": "evaluation"},
+        **files(folder, "even.toml"),
     )  # fmt: skip
     reasons = [reason for _, _, reason in found["refused"]]
+    assert reasons.count("its seconds is not finite") == 2
+    assert reasons.count("its loss is not finite") == 2  # of the evaluations
     assert sum("metrics are not those of most" in reason for reason in reasons) == 4, reasons
     assert sum("it is not an array" in reason for reason in reasons) == 2, reasons
     assert found["server"]["2"]["loss"] < found["server"]["0"]["loss"]
     assert found["clients"]["2"]["loss"] > 0
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"strategy": "QFedAvg", "options": {"client_learning_rate": 0.05, "q": 0.1}},
+        {
+            "private": [
+                "DifferentialPrivacyServerSideFixedClipping",
+                {"noise_multiplier": 0.0, "clipping_norm": 1.0, "num_sampled_clients": 8},
+            ]
+        },
+    ],
+)
+def test_a_strategy_that_goes_by_place_has_arrays_in_their_order(
+    folder: Path, play: Play, job: dict[str, Any]
+) -> None:
+    found = play(
+        task="simulate", rounds=2, clients=8, client=SETTINGS, attacks={"2": "order"}, **job,
+        **files(folder, "even.toml"),
+    )  # fmt: skip
+    assert found["refused"] == []
+    assert found["server"]["2"]["loss"] < found["server"]["0"]["loss"]
+
+
+def test_flower_accounts_for_no_privacy_around_a_guarded_strategy(folder: Path, play: Play) -> None:
+    found = play(task="accounted", package=folder / "package")
+    assert len(found["said"]) == 2
+    assert all("requires a strategy using FedAvg.aggregate_train" in each for each in found["said"])
+
+
+def test_an_update_of_mixed_precision_is_clipped_by_its_weights(tmp_path: Path, play: Play) -> None:
+    """The number of its steps, 20 and more, is no part of the norm that is clipped."""
+    moved = []
+    settings = {"noise_multiplier": 0.0, "clipping_norm": 0.05, "num_sampled_clients": 6}
+    for name, options in (("plain", {}), ("mixed", {"precision": "mixed"})):
+        (tmp_path / name).mkdir()
+        made = write_digits(tmp_path / name, **options)
+        (made / "fleet.toml").write_text(IDEAL)
+        play(
+            task="simulate", rounds=1, clients=6, client=SETTINGS | {"batch_size": 2},
+            mods=["fixedclipping_mod"],
+            private=["DifferentialPrivacyClientSideFixedClipping", settings], **files(made),
+        )  # fmt: skip
+        before = parameters(made / "package" / "checkpoint")
+        changes = [a - before[n] for n, a in parameters(made / "federated.ckpt").items()]
+        moved.append(math.sqrt(sum(float((change**2).sum()) for change in changes)))
+    assert moved[1] == pytest.approx(moved[0], rel=0.02)
 
 
 @pytest.mark.parametrize("aggregate", ["median", "trimmed_mean"])

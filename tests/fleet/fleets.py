@@ -93,6 +93,39 @@ def write_normalized(folder: Path) -> Path:
     return folder
 
 
+def write_states(folder: Path) -> Path:
+    """Random data, ``data.npz``, and ``package`` of a network with states of all three kinds."""
+    random = np.random.default_rng(1)
+    inputs = random.standard_normal((400, 12)).astype(np.float32)
+    np.savez(folder / "data.npz", input=inputs, labels=inputs[:, :5].argmax(1))
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["": 17]>
+        stream (float[N, 12] input, float[1, 12] heard) => (float[N, 5] output, float[1, 12] new) {
+            axes = Constant <value = int64[1] {0}> ()
+            sum = ReduceSum (input, axes)
+            share = Constant <value = float {0.01}> ()
+            some = Mul (heard, share)
+            new = Add (some, sum)
+            x = Add (input, some)
+            y, mean, variance = BatchNormalization <training_mode = 1> (
+                x, norm_weight, norm_bias, running_mean, running_var)
+            output = Gemm (y, fc_weight, fc_bias)
+        }
+    """)
+    values = {name: np.zeros(12) for name in ("norm_bias", "running_mean")}
+    values |= {name: np.ones(12) for name in ("norm_weight", "running_var")}
+    values |= {"fc_weight": random.standard_normal((12, 5)) / 4, "fc_bias": np.zeros(5)}
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(value.astype(np.float32), name)
+        for name, value in values.items()
+    )
+    build_package(
+        model, folder / "package", loss="cross_entropy", optimizer=OPTIMIZERS["adamw"](),
+        inputs={"heard": "carry:new"}, precision="mixed",
+    )  # fmt: skip
+    return folder
+
+
 def toy_data(samples: int = 50, classes: int = 4) -> FleetData:
     """Data of which only the labels matter."""
     labels = np.arange(samples, dtype=np.int64) % classes

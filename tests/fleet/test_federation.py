@@ -24,13 +24,15 @@ import torch
 from torch.nn import functional
 
 from odtpack.cli import main
-from odtpack.flower import client, fedavg, server
-from odtpack_runtime import CheckpointState, OdtpackError
+from odtpack.flower import client, fedavg, guarded, server
+from odtpack_runtime import CheckpointState, OdtpackError, Package
+from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_simulator.fleet import federation as federation_module
 from odtpack_simulator.fleet import state as state_module
 from odtpack_simulator.fleet.federation import Federation, FleetProgress
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile, parse_fleet
 from odtpack_simulator.fleet.judge import judge_fleet
+from odtpack_simulator.fleet.local_training import LocalSettings, LocalTrainer, crossing
 from odtpack_simulator.fleet.result import FleetResult, load_fleet_result
 from odtpack_simulator.fleet.round_clock import ENDS
 from odtpack_simulator.fleet.updates import ServerOptimizer, refusals, weighted_mean
@@ -42,6 +44,7 @@ from tests.fleet.fleets import (
     fleet_of,
     write_digits,
     write_normalized,
+    write_states,
 )
 from tests.packages.samples import build, small_model, with_values
 from tests.refused import refused
@@ -380,6 +383,84 @@ def test_a_server_steps_what_is_trained_and_averages_what_is_counted(kind: str) 
         np.testing.assert_array_equal(arrays["variance"], mean["variance"])
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
+def test_an_update_of_the_weights_is_measured_without_statistics(scale: float) -> None:
+    """And a statistic by itself, whatever the scale of the data."""
+    random = np.random.default_rng(4)
+    begun = {"w": np.ones(9, np.float32), "mean": np.zeros(3, np.float32)}
+    begun["variance"] = np.ones(3, np.float32)
+
+    def answer(times: float = 1, mean: float = 1, variance: float = 1) -> dict[str, np.ndarray]:
+        arrays = {
+            "w": 1 + 0.01 * times * random.uniform(1, 2, 9),
+            "mean": scale * mean * random.uniform(1, 2, 3),
+            "variance": 1 + scale**2 * variance * random.uniform(1, 2, 3),
+        }
+        return {name: array.astype(np.float32) for name, array in arrays.items()}
+
+    answers = [*(answer() for _ in range(9)), answer(30), answer(mean=30), answer(variance=40)]
+    *others, weights, mean, variance = refusals(begun, answers, trainable={"w"})
+    assert others == [None] * 9
+    for reason, words in (
+        (weights, "the update has"), (mean, "the update of 'mean' has"),
+        (variance, "the update of 'variance' has"),
+    ):  # fmt: skip
+        assert f"{words} a norm of" in str(reason)
+        assert "more than 10 times the round's median" in str(reason)
+    # Of two answers nothing says how far a statistic may go, and the weights' own norm counts.
+    two = [answer(mean=1e3), answer(1e3)]
+    still, far = refusals(begun, two, trainable={"w"})
+    assert still is None
+    assert "more than 2 times that of the model, 3," in str(far)
+    two[0]["mean"][0] = np.inf
+    assert "NaN or infinity" in str(refusals(begun, two, trainable={"w"})[0])
+
+
+def test_what_a_client_keeps_to_itself_does_not_cross(tmp_path: Path) -> None:
+    """A carried state is what its samples left, a loss scale is that of its steps."""
+    package = write_states(tmp_path) / "package"
+    opened = Package.open(package)
+    own = ["heard", *LOSS_SCALE_NAMES]
+    names = [info.name for info in opened.manifest.parameters]
+    assert set(own) < set(names)
+    assert [name for name in names if name not in own] == list(crossing(opened.manifest))
+    assert {n for n, t in crossing(opened.manifest).items() if not t} == {
+        "running_mean", "running_var"
+    }  # fmt: skip
+    fleet = parse_fleet(IDEAL.encode())
+    federation = Federation(package, tmp_path / "data.npz", fleet)
+    result, state = federation.simulate()
+    assert list(state.arrays) == list(crossing(opened.manifest))
+    assert result.ends() == {"averaged": 18}
+    assert result.package.crossing_parameters == 4 * 12 + 12 * 5 + 5
+    federation.save_checkpoint(state, tmp_path / "federated.ckpt")
+    fresh = CheckpointState.load_checkpoint(opened.checkpoint)
+    saved = CheckpointState.load_checkpoint(tmp_path / "federated.ckpt")
+    for name in own:
+        np.testing.assert_array_equal(saved.parameters[name].data, fresh.parameters[name].data)
+    # Whoever trained before: a client begins with the package's states, and so does an evaluation.
+    trainer, indices = LocalTrainer(opened), np.arange(40)
+    given = federation.initial, federation.data.arrays
+    settings = LocalSettings(8, 1, 0.01)
+
+    def train(client: int, samples: np.ndarray, **more: Any) -> dict[str, np.ndarray]:
+        return trainer.train(
+            *given, samples, settings, round_number=1, client=client, simulated=True, **more
+        ).arrays
+
+    first, kept = train(1, indices), trainer.optimizer_state()
+    before = trainer.evaluate(*given, indices, 8).loss
+    assert kept["mixed.good_steps"] == 5
+    train(2, indices + 100)
+    assert np.abs(trainer.module.state.parameters["heard"].data).max() > 0.1
+    assert trainer.evaluate(*given, indices, 8).loss == before
+    for name, array in train(1, indices).items():
+        assert array.tobytes() == first[name].tobytes(), name
+    # A client that keeps its optimizer goes on from its own loss scale.
+    train(1, indices, optimizer_state=kept)
+    assert trainer.optimizer_state()["mixed.good_steps"] == 10
+
+
 @pytest.mark.parametrize(
     ("strategy", "counted", "epochs"),
     [("fedavgm", "minimum = 6", 2), ("fedadam", "minimum = 6", 2), ("fedavg", "buffer = 2", 6)],
@@ -502,6 +583,31 @@ def values(path: Path) -> np.ndarray:
     return np.concatenate([parameter.data.ravel() for _, parameter in state.parameters])
 
 
+def test_a_checkpoint_of_mixed_precision_is_judged_by_its_weights(tmp_path: Path) -> None:
+    """Not by the number of its steps, nor by a loss scale that an overflow has lowered."""
+    package = build(tmp_path / "package", small_model(), precision="mixed")
+
+    def sent(name: str, by: float, steps: int, scale: float = 4096) -> tuple[Path, int]:
+        path = tmp_path / name
+        state = CheckpointState.load_checkpoint(package / "checkpoint")
+        for each, parameter in state.parameters:
+            if each not in LOSS_SCALE_NAMES:
+                parameter.data = parameter.data + np.float32(by)
+        scale_of, steps_of = (state.parameters[name] for name in LOSS_SCALE_NAMES)
+        scale_of.data, steps_of.data = np.float32([scale]), np.float32([steps])
+        CheckpointState.save_checkpoint(state, path)
+        return path, 30
+
+    answers = [sent(name, 0.01, 40) for name in "abc"]
+    answers += [sent("far", 3, 40), sent("overflow", 0.01, 0, 2048)]
+    *others, far, overflow = fedavg(package, answers, tmp_path / "mean")
+    assert others == [None] * 3
+    assert "times the round's median" in str(far)
+    assert overflow is None
+    mean = CheckpointState.load_checkpoint(tmp_path / "mean").parameters
+    assert [mean[name].data.item() for name in LOSS_SCALE_NAMES] == [4096, 0]
+
+
 def test_only_sound_answers_are_averaged(package: Path, tmp_path: Path) -> None:
     other = build(tmp_path / "other", small_model(width=(2, 4)))
     (tmp_path / "noise").write_bytes(b"no checkpoint")
@@ -552,21 +658,26 @@ def test_an_error_of_a_private_client_does_not_show_its_data(
 
 
 def test_a_strategy_that_steps_statistics_is_found_inside_a_wrapper(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write_normalized(tmp_path)
     said: list[str] = []
     monkeypatch.setattr(server, "warn", lambda text, *what: said.append(text % what))
     steps, plain = SimpleNamespace(m_t=None), SimpleNamespace()
-    found = server._stepped_statistics(SimpleNamespace(strategy=steps), tmp_path / "package")
-    assert sorted(found) == ["norm_running_mean", "norm_running_var"]
-    assert server._stepped_statistics(SimpleNamespace(strategy=plain), None) == []
-    assert said == []
+    assert server._stepped_statistics(SimpleNamespace(strategy=steps), ["mean"]) == ["mean"]
+    assert server._stepped_statistics(SimpleNamespace(strategy=plain), ["mean"]) == []
     noisy = SimpleNamespace(strategy=steps, noise_multiplier=1.0)
-    assert server._stepped_statistics(noisy, tmp_path / "package") == []
+    assert server._stepped_statistics(noisy, []) == []
+    assert said == []
+    assert server._stepped_statistics(noisy, ["mean"]) == []
     assert "adds noise" in said[0]
-    assert server._stepped_statistics(noisy, None) == []
-    assert "pass package=" in said[1]
+
+
+@pytest.mark.parametrize("aggregate", ["median", "trimmed_mean"])
+def test_the_noise_of_a_mean_hides_nobody_in_another_aggregate(aggregate: str) -> None:
+    """One of five clients moves the median by five times what Flower computes its noise for."""
+    noisy = SimpleNamespace(strategy=SimpleNamespace(), noise_multiplier=1.0)
+    with refused("bad-aggregate", "adds the noise that hides a client in a mean"):
+        guarded(SimpleNamespace(strategy=noisy), "package", aggregate=aggregate)
 
 
 def test_answers_of_other_packages_are_left_out(tmp_path: Path) -> None:

@@ -11,7 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odtpack_simulator.fleet.fleet_file import parse_fleet, read_fleet
-from odtpack_simulator.fleet.population import NS, Population, read_trace, shuffled, uniforms
+from odtpack_simulator.fleet.population import (
+    NS,
+    Population,
+    read_trace,
+    shuffled,
+    split_data,
+    uniforms,
+)
 from tests.fleet.fleets import fleet_of, toy_data
 from tests.refused import refused
 
@@ -41,6 +48,19 @@ HOUR = 3600
         ("clients = 10\n", "clients = 10\ndeadline = 600\n", 6, '"10 min"'),
         ("clients = 10\n", 'clients = 10\ndeadline = "5 parsecs"\n', 6, "is not a unit"),
         ("clients = 10\n", 'clients = 10\ndeadline = "0 s"\n', 6, "more than nothing"),
+        ("clients = 10\n", 'clients = 10\nretry = "1 ms"\n', 6, "must be at least 1 s"),
+        (
+            "clients = 10\n",
+            'clients = 10\n[traffic]\nup = "0.1 B/s"\n',
+            7,
+            "must be at least 1 B/s",
+        ),
+        (
+            "clients = 10\n",
+            'clients = 10\n[traffic]\nradio_power = "9e9 W"\n',
+            7,
+            "at most 1000000",
+        ),
         ("clients = 10\n", "clients = 10\nminimum = 11\n", 4, "more than the 10 clients"),
         ("clients = 10\n", "clients = 10\nbuffer = 11\n", 4, "more than the 10 clients"),
         ("clients = 10\n", "clients = 10\nmost_staleness = 2\n", 4, "set buffer as well"),
@@ -116,6 +136,20 @@ def test_clients_are_what_the_file_says() -> None:
         missing = np.flatnonzero(client.label_shares() < 1e-6)
         assert not set(labels[samples]) & set(missing)
         np.testing.assert_array_equal(samples, population.client(client.number).samples())
+
+
+@pytest.mark.parametrize("ignored", [-100, 9])
+def test_a_label_that_is_ignored_is_no_class(ignored: int) -> None:
+    labels = np.arange(200, dtype=np.int64) % 4
+    labels[::5] = ignored
+    data = split_data({"input": np.zeros((200, 1)), "labels": labels}, 0, ignored)
+    population = Population(fleet_of(population={"data": {"dirichlet": 0.5}}), data)
+    assert len(data.classes) == 4
+    assert sum(map(len, data.classes)) == np.count_nonzero(labels[data.train] != ignored)
+    for client in population.sample(50):
+        assert ignored not in labels[client.samples()]
+    unknown = split_data(data.arrays, 0)
+    assert len(unknown.classes) == (0 if ignored < 0 else 10)
 
 
 @given(st.integers(1, 5000), st.integers(0, 2**31), st.integers(1, 100))

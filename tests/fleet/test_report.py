@@ -25,6 +25,7 @@ from odtpack_simulator.reports import render_report as render_fleet_report
 from odtpack_simulator.reports.fleet import key_figures, stages
 from odtpack_simulator.result import load_result
 from tests.fleet.fleets import UNJUDGED, device, fleet_of, write_digits
+from tests.refused import refused
 from tests.reports.page import Page
 
 DEVICE = '[[population.device]]\nprofile = "google/pixel-8a"\n'
@@ -184,6 +185,13 @@ def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixtu
     for each, of in zip(found, measured.devices, strict=True):
         assert each.step == round(of.latency.step_ms.typical * 1e6)
         assert each.peak_bytes == of.memory.peak_bytes
+    one, other = fleet.population.devices
+    twice = fleet.population.model_copy(update={"devices": (one, other, one)})
+    with refused("fleet-invalid", "has google/pixel-8a 2 times"):
+        devices_of_result(
+            Package.open(work / "package"), measured,
+            fleet.model_copy(update={"population": twice}), 16,
+        )  # fmt: skip
     reports = [f"json:{work / name}" for name in ("one.json", "two.json")]
     for name, report in zip(("one", "two"), reports, strict=True):
         assert run(work, "--times", str(times), "--out", str(work / name), "--report", report) == 0

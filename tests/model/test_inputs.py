@@ -100,8 +100,12 @@ def test_a_recipe_says_the_same(tmp_path: Path) -> None:
     )
     build_package(speech(), tmp_path / "q", loss="mse", inputs=("rate=3", "state=zeros"))
     assert main(["build", "--recipe", str(tmp_path / "recipe.toml")]) == 0
-    first, second = (Package.open(tmp_path / name).manifest for name in "pq")
-    assert first.recipe_digest == second.recipe_digest
+    table: Any = {"rate": 3, "state": "zeros"}
+    build_package(speech(), tmp_path / "r", loss="mse", inputs=table)
+    first, *others = (Package.open(tmp_path / name).manifest for name in "pqr")
+    assert {each.recipe_digest for each in others} == {first.recipe_digest}
+    with refused("bad-argument", "sizes cannot be {'batch': 4}"):
+        build_package(speech(), tmp_path / "r", loss="mse", sizes={"batch": 4})
     np.savez(tmp_path / "data.npz", x=X, target=TARGET)
     data = ["--data", str(tmp_path / "data.npz"), "--out", str(tmp_path / "c"), "--epochs", "1"]
     assert main(["train", str(tmp_path / "p"), *data]) == 0
@@ -133,6 +137,30 @@ def test_a_number_has_the_type_of_its_input(
 def test_settings_that_cannot_be(setting: str, code: str, tmp_path: Path) -> None:
     with refused(code, setting.split("=", maxsplit=1)[0]):
         build_package(speech(), tmp_path / "p", loss="mse", inputs=(setting,))
+
+
+BASELINE = """<ir_version: 8, opset_import: ["": 17]>
+baseline (float[N, 4] x, float[1] level) => (float loss, float[1] next) {
+    y = MatMul(x, w)
+    square = Mul(y, y)
+    loss = ReduceMean <keepdims = 0> (square)
+    share = Constant <value = float[1] {0.9}> ()
+    old = Mul(level, share)
+    next = Add(old, loss)
+}"""
+
+
+def test_a_state_that_is_computed_from_the_loss_is_told_from_statistics(tmp_path: Path) -> None:
+    """The inference template takes it, though nothing in it needs it."""
+    model = parser.parse_model(BASELINE)
+    model.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
+    inputs = ("level=carry:next",)
+    manifest = build_package(model, tmp_path / "p", inputs=inputs, outputs=("y",))
+    assert manifest.inference is not None
+    assert manifest.inference.inputs == ("x", "level")
+    assert main(["export", str(tmp_path / "p"), "--out", str(tmp_path / "m.onnx")]) == 0
+    with refused("bad-input-setting", "'level' is carried over"):
+        build_package(model, tmp_path / "q", inputs=inputs)
 
 
 STREAM = """<ir_version: 8, opset_import: ["": 17]>

@@ -17,7 +17,7 @@ versions of libraries that odtpack's commands use: give it a virtual environment
 
     @app.main()
     def main(grid, context):
-        strategy = guarded(FedAvg(fraction_evaluate=0.0))
+        strategy = guarded(FedAvg(fraction_evaluate=0.0), "package")
         result = strategy.start(
             grid,
             initial_arrays("package"),

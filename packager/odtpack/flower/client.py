@@ -85,8 +85,9 @@ def client_app(
         epochs: Passes over the client's samples in a round.
         learning_rate: Of every step.
         seed: Seed of the order of samples, which depends on round and client as well.
-        keep_optimizer_state: Keep step count and moments in the client's context, and go on
-            from them in its next round; by default every round starts afresh.
+        keep_optimizer_state: Keep step count and moments, in mixed precision the loss scale too, in
+            the client's context, and go on from them in its next round; by default every round
+            starts afresh.
         mods: Flower's mods, such as ``fixedclipping_mod`` or ``LocalDpMod``, around training and
             evaluation.
 

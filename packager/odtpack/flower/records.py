@@ -11,6 +11,7 @@ import numpy as np
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
+from odtpack_simulator.fleet.local_training import crossing
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Context, Message, RecordDict
@@ -26,11 +27,6 @@ def warn(text: str, *what: object) -> None:
     from flwr.common.logger import log
 
     log(WARNING, text, *what)
-
-
-def crossing(package: Package) -> list[str]:
-    """Names of the parameters that cross between server and clients: all but the frozen ones."""
-    return [info.name for info in package.manifest.parameters if info.role != "frozen"]
 
 
 def to_record(arrays: Mapping[str, Array]) -> ArrayRecord:
@@ -101,7 +97,7 @@ def legacy_mod(package: str | os.PathLike[str]) -> Mod:
     Raises:
         OdtpackError: The package is not one.
     """
-    names = crossing(Package.open(package))
+    names = list(crossing(Package.open(package).manifest))
 
     def translate(message: Message, context: Context, call_next: Callable[..., Message]) -> Message:
         from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -151,7 +147,7 @@ def named_arrays(package: str | os.PathLike[str], arrays: Sequence[Array]) -> Ar
     Raises:
         OdtpackError: ``fleet-arrays``: they are not as many as the package has.
     """
-    return _named(crossing(Package.open(package)), arrays)
+    return _named(list(crossing(Package.open(package).manifest)), arrays)
 
 
 def _named(names: Sequence[str], arrays: Sequence[Array]) -> ArrayRecord:

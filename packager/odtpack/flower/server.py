@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -12,12 +12,12 @@ import numpy as np
 
 from odtpack.errors import some
 from odtpack.flower.client import PEAK, check_config
-from odtpack.flower.records import as_typed, crossing, only_arrays, to_arrays, to_record, warn
+from odtpack.flower.records import as_typed, only_arrays, to_arrays, to_record, warn
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState, carry_over
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.fleet.local_training import Arrays, LocalTrainer
+from odtpack_simulator.fleet.local_training import Arrays, LocalTrainer, crossing
 from odtpack_simulator.fleet.updates import (
     MOST_TIMES_MEDIAN,
     MOST_TIMES_MODEL,
@@ -52,13 +52,13 @@ def initial_arrays(
     """
     opened = Package.open(package)
     state = CheckpointState.load_checkpoint(checkpoint or opened.checkpoint)
-    return to_record({name: state.parameters[name].data for name in crossing(opened)})
+    return to_record({name: state.parameters[name].data for name in crossing(opened.manifest)})
 
 
 def guarded(
     strategy: S,
+    package: str | os.PathLike[str],
     *,
-    package: str | os.PathLike[str] | None = None,
     most_times_median: float = MOST_TIMES_MEDIAN,
     most_times_model: float = MOST_TIMES_MODEL,
     most_times_weight: float = MOST_TIMES_WEIGHT,
@@ -68,8 +68,8 @@ def guarded(
     """Let a strategy aggregate only sound answers, in the order of the clients' numbers.
 
     Answers that hold NaN, arrays of other names, shapes or types, other metrics than most, an
-    update many times as long as the others', or no sound weight are left out and said so; the round
-    continues with the rest.
+    update of the weights or of a running statistic many times as long as the others', or no sound
+    weight are left out and said so; the round continues with the rest.
     An answer that says that it is from many times as many samples as the others counts as
     ``most_times_weight`` medians. What a strategy is about to send is checked before it goes out.
     Flower gives answers in the order of their arrival, in which sums would differ from run to
@@ -77,10 +77,11 @@ def guarded(
 
     Args:
         strategy: Any strategy of Flower with ``configure_train`` and ``aggregate_train``; it is
-            changed.
-        package: Folder of the package. Its running statistics then become the mean of the answers
-            also if the strategy has an optimizer of its own (FedAvgM, FedAdam, FedYogi,
-            FedAdagrad), whose step can make a variance negative.
+            changed, and its class becomes one of its own: Flower's accounting of privacy takes
+            only strategies that average as FedAvg does, so ``guarded`` goes around them.
+        package: Folder of the package. Its running statistics become the mean of the answers also
+            if the strategy has an optimizer of its own (FedAvgM, FedAdam, FedYogi, FedAdagrad),
+            whose step can make a variance negative.
         most_times_median: See :func:`~odtpack_simulator.fleet.updates.refusals`.
         most_times_model: See there; it is for rounds in which fewer than three answers change
             something.
@@ -88,34 +89,35 @@ def guarded(
         aggregate: ``"mean"`` leaves it to the strategy. ``"median"`` and ``"trimmed_mean"`` put
             that of each element in the place of every answer before the strategy averages them:
             answers then count equally, and fewer than half of them, or a fifth, cannot move the
-            model far.
+            model far. One answer moves it further than a mean, for which Flower's differential
+            privacy computes its noise.
         on_refused: Called for every answer that is left out; by default it is logged.
 
     Returns:
         The strategy.
 
     Raises:
-        OdtpackError: ``bad-aggregate``; in a round ``fleet-config``: the strategy's
-            ``train_config`` has a key or a value that no client can train with.
+        OdtpackError: ``bad-aggregate``: it is unknown, or the strategy adds the noise of a mean;
+            the package is not one; in a round ``fleet-config``: the strategy's ``train_config`` has
+            a key or a value that no client can train with.
     """
-    if aggregate != "mean" and aggregate not in ROBUST:
-        raise OdtpackError(
-            "bad-aggregate",
-            f"Unknown aggregate {aggregate!r:.40}.",
-            hint=f"take one of mean, {', '.join(ROBUST)}",
-        )
     target: Any = strategy
+    _check_aggregate(aggregate, target)
     configure, average = target.configure_train, target.aggregate_train
     begun: dict[str, Array] = {}
     say = on_refused or _log
     weight = getattr(target, "weighted_by_key", "num-examples")
-    statistics = _stepped_statistics(target, package)
+    crosses = crossing(Package.open(package).manifest)
+    trainable = {name for name, trained in crosses.items() if trained}
+    statistics = _stepped_statistics(target, [name for name in crosses if name not in trainable])
 
     def configure_train(
         server_round: int, arrays: ArrayRecord, *rest: Any, **named: Any
     ) -> Iterable[Message]:
         # In the types that the federation began with, in which clients answer.
-        begun.update(as_typed(to_arrays(arrays), begun))
+        typed = as_typed(to_arrays(arrays), begun)
+        begun.clear()
+        begun.update(typed)
         messages: list[Message] = list(configure(server_round, arrays, *rest, **named))
         for message in messages[:1]:  # all are sent the same
             for config in message.content.config_records.values():
@@ -140,14 +142,18 @@ def guarded(
             begun,
             [arrays for _, arrays in answers],
             most_times_median,
+            trainable=trainable,
             most_times_model=most_times_model,
-            known=[other or _bad_loss(each[0]) for each, other in zip(answers, odd, strict=True)],
+            known=odd,
         )
         for (message, arrays), reason in zip(answers, reasons, strict=True):
-            if reason is None:
-                kept.append((message, arrays))
-            else:
+            if reason is not None:
                 say(server_round, message.metadata.src_node_id, reason)
+                continue
+            ordered = {name: arrays[name] for name in begun}
+            if list(arrays) != list(begun):  # some strategies go by place
+                _replace(message, to_record(ordered))
+            kept.append((message, ordered))
         _cap([message for message, _ in kept], weight, most_times_weight)
         _drop_unless_of_all([message for message, _ in kept], PEAK)
         if kept and aggregate in ROBUST:
@@ -155,40 +161,68 @@ def guarded(
             kept = [(message, found) for message, _ in kept]
             whole = to_record(found)
             for message, _ in kept:
-                (name,) = message.content.array_records
-                message.content[name] = whole
+                _replace(message, whole)
         result = average(server_round, [*(message for message, _ in kept), *failed])
         if kept and statistics and result[0] is not None:
             result[0].update(to_record(_mean(kept, statistics, weight)))
         return result
 
+    # Of the class, not only of the object: Flower's accounting looks there, and knows FedAvg's.
+    kind = type(target)
+    own = {"aggregate_train": lambda _self, number, replies: aggregate_train(number, replies)}
+    target.__class__ = type(kind.__name__, (kind,), own)
     target.configure_train, target.aggregate_train = configure_train, aggregate_train
     _guard_evaluations(target, weight, say)
     return strategy
 
 
-def _stepped_statistics(target: Any, package: str | os.PathLike[str] | None) -> list[str]:
-    """Names of the package's running statistics that a strategy would step like weights."""
+def _chain(strategy: Any) -> Iterator[Any]:
+    """A strategy, and those that it is around."""
+    while strategy is not None:
+        yield strategy
+        strategy = getattr(strategy, "strategy", None)  # as Flower's wrappers keep yours
+
+
+def _check_aggregate(aggregate: str, strategy: Any) -> None:
+    if aggregate == "mean":
+        return
+    if aggregate not in ROBUST:
+        raise OdtpackError(
+            "bad-aggregate",
+            f"Unknown aggregate {aggregate!r:.40}.",
+            hint=f"take one of mean, {', '.join(ROBUST)}",
+        )
+    for each in _chain(strategy):
+        if getattr(each, "noise_multiplier", 0):
+            raise OdtpackError(
+                "bad-aggregate",
+                f"{type(each).__name__} adds the noise that hides a client in a mean, and one "
+                f"client moves the {aggregate} further.",
+                hint='take aggregate="mean", or leave the differential privacy out',
+            )
+
+
+def _stepped_statistics(target: Any, statistics: list[str]) -> list[str]:
+    """Which running statistics a strategy would step like weights."""
     around = []
-    stepping = target
-    while not hasattr(stepping, "momentum_vector") and not hasattr(stepping, "m_t"):
-        around.append(stepping)
-        stepping = getattr(stepping, "strategy", None)  # as Flower's wrappers keep yours
-        if stepping is None:
-            return []  # it has no moments
-    name = type(stepping).__name__
-    if package is None:
-        warn("%s would step running statistics, if the package has any: pass package= to "
-             "guarded", name)  # fmt: skip
-        return []
-    parameters = Package.open(package).manifest.parameters
-    found = [info.name for info in parameters if info.role == "state"]
-    noisy = next((each for each in around if hasattr(each, "noise_multiplier")), None)
-    if found and noisy is not None:  # the mean of the answers would be without that noise
+    for each in _chain(target):
+        if hasattr(each, "momentum_vector") or hasattr(each, "m_t"):
+            break
+        around.append(each)
+    else:
+        return []  # it has no moments
+    noisy = next((other for other in around if hasattr(other, "noise_multiplier")), None)
+    if statistics and noisy is not None:  # the mean of the answers would be without that noise
         warn("%s steps running statistics too, and %s adds noise to them: a variance can become "
-             "negative", name, type(noisy).__name__)  # fmt: skip
+             "negative", type(each).__name__, type(noisy).__name__)  # fmt: skip
         return []
-    return found
+    return statistics
+
+
+def _replace(message: Message, arrays: ArrayRecord) -> None:
+    """Put arrays in the place of those of an answer."""
+    (name,) = message.content.array_records
+    message.content[name] = arrays
 
 
 def _guard_evaluations(target: Any, weight: str, say: OnRefused) -> None:
@@ -268,15 +302,16 @@ def carry_to(
     """
     opened = Package.open(package)
     fresh = CheckpointState.load_checkpoint(Package.open(newer).checkpoint)
-    state = carry_over(_state(opened, arrays), fresh, crossing(opened), optimizer_state=False)
+    names = crossing(opened.manifest)
+    state = carry_over(_state(opened, arrays), fresh, names, optimizer_state=False)
     CheckpointState.save_checkpoint(state, destination)
 
 
 def _state(package: Package, arrays: ArrayRecord) -> CheckpointState:
     found = to_arrays(arrays)
     state = CheckpointState.load_checkpoint(package.checkpoint)
-    names = crossing(package)
-    odd = set(names) ^ found.keys()
+    names = crossing(package.manifest)
+    odd = names.keys() ^ found.keys()
     if odd:
         raise OdtpackError(
             "fleet-arrays", f"The parameters do not fit the package: '{min(odd)[:100]}' differs."
@@ -292,6 +327,7 @@ def _odd(messages: list[Message], weight: str) -> list[str | None]:
     usual = Counter(map(_names, messages)).most_common(1)
     return [
         _bad_weight(message, weight)
+        or _not_finite(message)
         or (
             None
             if _names(message) == usual[0][0]
@@ -329,12 +365,12 @@ def _bad_weight(message: Message, key: str) -> str | None:
     return f"it gives no number above nothing as {key}"
 
 
-def _bad_loss(message: Message) -> str | None:
-    """Why the loss of an answer spoils what is computed with it; None if it does not."""
+def _not_finite(message: Message) -> str | None:
+    """Which metric of an answer spoils what is computed with it, such as its loss."""
     for record in message.content.metric_records.values():
-        for key in ("loss", "train_loss"):
-            if not np.isfinite(record.get(key, 0.0)).all():
-                return f"its {key} is not finite"
+        for key, value in record.items():
+            if not np.isfinite(value).all():
+                return f"its {key[:100]} is not finite"
     return None
 
 
@@ -393,7 +429,7 @@ def fedavg(
             or the file cannot be written.
     """
     opened = Package.open(package)
-    names = crossing(opened)
+    names = crossing(opened.manifest)
 
     own = dict(CheckpointState.load_checkpoint(opened.checkpoint).parameters)
     frozen = {item.name for item in opened.manifest.parameters if item.role == "frozen"}
@@ -427,7 +463,8 @@ def fedavg(
             found[index] = read(path)
         except OdtpackError as error:
             reasons[index] = error.what
-    unsound = refusals(reference, list(found.values()), most_times_median)
+    trainable = {name for name, trained in names.items() if trained}
+    unsound = refusals(reference, list(found.values()), most_times_median, trainable=trainable)
     reasons |= {
         index: reason for index, reason in zip(found, unsound, strict=True) if reason is not None
     }

@@ -225,12 +225,13 @@ def select(
 
 
 def detach(
-    graph: ir.Graph, outputs: Sequence[str], parameters: Collection[str]
+    graph: ir.Graph, outputs: Sequence[str], parameters: Collection[str], states: Collection[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Leave the named outputs, the inputs that they need, and no value of any parameter."""
+    # Carried states stay in any case: by that the manifest tells them from running statistics.
     values = {value.name: value for node in graph for value in node.outputs}
     graph.outputs[:] = [values[name] for name in outputs]
-    needed = set().union(*(read_by(value) for value in graph.outputs))
+    needed = set(states).union(*(read_by(value) for value in graph.outputs))
     used = []
     for name in list(graph.initializers):
         if name in parameters:
@@ -382,6 +383,13 @@ def build_graphs(task: Task) -> Graphs:
     pipeline.before_gradient(forward, mixed_precision=task.spec.precision == "mixed")
     for model in (evaluation, *([ready.plain] if served else [])):
         pipeline.for_evaluation(model)
+    if not served and (states := carried(forward.graph)):
+        raise OdtpackError(
+            "bad-input-setting",
+            f"{min(states)!r} is carried over, and all that the model gives is computed from its "
+            "loss: no inference template tells the state from a running statistic",
+            hint="name a value that is not (--output NAME)",
+        )
     _differentiate(forward, task)
     properties = properties_of(ready.info)
     level = optimization_level(forward.graph, parameters)
@@ -391,7 +399,9 @@ def build_graphs(task: Task) -> Graphs:
     }
     template = None
     if served:
-        inputs, used = detach(ready.plain.graph, served, [p.name for p in parameters])
+        inputs, used = detach(
+            ready.plain.graph, served, [p.name for p in parameters], carried(forward.graph)
+        )
         models["inference"] = (ready.plain, {})
         template = InferenceTemplate(ready.plain, inputs, served, used)
     finish(models)

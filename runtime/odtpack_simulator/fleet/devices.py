@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -199,6 +200,19 @@ def unmeasured(devices: Sequence[FleetDevice]) -> list[str]:
     return said
 
 
+def _profiles(fleet: FleetFile) -> list[DeviceProfile]:
+    """The profiles of a fleet's devices, each only once: results are told apart by their names."""
+    found = [load_profile(device.profile) for device in fleet.population.devices]
+    (name, count), *_ = Counter(profile.name for profile in found).most_common(1) or [("", 0)]
+    if count > 1:
+        raise OdtpackError(
+            "fleet-invalid",
+            f"The population has {name} {count} times.",
+            hint="give one [[population.device]] the share of all",
+        )
+    return found
+
+
 OnStage = Callable[[str], None]  # Called with what is being done, in words for people
 
 
@@ -213,7 +227,7 @@ def measure_devices(
     """Plan the memory of a client's training, time its steps here, and carry them to each model."""
     if not fleet.population.devices:
         return []
-    profiles = [load_profile(device.profile) for device in fleet.population.devices]
+    profiles = _profiles(fleet)
     samples = len(next(iter(data.arrays.values())))
     plan = make_sample_plan(
         package.manifest.input_specs(),
@@ -269,8 +283,7 @@ def devices_of_result(
         )
     found = {device.name: device for device in result.devices}
     devices = []
-    for wanted in fleet.population.devices:
-        profile = load_profile(wanted.profile)
+    for profile, wanted in zip(_profiles(fleet), fleet.population.devices, strict=True):
         known = found.get(profile.name)
         if known is None or known.profile_digest != profile.digest:
             raise OdtpackError(

@@ -273,6 +273,7 @@ class Federation:
             state.arrays,
             [update.arrays for update in updates],
             federation.most_times_median,
+            trainable=self.trainer.trainable,
             known=["no batch of it has a finite loss" if each else None for each in lost],
         )
         kept = [update for update, reason in zip(updates, reasons, strict=True) if reason is None]

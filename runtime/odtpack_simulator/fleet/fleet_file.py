@@ -38,8 +38,11 @@ Condition = Literal["idle", "charging", "unmetered"]
 class Quantity:
     """Validator: a number with a unit of a dimension, in its base unit."""
 
-    def __init__(self, dimension: str, example: str, *, positive: bool = True) -> None:
+    def __init__(
+        self, dimension: str, example: str, *, positive: bool = True, least: str | None = None
+    ) -> None:
         self.dimension, self.example, self.positive = dimension, example, positive
+        self.least = least
 
     def __call__(self, value: object) -> float:
         """The number in the base unit."""
@@ -49,6 +52,9 @@ class Quantity:
         number = parse_quantity(value, self.dimension)
         if self.positive and not number > 0:
             msg = f"must be more than nothing, found {value!r}"
+            raise ValueError(msg[:200])
+        if self.least is not None and number < parse_quantity(self.least, self.dimension):
+            msg = f"must be at least {self.least}, found {value!r}"
             raise ValueError(msg[:200])
         return number
 
@@ -67,8 +73,11 @@ def _ordered(pair: tuple[float, float]) -> tuple[float, float]:
 
 Seconds = Annotated[float, BeforeValidator(Quantity("duration", "10 min")), Field(le=1e9)]
 ByteCount = Annotated[float, BeforeValidator(Quantity("bytes", "20 MB"))]
-Rate = Annotated[float, BeforeValidator(Quantity("bandwidth", "2 MB/s"))]
-Watts = Annotated[float, BeforeValidator(Quantity("power", "800 mW"))]
+# Bounds far beyond any device: times are counted in nanoseconds, and written down in 64 bits.
+Rate = Annotated[
+    float, BeforeValidator(Quantity("bandwidth", "2 MB/s", least="1 B/s")), Field(le=1e12)
+]
+Watts = Annotated[float, BeforeValidator(Quantity("power", "800 mW")), Field(le=1e6)]
 Joules = Annotated[float, BeforeValidator(Quantity("energy", "50 J"))]
 Percent = Annotated[float, BeforeValidator(Quantity("ratio", "80 %", positive=False)), Field(le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -110,7 +119,7 @@ class DataTable(_Table):
     dirichlet: float | None = Field(default=None, gt=0, le=1e6)
     """Label skew: each client's shares of the classes are drawn from a Dirichlet distribution with
     this concentration (0.1 is strong, 100 next to none). Without it every client draws from all
-    samples alike. Needs a package that classifies."""
+    samples alike. Needs a package that classifies; a label that its loss ignores is no class."""
 
     @model_validator(mode="after")
     def _in_order(self) -> DataTable:
@@ -184,13 +193,16 @@ class FederationTable(_Table):
     over_selection: float = Field(default=1.0, ge=1, le=100)
     """Clients that are chosen for each of these answers: with 1.3, 130 for 100."""
     minimum: int = Field(default=1, ge=1)
-    """A round with fewer answers at its deadline is given up, and changes nothing."""
+    """A round with fewer answers at its deadline is given up, and changes nothing. Answers that are
+    then refused count: the mean is that of the others, as on Flower."""
     deadline: Seconds = 600.0
     """How long a round waits for answers."""
     every: Seconds | None = None
     """Time from the start of one round to that of the next, where the round is not longer.
     Without it rounds follow each other at once."""
-    retry: Seconds = 600.0
+    retry: Annotated[
+        float, BeforeValidator(Quantity("duration", "10 min", least="1 s")), Field(le=1e9)
+    ] = 600.0
     """How long the server waits where too few clients are available, before it looks again."""
     rounds: int = Field(default=100, ge=1, le=1_000_000)
     """Most rounds; with `buffer`, changes of the model."""

@@ -27,7 +27,9 @@ from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.module import Module
@@ -97,6 +99,20 @@ class ModelEvaluation:
         return sum(self.right) / sum(self.total) if sum(self.total) else None
 
 
+def crossing(manifest: Manifest) -> dict[str, bool]:
+    """Which parameters cross between server and clients, and whether each is trained."""
+    # They are the trainable ones (adapters where only these are trained) and running statistics,
+    # which training updates without a gradient. What frozen parameters hold is the same everywhere.
+    # A carried state, which an exported model has as an input, is what a client's own samples left
+    # behind, and a loss scale is that of its own steps: each client begins with the package's.
+    own = {*LOSS_SCALE_NAMES, *(() if manifest.inference is None else manifest.inference.inputs)}
+    return {
+        info.name: info.role == "trainable"
+        for info in manifest.parameters
+        if info.role == "trainable" or (info.role == "state" and info.name not in own)
+    }
+
+
 class LocalTrainer:
     """Trains a package for clients, and evaluates it for the server."""
 
@@ -118,28 +134,30 @@ class LocalTrainer:
         self._scores, self._labels = accuracy_inputs(manifest)
         self._ignored = manifest.ignored_label
         self.fixed_batch = manifest.fixed_batch
-        # What frozen parameters hold is the same everywhere and never sent.
-        self.sent = {
-            info.name: state.parameters[info.name].data
+        names = crossing(manifest)
+        self.sent = {name: state.parameters[name].data for name in names}
+        self.trainable = {name for name, trained in names.items() if trained}
+        # The states that do not cross, live, and what each client begins with.
+        self._own = {
+            info.name: (data := state.parameters[info.name].data, data.copy())
             for info in manifest.parameters
-            if info.role != "frozen"
+            if info.role == "state" and info.name not in names
         }
-        self.trainable = self.sent.keys() & state.arrays(trainable=True)
         self._proximal = [(name, state.parameters[name]) for name in sorted(self.trainable)]
 
     def initial(self) -> Arrays:
         """Copies of the parameters that cross between server and clients, by name."""
-        # They are the trainable ones (adapters where only these are trained) and those that
-        # training updates without a gradient, as batch normalization does its statistics.
         return {name: array.copy() for name, array in self.sent.items()}
 
     def set_parameters(self, arrays: Mapping[str, Array]) -> None:
-        """Set the parameters that cross."""
+        """Set the parameters that cross, and the other states to those of the package."""
         problem = mismatch(self.sent, arrays)
         if problem is not None:
             raise OdtpackError("fleet-arrays", f"The parameters do not fit the package: {problem}.")
         for name, array in self.sent.items():
             np.copyto(array, arrays[name])
+        for array, begun in self._own.values():
+            np.copyto(array, begun)
 
     def steps(self, samples: int, settings: LocalSettings) -> int:
         """Optimizer steps that a client with so many samples makes in a round."""
@@ -204,7 +222,7 @@ class LocalTrainer:
         )  # fmt: skip
 
     def optimizer_state(self) -> Arrays:
-        """Copies of the step count and the moments, by name."""
+        """Copies of the step count, the moments and the loss scale, by name."""
         state = self.module.state.optimizer
         if state is None:
             raise AssertionError("an optimizer gives its state")
@@ -213,7 +231,8 @@ class LocalTrainer:
             for name, own in state.moments.items()
             for index, moment in enumerate(own)
         }
-        return {"step": np.array(state.step, np.int64), **moments}
+        scale = {n: array.copy() for n, (array, _) in self._own.items() if n in LOSS_SCALE_NAMES}
+        return {"step": np.array(state.step, np.int64), **moments, **scale}
 
     def evaluate(
         self,
@@ -270,6 +289,9 @@ class LocalTrainer:
         for name, own in state.moments.items():
             for index, moment in enumerate(own):
                 moment[...] = 0 if saved is None else saved[f"{name}.{index}"]
+        if saved is not None:
+            for name in self._own.keys() & {*LOSS_SCALE_NAMES}:
+                np.copyto(self._own[name][0], saved[name])
         self.optimizer.set_learning_rate(rate)
 
 

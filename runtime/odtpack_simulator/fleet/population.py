@@ -298,10 +298,13 @@ class FleetData:
 
 def load_fleet_data(package: Package, path: str | os.PathLike[str], seed: int) -> FleetData:
     """Load and split the data of a fleet, as ``odtpack train`` splits them."""
-    return split_data(package.load_data(path), seed, where=os.fspath(path))
+    ignored = package.manifest.ignored_label
+    return split_data(package.load_data(path), seed, ignored, where=os.fspath(path))
 
 
-def split_data(arrays: Mapping[str, Array], seed: int, *, where: str = "the data") -> FleetData:
+def split_data(
+    arrays: Mapping[str, Array], seed: int, ignored: int | None = None, *, where: str = "the data"
+) -> FleetData:
     """Split samples; see :func:`load_fleet_data`."""
     samples = len(next(iter(arrays.values())))
     train, held_out = split(samples, HELD_OUT_SHARE, seed)
@@ -320,16 +323,22 @@ def split_data(arrays: Mapping[str, Array], seed: int, *, where: str = "the data
         arrays,
         train,
         held_out,
-        _by_class(arrays.get("labels"), train),
+        _by_class(arrays.get("labels"), train, ignored),
         digest.hexdigest(),
     )
 
 
-def _by_class(labels: Array | None, train: Indices) -> tuple[npt.NDArray[np.int64], ...]:
-    if labels is None or labels.ndim != 1 or labels.dtype.kind != "i" or labels.min() < 0:
+def _by_class(
+    labels: Array | None, train: Indices, ignored: int | None
+) -> tuple[npt.NDArray[np.int64], ...]:
+    """The samples to train on of each class; none where not every label is a class or ignored."""
+    if labels is None or labels.ndim != 1 or labels.dtype.kind != "i":
+        return ()
+    known = labels[labels != ignored] if ignored is not None else labels
+    if not len(known) or known.min() < 0:
         return ()
     own = labels[train]
-    return tuple(train[own == label] for label in range(int(labels.max()) + 1))
+    return tuple(train[(own == n) & (n != ignored)] for n in range(int(known.max()) + 1))
 
 
 _MODEL: Final = 20

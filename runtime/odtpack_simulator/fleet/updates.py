@@ -37,48 +37,51 @@ def refusals(
     answers: Sequence[Mapping[str, Array]],
     most_times_median: float = MOST_TIMES_MEDIAN,
     *,
+    trainable: Collection[str] | None = None,
     most_times_model: float = MOST_TIMES_MODEL,
     known: Sequence[str | None] = (),
 ) -> list[str | None]:
     """Why each answer of a round must not be averaged; None for those that may."""
-    # `most_times_median`: Longest update, its L2 norm over all parameters, in medians of the
-    # round's, of those that changed something. If less than three sound answers did, norms of the
-    # parameters that the round began with count (`most_times_model`); there is no limit for a model
-    # of zeros.
+    # `most_times_median`: Longest update, its L2 norm over the trainable parameters, in medians of
+    # the round's, of those that changed something. If less than three sound answers did, norms of
+    # the parameters that the round began with count (`most_times_model`); there is no limit for a
+    # model of zeros.
+    # `trainable`: Names of the parameters that are trained, by default all. Each other one, a
+    # running statistic, is compared with its own median: its scale is that of the data, not of an
+    # update. Where less than three changed it, nothing says how far it may go.
     # `known`: Why each is refused whatever its arrays hold; such answers are not in the median.
+    trained = [name for name in reference if trainable is None or name in trainable]
+    judged = [("", trained), *((f" of '{n}'", [n]) for n in reference if n not in trained)]
     reasons: list[str | None] = []
-    lengths: dict[int, float] = {}
+    lengths: dict[int, list[float]] = {}
     for arrays, other in itertools.zip_longest(answers, known):
         reason = other or mismatch(reference, arrays)
         if reason is None:
-            with np.errstate(over="ignore", invalid="ignore"):
-                length = _norm(
-                    np.subtract(arrays[name], array, dtype=np.float64)
-                    for name, array in reference.items()
-                )
-            if math.isfinite(length):
-                lengths[len(reasons)] = length
+            found = [_distance(reference, arrays, names) for _, names in judged]
+            if all(map(math.isfinite, found)):
+                lengths[len(reasons)] = found
             else:
                 reason = "it holds NaN or infinity, or numbers too large to square"
         reasons.append(reason)
-    changed = [length for length in lengths.values() if length]
-    if len(changed) >= _ENOUGH_TO_COMPARE:
-        median = statistics.median(changed)
-        for index, length in lengths.items():
-            if length > most_times_median * median:
-                reasons[index] = (
-                    f"the update has a norm of {length:.3g}, more than {most_times_median:g} times "
-                    f"the round's median of {median:.3g}"
-                )
-    else:
-        own = _norm(reference.values())
-        for index, length in lengths.items():
-            if 0 < own * most_times_model < length:
-                reasons[index] = (
-                    f"the update has a norm of {length:.3g}, more than {most_times_model:g} times "
-                    f"that of the model, {own:.3g}, and too few answers that change something "
-                    "came to compare it with"
-                )
+    for place, (of, names) in enumerate(judged):
+        changed = [found[place] for found in lengths.values() if found[place]]
+        if len(changed) >= _ENOUGH_TO_COMPARE:
+            median = statistics.median(changed)
+            most = most_times_median * median
+            than = f"{most_times_median:g} times the round's median of {median:.3g}"
+        elif names is trained:
+            own = _norm(reference[name] for name in names)
+            most = most_times_model * own or math.inf
+            than = (
+                f"{most_times_model:g} times that of the model, {own:.3g}, and too few answers "
+                "that change something came to compare it with"
+            )
+        else:
+            continue
+        for index, found in lengths.items():
+            if reasons[index] is None and found[place] > most:
+                length = f"{found[place]:.3g}"
+                reasons[index] = f"the update{of} has a norm of {length}, more than {than}"
     return reasons
 
 
@@ -157,6 +160,12 @@ def discounted(
         )
         for name, array in answer.items()
     }
+
+
+def _distance(begun: Mapping[str, Array], arrays: Mapping[str, Array], names: list[str]) -> float:
+    """The L2 norm of an update of some parameters; NaN if it is not finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _norm(np.subtract(arrays[n], begun[n], dtype=np.float64) for n in names)
 
 
 def _norm(arrays: Iterable[Array]) -> float:
