@@ -22,6 +22,7 @@ from tests.packaging_tools import open_training
 from tests.sweep import split_rows
 
 Construct = Callable[[Tensor], Tensor]
+PADDED = (torch.arange(6) < 4).float()[:, None]
 
 # On [N, 6, 4], N at run time.
 CONSTRUCTS: dict[str, Construct] = {
@@ -46,6 +47,12 @@ CONSTRUCTS: dict[str, Construct] = {
     "norm": lambda x: x.norm(dim=-1),
     "var": lambda x: x.var(dim=-1),
     "std": lambda x: x.std(dim=1, unbiased=False),
+    "std of zeros": lambda x: (x * PADDED).std(-1),
+    "norm of zeros": lambda x: (x * PADDED).norm(p=3, dim=-1),
+    "norm of a half of zeros": lambda x: (x * PADDED).norm(p=0.5, dim=-1),
+    "cosine similarity of zeros": lambda x: F.cosine_similarity(x * PADDED, x[:, :1], dim=-1),
+    "pairwise distance of zeros": lambda x: F.pairwise_distance(x * PADDED, (x * PADDED)[:, :1]),
+    "distances to itself": lambda x: torch.cdist(x, x),
     "logsumexp": lambda x: x.logsumexp(dim=-1),
     "log softmax": lambda x: F.log_softmax(x, dim=1),
     "max over an axis": lambda x: x.max(dim=1).values,
@@ -109,9 +116,12 @@ WRITTEN_OTHERWISE = (
     "interpolate to a size",
     "list of indices",
     "masked fill",
+    "norm of a half of zeros",
+    "norm of zeros",
     "one hot",
     "positions",
     "roll",
+    "std of zeros",
     "two lists of indices",
     "unfold",
     "where",

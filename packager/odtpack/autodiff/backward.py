@@ -113,7 +113,9 @@ def _walk(
     sources = list(wrt)
     needed = dependents(graph, sources, registry)
     upstream = ancestors(seeds, graph)
-    discarded, unbounded = discards.find(graph, set(sources)), discards.before_poles(graph)
+    rooted = discards.roots(graph, needed)
+    discarded = discards.find(graph, set(sources), needed, rooted)
+    unbounded = discards.before_poles(graph, needed, rooted)
     contributions: dict[ir.Value, list[ir.Value]] = {y: [dy] for y, dy in seeds.items()}
 
     def total(value: ir.Value) -> ir.Value | None:
@@ -138,7 +140,7 @@ def _walk(
         inner = functools.partial(_walk, registry=registry)
         ctx = Context(
             node, ops, cotangents, wanted, list(taken), inner,
-            discarded=node in discarded, unbounded=node in unbounded,
+            discarded=node in discarded, unbounded=node in unbounded, rooted=node in rooted,
         )  # fmt: skip
         try:
             if rule is None:
