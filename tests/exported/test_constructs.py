@@ -23,6 +23,7 @@ from tests.sweep import split_rows
 
 Construct = Callable[[Tensor], Tensor]
 PADDED = (torch.arange(6) < 4).float()[:, None]
+PLACES = (torch.arange(6) % 3)[None, :, None]
 
 # On [N, 6, 4], N at run time.
 CONSTRUCTS: dict[str, Construct] = {
@@ -47,6 +48,8 @@ CONSTRUCTS: dict[str, Construct] = {
     "norm": lambda x: x.norm(dim=-1),
     "var": lambda x: x.var(dim=-1),
     "std": lambda x: x.std(dim=1, unbiased=False),
+    "scatter amax": lambda x: x.scatter_reduce(1, PLACES.expand(x.shape[0], -1, 4), x, "amax"),
+    "scatter sum": lambda x: x.scatter_reduce(1, PLACES.expand(x.shape[0], -1, 4), x, "sum").var(1),
     "std of zeros": lambda x: (x * PADDED).std(-1),
     "norm of zeros": lambda x: (x * PADDED).norm(p=3, dim=-1),
     "norm of a half of zeros": lambda x: (x * PADDED).norm(p=0.5, dim=-1),

@@ -21,7 +21,7 @@ from odtpack.autodiff import stop_gradient, windows
 from odtpack.autodiff.context import Context
 from odtpack.contrib import DOMAIN, decompose, needs_blocks
 from odtpack.errors import OdtpackError
-from odtpack.graph.fold import fold, share_constants, take_squeeze
+from odtpack.graph.fold import MOVED, fold, share_constants, take_squeeze
 from odtpack.graph.graphs import (
     TRAINABLE_TYPES,
     Dims,
@@ -34,6 +34,7 @@ from odtpack.graph.graphs import (
     mark_constant,
     nodes_of,
     operand,
+    reads,
     redirect,
 )
 from odtpack.graph.inference import contradiction, infer_shapes, is_known
@@ -235,13 +236,20 @@ def _infer_anew(model: ir.Model) -> ir.Model:
     for value in [output for node in nodes_of(model.graph) for output in node.outputs]:
         declared[value] = value.type, _meant(dims_of(value), names)
         value.type, value.shape = None, None
-    model = infer_shapes(model)
+    model = _fold_branches(infer_shapes(model))
+    # What follows a branch that is moved may be annotated as if the other one ran.
+    guessed: set[ir.Value] = set()
+    for node in model.graph:
+        after = any(value in guessed for value in reads(node))
+        guessed.update(value for value in node.outputs if after or value.meta.get(MOVED))
     filled = False
     for value, (type_, dims) in declared.items():
         if value.type is None and type_ is not None:
             value.type, filled = type_, True
         found = dims_of(value)
-        if value.type != type_ or dims is None or len(found or dims) != len(dims):
+        if value in guessed or value.type != type_ or dims is None:
+            continue
+        if len(found or dims) != len(dims):
             continue
         pairs = zip(found or (None,) * len(dims), dims, strict=True)
         merged = [new if is_known(new) else old for new, old in pairs]
@@ -382,22 +390,24 @@ def _infer_open_sizes(model: ir.Model) -> ir.Model:
 
 def _decide_branches(model: ir.Model) -> ir.Model:
     """Leave out the branches that no shape lets run, and the weights that only they read."""
+    model, squeezed = _fold_branches(model), list[tuple[str, int]]()
+    while (new := take_squeeze(model.graph)) is not None:
+        squeezed.append(new)
+        model = _fold_branches(infer_shapes(model))
+    if squeezed:
+        model.meta[SQUEEZED] = tuple(squeezed)
+    return model
+
+
+def _fold_branches(model: ir.Model) -> ir.Model:
+    """Leave out the branches of which shapes that are known say that they do not run."""
     if all(node.op_type != "If" for node in nodes_of(model.graph)):
         return model
     kept = {n for n, value in model.graph.initializers.items() if value.dtype in TRAINABLE_TYPES}
     if share_constants(model.graph, kept):
         model = infer_shapes(model)
-    squeezed: list[tuple[str, int]] = []
-    while True:
-        while fold(model.graph, kept):
-            model = infer_shapes(model)
-        new = take_squeeze(model.graph)
-        if new is None:
-            break
-        squeezed.append(new)
+    while fold(model.graph, kept):
         model = infer_shapes(model)
-    if squeezed:
-        model.meta[SQUEEZED] = tuple(squeezed)
     return model
 
 
