@@ -5,6 +5,7 @@ Each is put behind a linear layer, whose gradient is held to PyTorch's in float6
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,6 +160,71 @@ def test_gradient(name: str, exporter: Exporter, tmp_path: Path) -> None:
         # Where the name is another, the exporter folded the transpose.
         wanted = expected.get(found, weight.T)
         np.testing.assert_allclose(grad, wanted, rtol=1e-4, atol=1e-6, err_msg=found)
+
+
+class Extremes(nn.Module):
+    """The first of equal elements has the whole gradient, but that of amax is shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([2.0, 2.0, 2.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.scale
+        low = y.min(1, keepdim=True).values
+        return torch.cat([y.max(-1).values, y.amax(-1) ** 2, low.flatten(1) ** 3], 1)
+
+
+def test_equal_elements(tmp_path: Path) -> None:
+    net = Extremes()
+    x = torch.tensor([[[1.0, 1, 0], [2, 0, 2]], [[3, 3, 3], [1, 2, 2]], [[-1, 0, 1], [-1, 0, 1]]])
+    dynamic = {"x": {0: "batch"}}
+    model = export(net, {"x": x}, tmp_path / "model.onnx", "dynamo", dynamic=dynamic)
+    build_package(model, tmp_path / "package", loss="mse", train=["scale"])
+    state, module, _ = open_training(tmp_path / "package")
+    target = torch.zeros(3, 7)
+    loss = F.mse_loss(net(x), target)
+    loss.backward()
+    assert float(module(x.numpy(), target.numpy())) == pytest.approx(loss.item(), rel=1e-5)
+    ((_, scale),) = state.parameters
+    np.testing.assert_allclose(scale.grad, net.scale.grad.numpy(), rtol=1e-5)
+
+
+class Recurrent(nn.Module):
+    """A loop that is scripted, in a form of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.hidden, self.outer = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros([x.shape[0], 6])
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.inner(x[:, t]) + self.hidden(h))
+        return self.outer(h)
+
+
+@pytest.mark.parametrize("axes", [{0: "batch"}, {0: "batch", 1: "time"}])
+def test_a_scripted_loop(axes: dict[int, str], tmp_path: Path) -> None:
+    """The exporter gives the batch of the output another name, and uses it in the body."""
+    torch.manual_seed(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        net = torch.jit.script(Recurrent())
+    feeds = {"x": torch.randn(4, 5, 3)}
+    model = export(net, feeds, tmp_path / "model.onnx", "torchscript", dynamic={"x": axes})
+    build_package(model, tmp_path / "package", loss="mse")
+    state, module, _ = open_training(tmp_path / "package")
+    x = torch.randn(7, 8 if 1 in axes else 5, 3)
+    target = torch.ones(7, 2)
+    loss = F.mse_loss(net(x), target)
+    loss.backward()
+    assert float(module(x.numpy(), target.numpy())) == pytest.approx(loss.item(), rel=1e-5)
+    expected = {name: parameter.grad.numpy() for name, parameter in net.named_parameters()}
+    for name, parameter in state.parameters:
+        np.testing.assert_allclose(
+            parameter.grad, expected[name], rtol=1e-4, atol=1e-6, err_msg=name
+        )
 
 
 def test_a_square_weight_may_be_stored_transposed(tmp_path: Path) -> None:
