@@ -58,6 +58,7 @@ CONSTRUCTS: dict[str, Construct] = {
     "pairwise distance of zeros": lambda x: F.pairwise_distance(x * PADDED, (x * PADDED)[:, :1]),
     "distances to itself": lambda x: torch.cdist(x, x),
     "logsumexp": lambda x: x.logsumexp(dim=-1),
+    "log sigmoid": lambda x: F.logsigmoid(200 * x),
     "log softmax": lambda x: F.log_softmax(x, dim=1),
     "max over an axis": lambda x: x.max(dim=1).values,
     "amin": lambda x: x.amin(dim=(1, 2)),
@@ -84,6 +85,9 @@ CONSTRUCTS: dict[str, Construct] = {
     "nearest to a size": lambda x: F.interpolate(x, size=9),
     "list of indices": lambda x: x[:, [0, 2, 2]] * 2,
     "two lists of indices": lambda x: x[:, [0, 2, 2], [1, 3, 3]],
+    "padding of a dilated kernel": lambda x: F.conv2d(
+        x[:, None], torch.arange(6).view(1, 1, 2, 3).to(x), padding="same", dilation=(3, 2)
+    ),
     "unfold": lambda x: x.unfold(1, 3, 1).sum(-1),
     "positions": lambda x: x * torch.arange(x.shape[1], dtype=x.dtype)[:, None],
     "rotary": lambda x: torch.cat([-x[..., 2:], x[..., :2]], -1) * torch.cos(x),

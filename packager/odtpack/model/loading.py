@@ -320,6 +320,26 @@ def _write_pool(ctx: Context) -> bool:
     return True
 
 
+def _write_dilated(ctx: Context) -> bool:
+    """Write auto_pad with dilations as padding: ONNX Runtime refuses it."""
+    # With a stride the padding follows from the size, which may be open.
+    dilations, mode = ctx.ints("dilations", (1,)), ctx.string("auto_pad", "NOTSET")
+    if not mode.startswith("SAME") or max(dilations) == 1 or max(ctx.ints("strides", (1,))) > 1:
+        return False
+    totals = [(ctx.size(ctx.x(1), axis) - 1) * d for axis, d in enumerate(dilations, 2)]
+    _write_same(ctx, totals)
+    return True
+
+
+def _write_same(ctx: Context, totals: Sequence[int]) -> None:
+    """Write auto_pad as pads, of which there are so many along each axis."""
+    upper, read = ctx.string("auto_pad", "NOTSET") == "SAME_UPPER", ctx.node.attributes
+    before = [total // 2 if upper else total - total // 2 for total in totals]
+    after = [total - b for total, b in zip(totals, before, strict=True)]
+    read.pop("auto_pad")
+    read["pads"] = ir.AttrInt64s("pads", [*before, *after])
+
+
 def _write_transposed(ctx: Context) -> bool:
     """Write output_padding with auto_pad as padding: ONNX Runtime's size does not grow by it."""
     read, w, extra = ctx.node.attributes, ctx.x(1), ctx.ints("output_padding", ())
@@ -329,10 +349,7 @@ def _write_transposed(ctx: Context) -> bool:
     kernel = [ctx.size(w, axis) for axis in range(2, ctx.rank(w))]
     strides, _, reach = windows.spacing(ctx, kernel, len(extra))
     totals = [max(0, r + e - s) for r, e, s in zip(reach, extra, strides, strict=True)]
-    before = [t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in totals]
-    after = [t - b for t, b in zip(totals, before, strict=True)]
-    read.pop("auto_pad")
-    read["pads"] = ir.AttrInt64s("pads", [*before, *after])
+    _write_same(ctx, totals)
     return True
 
 
@@ -354,6 +371,7 @@ def _write_kept(ctx: Context) -> bool:
 
 _AS_RUN: Final[dict[str, Callable[[Context], bool]]] = {
     "AveragePool": _write_pool,
+    "Conv": _write_dilated,
     "ConvTranspose": _write_transposed,
     "LpPool": _write_pool,
     "MaxPool": _write_pool,
