@@ -19,6 +19,7 @@ import onnx_ir.passes.common as common_passes
 from odtpack import targets
 from odtpack.autodiff import stop_gradient, windows
 from odtpack.autodiff.context import Context
+from odtpack.autodiff.expand import read_splits
 from odtpack.contrib import DOMAIN, decompose, needs_blocks
 from odtpack.errors import OdtpackError
 from odtpack.graph.fold import MOVED, fold, share_constants, take_squeeze
@@ -171,6 +172,7 @@ def load_source(
     shared_tensors.tie(loaded.graph, named)
     shared_tensors.untie(loaded.graph, untie)
     _open_declared_sizes(loaded.graph)
+    read_splits(loaded.graph)
     loaded = _infer_open_sizes(_decide_branches(_infer_windows(loaded)))
     if stop:
         stop_gradient.stop_at(loaded.graph, stop)
