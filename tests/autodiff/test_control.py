@@ -205,7 +205,7 @@ net (int64 m, float[3] h, float[3] w) => (float[3] last) {
       => (bool on, float[3] b, seq(float[3]) t) {
     on = Identity(go) part = SequenceAt(s, i) b = Add(a, part) t = Identity(s) }> (m, , h, start)
 }""",
-    "operator ConcatFromSequence": """
+    "(?s)operator ConcatFromSequence.*with torch's scan": """
 net (int64 m, float[3] h, float[3] w) => (float[n] last) {
   empty = SequenceEmpty()
   unread, all = Loop <body = turn (int64 i, bool go, float[3] a, seq(float[3]) s)

@@ -70,7 +70,12 @@ ATTENTION = {
 }
 FEEDS = {"short": MASK[:, :4], "q": Q, "k": K, "v": V, "mask": MASK, "bias": BIAS}
 FEEDS["norm"] = np.array([[[1], [2], [3]], [[2], [1], [0.5]]], np.float32)
-POSITIVE = "on = Greater(x, zero) "
+MORE = (
+    "on = Greater(x, zero) a0 = Abs(x) far = Neg(a0) minus = Constant <value = float {-1}> () "
+    "two = Constant <value = float {2}> () three = Constant <value = float {3}> () "
+    "third = Constant <value = float {0.33333333}> () axis = Constant <value = int64[1] {1}> () "
+    "shape = Constant <value = int64[2] {2, 3}> () flat = Constant <value = int64[1] {6}> () "
+)
 # y = ... of x, some of whose elements leave the domain of a function, and a weight w.
 FUNCTIONS = {
     "Log": "l = Log(x) m = Mul(l, w) y = Where(on, m, zero)",
@@ -93,12 +98,29 @@ FUNCTIONS = {
     "Sqrt of Max": "r = Max(x, zero) s = Sqrt(r) y = Mul(s, w)",
     "Sqrt of Max of two": "n = Mul(x, half) r = Max(x, n, zero) s = Sqrt(r) y = Mul(s, w)",
     "Sqrt of ThresholdedRelu": "r = ThresholdedRelu(x) s = Sqrt(r) y = Mul(s, w)",
-    "Acos of Clip": "minus = Constant <value = float {-1}> () r = Clip(x, minus, one) s = Acos(r) "
+    "Acos of Clip": "r = Clip(x, minus, one) s = Acos(r) y = Mul(s, w)",
+    "Acos of Clip to computed bounds": "m1 = Neg(one) r = Clip(x, m1, one) s = Acos(r) "
     "y = Mul(s, w)",
-    "Acos of Clip to computed bounds": "minus = Neg(one) r = Clip(x, minus, one) s = Acos(r) "
-    "y = Mul(s, w)",
+    "Sqrt below a bound": "e = Exp(far) l = Sqrt(e) b = Max(l, half) y = Mul(b, w)",
+    "Log below a bound": "e = Exp(far) l = Log(e) b = Clip(l, minus) y = Mul(b, w)",
     "Log inside of Sin": "l = Log(x) s = Sin(l) m = Mul(s, w) y = Where(on, m, zero)",
 }
+# n = ... of rows one of which is zero: PyTorch's gradient is 0 there, and so are differences.
+ROW = "c = Cast <to = 1> (on) m = Mul(x, c) r = Reshape(m, shape) "
+SCALED = "v = Reshape(w, shape) u = Mul(v, n) y = Reshape(u, flat)"
+NORMS = {
+    "norm": "q = Mul(r, r) s = ReduceSum(q, axis) n = Sqrt(s)",
+    "norm of three": "a = Abs(r) q = Pow(a, three) s = ReduceSum(q, axis) n = Pow(s, third)",
+    "norm of a half": "a = Abs(r) q = Pow(a, half) s = ReduceSum(q, axis) n = Mul(s, s)",
+    "deviation": "o = ReduceMean <axes = [1]> (r) d = Sub(r, o) q = Mul(d, d) "
+    "e = ReduceMean <axes = [1]> (q) k = Shape <start = -1> (r) f = Cast <to = 1> (k) "
+    "g = Mul(e, f) h = Sub(f, one) i = Div(g, h) n = Sqrt(i)",
+    "modulus": "a = Mul(r, r) h = Mul(r, half) b = Pow(h, two) q = Add(a, b) n = Sqrt(q)",
+    "product of norms": "a = ReduceSumSquare <axes = [1]> (r) b = ReduceL1 <axes = [1]> (r) "
+    "q = Mul(a, b) s = Sqrt(q) n = Max(s, half)",
+    "distance by a product": "t = Transpose(r) q = MatMul(r, t) f = Max(zero, q) g = Sqrt(f) "
+    "n = ReduceSum(g, axis)",
+}  # fmt: skip
 
 
 def check(head: str, body: str, feeds: dict[str, np.ndarray], wrt: list[str]) -> None:
@@ -145,18 +167,26 @@ def test_gradients_of_attention_survive_a_row_that_is_masked_as_a_whole(form: st
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_gradients_survive_arguments_outside_of_a_domain(name: str) -> None:
     body = FUNCTIONS[name]
-    more = (
-        POSITIVE + "three = Constant <value = float {3}> () "
-        "shape = Constant <value = int64[2] {2, 3}> () flat = Constant <value = int64[1] {6}> () "
-    )
     w = np.array([0.5, 1.5, 2.5], np.float32)
     if name != "Log of another view":
         w = np.tile(w, 2)
     head = f"float[6] x, float[{len(w)}] w"
-    check(head, more + body, {"x": X, "w": w}, ["x", "w"])
+    check(head, MORE + body, {"x": X, "w": w}, ["x", "w"])
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_that_is_zero_has_a_gradient(name: str) -> None:
+    body = f"{ROW} {NORMS[name]} {SCALED}"
+    w = normal(len(X), seed=3)
+    check("float[6] x, float[6] w", MORE + body, {"x": X / 50, "w": w}, ["x", "w"])
 
 
 UNCHANGED = {
+    "an epsilon is added to a mean of squares": (
+        "float[3, 5] x, bool[3, 5] mask",
+        "q = Mul(x, x) m = ReduceMean <axes = [1]> (q) e = Add(m, half) s = Sqrt(e) p = Div(x, s) "
+        "y = Add(p, half)",
+    ),
     "nothing is discarded": ("float[3, 5] x", "y = Softmax <axis = -1> (x)"),
     "scores are masked with a large number": (
         "float[3, 5] x, bool[3, 5] mask",
@@ -213,4 +243,5 @@ def test_a_mask_whose_cotangent_is_finite_stays_a_product(why: str) -> None:
     text = f"net (float[1, 2, 4] x, float[2, 2, 1] k) => (float[a, b, c] y) {{ {numbers}"
     header = '<ir_version: 8, opset_import: ["" : 17]> '
     proto = onnx.parser.parse_model(f"{header}{text}{MASKS[why]} }}")
-    assert discards.before_poles(infer_shapes(ir.from_proto(proto)).graph) == set()
+    graph = infer_shapes(ir.from_proto(proto)).graph
+    assert discards.before_poles(graph, set(), set()) == set()

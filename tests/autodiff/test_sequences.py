@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from odtpack.autodiff.expand import expand
+from odtpack.autodiff.expand import expand, read_splits
 from odtpack.errors import OdtpackError
 from odtpack.graph.inference import infer_shapes
 from tests.autodiff.oracle import LEVELS, add_gradients, normal, session
@@ -24,7 +24,9 @@ def model(body: str, outputs: str, opset: int = 17, batch: str = "3") -> ir.Mode
         f'<ir_version: 8, opset_import: ["" : {opset}]> '
         f"g (float[{batch}, 6] x, int64 at) => ({outputs}) {{ {CONSTANTS} {SIZES} {body} }}"
     )
-    return infer_shapes(ir.from_proto(onnx.parser.parse_model(text)))
+    read = ir.from_proto(onnx.parser.parse_model(text))
+    read_splits(read.graph)
+    return infer_shapes(read)
 
 
 # what it is in PyTorch, the graph, the shape of its output
@@ -38,6 +40,9 @@ ROWS = [
      " c = Slice(b, pair0, pair2, pair1) y = Mul(a, c)"),
     ("unbind", lambda x: x[0].sin() + x[2], "float[6] y",
      "s = SplitToSequence<axis = 0, keepdims = 0>(x) a = SequenceAt(s, zero) b = Sin(a)"
+     " c = SequenceAt(s, two) y = Add(b, c)"),
+    ("unbind by a length", lambda x: x[:, 0].sin() + x[:, 2], "float[3] y",
+     "s = SplitToSequence<axis = 1, keepdims = 0>(x, one) a = SequenceAt(s, zero) b = Sin(a)"
      " c = SequenceAt(s, two) y = Add(b, c)"),
     ("stack", lambda x: torch.stack([x, x.sin()], 1), "float[3, 2, 6] y",
      "a = Sin(x) s = SequenceConstruct(x, a) y = ConcatFromSequence<axis = 1, new_axis = 1>(s)"),

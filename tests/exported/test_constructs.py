@@ -5,6 +5,7 @@ Each is put behind a linear layer, whose gradient is held to PyTorch's in float6
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from tests.packaging_tools import open_training
 from tests.sweep import split_rows
 
 Construct = Callable[[Tensor], Tensor]
+PADDED = (torch.arange(6) < 4).float()[:, None]
+PLACES = (torch.arange(6) % 3)[None, :, None]
 
 # On [N, 6, 4], N at run time.
 CONSTRUCTS: dict[str, Construct] = {
@@ -46,7 +49,16 @@ CONSTRUCTS: dict[str, Construct] = {
     "norm": lambda x: x.norm(dim=-1),
     "var": lambda x: x.var(dim=-1),
     "std": lambda x: x.std(dim=1, unbiased=False),
+    "scatter amax": lambda x: x.scatter_reduce(1, PLACES.expand(x.shape[0], -1, 4), x, "amax"),
+    "scatter sum": lambda x: x.scatter_reduce(1, PLACES.expand(x.shape[0], -1, 4), x, "sum").var(1),
+    "std of zeros": lambda x: (x * PADDED).std(-1),
+    "norm of zeros": lambda x: (x * PADDED).norm(p=3, dim=-1),
+    "norm of a half of zeros": lambda x: (x * PADDED).norm(p=0.5, dim=-1),
+    "cosine similarity of zeros": lambda x: F.cosine_similarity(x * PADDED, x[:, :1], dim=-1),
+    "pairwise distance of zeros": lambda x: F.pairwise_distance(x * PADDED, (x * PADDED)[:, :1]),
+    "distances to itself": lambda x: torch.cdist(x, x),
     "logsumexp": lambda x: x.logsumexp(dim=-1),
+    "log sigmoid": lambda x: F.logsigmoid(200 * x),
     "log softmax": lambda x: F.log_softmax(x, dim=1),
     "max over an axis": lambda x: x.max(dim=1).values,
     "amin": lambda x: x.amin(dim=(1, 2)),
@@ -73,6 +85,9 @@ CONSTRUCTS: dict[str, Construct] = {
     "nearest to a size": lambda x: F.interpolate(x, size=9),
     "list of indices": lambda x: x[:, [0, 2, 2]] * 2,
     "two lists of indices": lambda x: x[:, [0, 2, 2], [1, 3, 3]],
+    "padding of a dilated kernel": lambda x: F.conv2d(
+        x[:, None], torch.arange(6).view(1, 1, 2, 3).to(x), padding="same", dilation=(3, 2)
+    ),
     "unfold": lambda x: x.unfold(1, 3, 1).sum(-1),
     "positions": lambda x: x * torch.arange(x.shape[1], dtype=x.dtype)[:, None],
     "rotary": lambda x: torch.cat([-x[..., 2:], x[..., :2]], -1) * torch.cos(x),
@@ -109,9 +124,12 @@ WRITTEN_OTHERWISE = (
     "interpolate to a size",
     "list of indices",
     "masked fill",
+    "norm of a half of zeros",
+    "norm of zeros",
     "one hot",
     "positions",
     "roll",
+    "std of zeros",
     "two lists of indices",
     "unfold",
     "where",
@@ -146,6 +164,85 @@ def test_gradient(name: str, exporter: Exporter, tmp_path: Path) -> None:
         # Where the name is another, the exporter folded the transpose.
         wanted = expected.get(found, weight.T)
         np.testing.assert_allclose(grad, wanted, rtol=1e-4, atol=1e-6, err_msg=found)
+
+
+class Extremes(nn.Module):
+    """The first of equal elements has the whole gradient, but that of amax is shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor([2.0, 2.0, 2.0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.scale
+        low = y.min(1, keepdim=True).values
+        return torch.cat([y.max(-1).values, y.amax(-1) ** 2, low.flatten(1) ** 3], 1)
+
+
+def test_equal_elements(tmp_path: Path) -> None:
+    net = Extremes()
+    x = torch.tensor([[[1.0, 1, 0], [2, 0, 2]], [[3, 3, 3], [1, 2, 2]], [[-1, 0, 1], [-1, 0, 1]]])
+    dynamic = {"x": {0: "batch"}}
+    model = export(net, {"x": x}, tmp_path / "model.onnx", "dynamo", dynamic=dynamic)
+    build_package(model, tmp_path / "package", loss="mse", train=["scale"])
+    state, module, _ = open_training(tmp_path / "package")
+    target = torch.zeros(3, 7)
+    loss = F.mse_loss(net(x), target)
+    loss.backward()
+    assert float(module(x.numpy(), target.numpy())) == pytest.approx(loss.item(), rel=1e-5)
+    ((_, scale),) = state.parameters
+    np.testing.assert_allclose(scale.grad, net.scale.grad.numpy(), rtol=1e-5)
+
+
+class Recurrent(nn.Module):
+    """A loop over times, as it is scripted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.hidden, self.outer = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros([x.shape[0], 6])
+        for t in range(x.shape[1]):
+            h = torch.tanh(self.inner(x[:, t]) + self.hidden(h))
+        return self.outer(h)
+
+
+class Unbound(Recurrent):
+    """The same over the parts of a list."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros([x.shape[0], 6])
+        for part in x.unbind(1):
+            h = torch.tanh(self.inner(part) + self.hidden(h))
+        return self.outer(h)
+
+
+@pytest.mark.parametrize("module", [Recurrent, Unbound])
+@pytest.mark.parametrize("axes", [{0: "batch"}, {0: "batch", 1: "time"}])
+def test_a_scripted_loop(module: type[nn.Module], axes: dict[int, str], tmp_path: Path) -> None:
+    """The exporter gives the batch of the output another name, and uses it in the body."""
+    torch.manual_seed(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        net = torch.jit.script(module())
+    feeds = {"x": torch.randn(4, 5, 3)}
+    model = export(net, feeds, tmp_path / "model.onnx", "torchscript", dynamic={"x": axes})
+    build_package(model, tmp_path / "package", loss="mse")
+    state, training, _ = open_training(tmp_path / "package")
+    x = torch.randn(7, 8 if 1 in axes else 5, 3)
+    target = torch.ones(7, 2)
+    loss = F.mse_loss(net(x), target)
+    loss.backward()
+    assert float(training(x.numpy(), target.numpy())) == pytest.approx(loss.item(), rel=1e-5)
+    expected = {name: parameter.grad.numpy() for name, parameter in net.named_parameters()}
+    for name, parameter in state.parameters:
+        # Of the names that the exporter makes up each is of a transposed weight.
+        wanted = [expected[name]] if name in expected else [g.T for g in expected.values()]
+        assert any(
+            g.shape == parameter.grad.shape and np.allclose(parameter.grad, g, rtol=1e-4, atol=1e-6)
+            for g in wanted
+        )
 
 
 def test_a_square_weight_may_be_stored_transposed(tmp_path: Path) -> None:

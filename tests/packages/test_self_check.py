@@ -74,6 +74,18 @@ words (string[batch] word) => (float[batch, 2] output)
 }"""
 
 
+def test_a_run_that_contradicts_the_declared_rank(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
+        net (float[N, 4] x) => (float[N] y) <float[4] w = {1, 2, 3, 4}> {
+            none = Constant <value_ints = [0]> () two = Constant <value_ints = [2]> ()
+            long = Shape(x) product = Mul(x, w) s = Sign(product) same = Sub(s, s)
+            zero = ReduceMax <axes = [0, 1], keepdims = 0> (same)
+            number = Cast <to = 7> (zero) count = Add(number, two)
+            shape = Slice(long, none, count) y = Reshape(product, shape) }""")
+    with refused("shape-conflict", "'y' has 2 axes in a run, and 1 by its declaration"):
+        build_package(model, tmp_path / "p", loss="mse")
+
+
 def test_why_there_is_none(tmp_path: Path) -> None:
     model = onnx.parser.parse_model(TEXT)
     table = np.random.default_rng(0).standard_normal((4, 2)).astype(np.float32)

@@ -11,7 +11,16 @@ from odtpack.autodiff import context, discards
 from odtpack.autodiff.context import REGISTRY, Context, Registry, Rule, WithCaptured
 from odtpack.autodiff.stop_gradient import STRAIGHT_THROUGH
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import ancestors, captures, dims_of, maker, reads, subgraphs, wider
+from odtpack.graph.graphs import (
+    ancestors,
+    captures,
+    dims_of,
+    maker,
+    producer,
+    reads,
+    subgraphs,
+    wider,
+)
 from odtpack.graph.ops import Ops
 
 # It knows no operators. A rule gives the cotangents of a node's inputs, and of what its
@@ -113,7 +122,9 @@ def _walk(
     sources = list(wrt)
     needed = dependents(graph, sources, registry)
     upstream = ancestors(seeds, graph)
-    discarded, unbounded = discards.find(graph, set(sources)), discards.before_poles(graph)
+    rooted = discards.roots(graph, needed)
+    discarded = discards.find(graph, set(sources), needed, rooted)
+    unbounded = discards.before_poles(graph, needed, rooted)
     contributions: dict[ir.Value, list[ir.Value]] = {y: [dy] for y, dy in seeds.items()}
 
     def total(value: ir.Value) -> ir.Value | None:
@@ -138,7 +149,7 @@ def _walk(
         inner = functools.partial(_walk, registry=registry)
         ctx = Context(
             node, ops, cotangents, wanted, list(taken), inner,
-            discarded=node in discarded, unbounded=node in unbounded,
+            discarded=node in discarded, unbounded=node in unbounded, rooted=node in rooted,
         )  # fmt: skip
         try:
             if rule is None:
@@ -215,15 +226,22 @@ def _no_gradient(
     reaching = [v.name for v in sources if read & dependents(graph, [v], registry)]
     shown = ", ".join(repr(name) for name in reaching[:3]) + (" and others" if reaching[3:] else "")
     domain, why = node.domain or "ai.onnx", node.metadata_props.get(REASON)
+    hint = (
+        f"freeze {'it' if len(reaching) == 1 else 'them'} "
+        f"(--freeze {reaching[0] if reaching else 'GLOB'!r}), or replace the operator in the model"
+    )
+    if node.op_type == "ConcatFromSequence":
+        hint = (
+            "write the loop that fills the list with torch's scan, and export it with dynamo=True"
+            if producer(node.inputs[0], "Loop") is not None
+            else "export it with dynamo=False, which writes EmbeddingBag without sequences"
+        )
     return OdtpackError(
         "no-gradient",
         f"operator {node.op_type} (domain {domain}, opset {missing.opset}) has no "
         f"gradient; {shown} cannot be trained through it{f': {why}' if why else ''}",
         where=f"node {node.name!r}, output {node.outputs[0].name!r}{inside}",
-        hint="export it with dynamo=False, which writes EmbeddingBag without sequences"
-        if node.op_type == "ConcatFromSequence"
-        else f"freeze {'it' if len(reaching) == 1 else 'them'} "
-        f"(--freeze {reaching[0] if reaching else 'GLOB'!r}), or replace the operator in the model",
+        hint=hint,
     )
 
 

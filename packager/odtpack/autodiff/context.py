@@ -30,6 +30,7 @@ class Context:
         discarded: The output may be NaN or infinite in places where the model discards it;
             there the cotangents are zero, and so are those of the inputs.
         unbounded: The cotangent of the output may be infinite, or NaN, in places.
+        rooted: The node takes the root of a norm; its slope is 0 where that is 0.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class Context:
         *,
         discarded: bool = False,
         unbounded: bool = False,
+        rooted: bool = False,
     ) -> None:
         self.node = node
         self.op = op
         self.captured = captured
         self.discarded = discarded
         self.unbounded = unbounded
+        self.rooted = rooted
         self._cotangents = cotangents
         self._needed = needed
         self._differentiate = differentiate

@@ -12,7 +12,8 @@ The other way round a cotangent may be infinite where the slope is zero:
 
     y = Sqrt(Relu(x))                                             the slope of Sqrt at 0
 
-Rules that mask a cotangent select there (:meth:`Context.unbounded`).
+Rules that mask a cotangent select there (:meth:`Context.unbounded`). Of a norm, a deviation or a
+distance that is 0, both meet, and the slope is taken to be 0 (:meth:`Context.rooted`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Iterable
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.graph.graphs import constant, reads, scalar
+from odtpack.graph.graphs import constant, producer, reads, scalar
 
 _FLOATS = {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE}
 
@@ -53,14 +54,16 @@ _MOVING = {
 _PASSING = SCALING | _ROWS | _MOVING
 
 
-def find(graph: ir.Graph, sources: set[ir.Value]) -> set[ir.Node]:
+def find(
+    graph: ir.Graph, sources: set[ir.Value], needed: set[ir.Value], rooted: set[ir.Node]
+) -> set[ir.Node]:
     """Nodes whose rules must not multiply a zero cotangent by what may not be finite."""
     # graph: In topological order. sources: Values that are differentiated, which are taken to be
-    # finite.
-    candidates = _discarded(graph)
+    # finite. needed: Values that depend on them. rooted: What :func:`roots` finds.
+    candidates = _discarded(graph, needed)
     if not candidates:
         return set()
-    unsafe = _may_be_infinite(graph, candidates, sources)
+    unsafe = _may_be_infinite(graph, candidates, sources, rooted)
     return {
         node
         for node in candidates
@@ -68,7 +71,7 @@ def find(graph: ir.Graph, sources: set[ir.Value]) -> set[ir.Node]:
     }
 
 
-def _discarded(graph: ir.Graph) -> set[ir.Node]:
+def _discarded(graph: ir.Graph, needed: set[ir.Value]) -> set[ir.Node]:
     """Nodes of which a Where picks elements, with only element-wise ones and views between."""
     values: set[ir.Value | None] = set()
     nodes = set()
@@ -77,6 +80,11 @@ def _discarded(graph: ir.Graph) -> set[ir.Node]:
             continue
         if node.op_type == "Where":
             values.update(node.inputs[1:])
+        elif node.op_type in ("Clip", "Max"):
+            # A bound discards what is below it: the 0 of a root, or the -infinity of a logarithm.
+            low, _ = _range(node, needed)
+            kinds = () if low == -math.inf else ("Log", "Pow", "Sqrt") if low > 0 else ("Log",)
+            nodes.update(n for v in node.inputs if (n := producer(v, *kinds)) is not None)
         elif node.op_type in _PASSING and any(y in values for y in node.outputs):
             nodes.add(node)
             values.update(node.inputs)
@@ -84,7 +92,10 @@ def _discarded(graph: ir.Graph) -> set[ir.Node]:
 
 
 def _may_be_infinite(
-    graph: ir.Graph, candidates: set[ir.Node], sources: set[ir.Value]
+    graph: ir.Graph,
+    candidates: set[ir.Node],
+    sources: set[ir.Value],
+    rooted: set[ir.Node],
 ) -> set[ir.Value]:
     """Values that may hold NaN or infinities though the model is sound."""
     # Only what ``candidates`` are computed from is looked at: weights are large.
@@ -116,7 +127,8 @@ def _may_be_infinite(
             look_at(value)
         if node.op_type in ("Shape", "Size", "Constant") or all(v in fixed for v in inputs):
             fixed.update(node.outputs)
-        if _makes_infinite(node, fixed) or _passes_infinite(node, found, fixed):
+        makes = node not in rooted and _makes_infinite(node, fixed)
+        if makes or _passes_infinite(node, found, fixed):
             found.update(node.outputs)
     return found
 
@@ -176,7 +188,7 @@ _POSITIVE = {"Cosh", "Exp", "Sigmoid", "Softplus"}
 _ANY, _NEGATIVE = math.nan, -math.inf
 
 
-def before_poles(graph: ir.Graph) -> set[ir.Node]:
+def before_poles(graph: ir.Graph, needed: set[ir.Value], rooted: set[ir.Node]) -> set[ir.Node]:
     """Nodes with a mask whose cotangent may be infinite."""
     # Poles are followed back to what their arguments are computed from. Where that cannot be the
     # number that it would have to be, as no sum of squares is the negative of an epsilon, no
@@ -188,13 +200,14 @@ def before_poles(graph: ir.Graph) -> set[ir.Node]:
             continue
         at = {pole for value in node.outputs for pole in poles.get(value, ())}
         if node.op_type in _MASKING and at:
-            low, high = _range(node)
+            low, high = _range(node, needed)
             at = {p for p in at if (low < 0 if p == _NEGATIVE else not (p < low or p > high))}
             if at:
                 found.add(node)
         for index, value in enumerate(node.inputs):
             new = {p for pole in at if (p := _argument(node, index, pole)) is not None}
-            if value is not None and (new := new.union(_own_poles(node, index))):
+            own = () if node in rooted else _own_poles(node, index)
+            if value is not None and (new := new.union(own)):
                 poles[value] |= new
     return found
 
@@ -208,13 +221,14 @@ def _own_poles(node: ir.Node, index: int) -> Iterable[float]:
     return _POLES.get(node.op_type, ())
 
 
-def _range(node: ir.Node) -> tuple[float, float]:
+def _range(node: ir.Node, needed: set[ir.Value]) -> tuple[float, float]:
     """Between which numbers the results of a node with a mask are, as far as that is known."""
+    # A bound that is trained is not known.
     low, high = -math.inf, math.inf
     if node.op_type in ("Relu", "ThresholdedRelu"):
         return min(0.0, node.attributes.get_float("alpha", 0.0)), high
     for index, value in enumerate(node.inputs):
-        bound = constant(value, _LARGEST_MASK)
+        bound = None if value in needed else constant(value, _LARGEST_MASK)
         if bound is None or not bound.size or (node.op_type == "Clip" and index == 0):
             continue
         if node.op_type == "Max" or (node.op_type == "Clip" and index == 1):
@@ -254,3 +268,40 @@ def _argument(node: ir.Node, index: int, pole: float) -> float | None:
         keeps = square or kind in ("Mul", "Neg") or (kind == "Div" and index == 0)
         return 0.0 if keeps and pole == 0 else _ANY
     return None
+
+
+# Of what is 0 only where everything in it is, so are the results.
+_KEEPING_ZERO = {
+    "Cast", "Expand", "Flatten", "Gather", "Identity", "ReduceMean", "ReduceSum", "Reshape",
+    "Slice", "Sqrt", "Squeeze", "Transpose", "Unsqueeze",
+}  # fmt: skip
+
+
+def roots(graph: ir.Graph, needed: set[ir.Value]) -> set[ir.Node]:
+    """Nodes that take a root of a sum of squares or absolute values, as norms and deviations do."""
+    # At 0 the slope of the root is infinite, and that of the sum is zero. PyTorch's derivatives of
+    # norm, std and cdist mask it (norm_backward, std_backward, _euclidean_dist_backward).
+    sums, found = set[ir.Value | None](), set[ir.Node]()
+    for node in graph:
+        if node.domain or not node.inputs:
+            continue
+        kind, inputs = node.op_type, node.inputs
+        first, second = (*inputs, None)[:2]
+        exponent = scalar(second) if kind == "Pow" and second not in needed else None
+        summed = [value in sums for value in inputs]
+        if summed[0] and (kind == "Sqrt" or (exponent is not None and 0 < exponent < 1)):
+            found.add(node)
+        if (
+            kind in _SQUARES
+            or kind == "ReduceL1"
+            or (kind in _KEEPING_ZERO and summed[0])
+            or (kind in ("Add", "Sum") and all(summed))
+            or (kind == "Mul" and first is second)
+            or (kind == "Mul" and any(summed) and all(v in sums or v not in needed for v in inputs))
+            or (kind == "Div" and summed[0] and second not in needed)
+            or (exponent is not None and exponent > 0 and (summed[0] or exponent % 2 == 0))
+            # The square of a distance by way of a product of matrices, which rounding makes less.
+            or (kind in ("Clip", "Max") and _range(node, needed)[0] == 0)
+        ):
+            sums.update(node.outputs)
+    return found

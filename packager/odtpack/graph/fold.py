@@ -39,6 +39,9 @@ _FOLDED = {
 # Of these the result may be large however small the inputs are: its shape must be known.
 _GROWING = {"ConstantOfShape", "Expand", "Range", "Tile"}
 
+MOVED = "odtpack.moved"
+"""Set in the meta data of a value that an If returned, of which one branch is left."""
+
 _INTEGERS = {ir.DataType.INT32, ir.DataType.INT64, ir.DataType.BOOL}
 
 
@@ -190,6 +193,7 @@ def _move_branch(graph: ir.Graph, node: ir.Node, root: ir.Graph, name: str) -> N
         if result.producer() not in inner or result in replacements:
             inner.append(ir.node("Identity", [result]))
             replacement = inner[-1].outputs[0]
+        replacement.meta[MOVED] = True
         replacements.append(replacement)
     ir.convenience.replace_nodes_and_values(graph, node, [node], inner, node.outputs, replacements)
 

@@ -493,9 +493,12 @@ def may_change(graph: ir.Graph, value: ir.Value) -> bool:
     numbers: dict[str, int] = {}
     for given in twin.graph.inputs:
         given.shape = _with_numbers(given, numbers, new=True)
+    # Exporters may call one size by two names: a name counts where inference finds nothing.
+    named: dict[ir.Value, ir.Shape | None] = {}
     for inner in twin.graphs():
         for each in defined(inner) - set(twin.graph.inputs):
-            each.shape = _with_numbers(each, numbers, new=False)
+            if static_dims(each) is None:
+                named[each], each.shape = _with_numbers(each, numbers, new=False), None
     states, twins = list(_states(model)), list(_states(twin))
     for _ in range(_ROUNDS):  # a loop inside a loop begins with what the outer one carries
         _infer_by_standard(twin)
@@ -505,6 +508,10 @@ def may_change(graph: ir.Graph, value: ir.Value) -> bool:
         for state in unknown:
             state.before.shape = state.last.shape = state.first.shape
     known = next(other for state, other in zip(states, twins, strict=True) if state.before is value)
+    if static_dims(known.first) is None or static_dims(known.after) is None:
+        for each, shape in named.items():
+            each.shape = each.shape or shape
+        _infer_by_standard(twin)
     dims = static_dims(known.first)
     return dims is None or dims != static_dims(known.before) or dims != static_dims(known.after)
 

@@ -19,9 +19,10 @@ import onnx_ir.passes.common as common_passes
 from odtpack import targets
 from odtpack.autodiff import stop_gradient, windows
 from odtpack.autodiff.context import Context
+from odtpack.autodiff.expand import read_splits
 from odtpack.contrib import DOMAIN, decompose, needs_blocks
 from odtpack.errors import OdtpackError
-from odtpack.graph.fold import fold, share_constants, take_squeeze
+from odtpack.graph.fold import MOVED, fold, share_constants, take_squeeze
 from odtpack.graph.graphs import (
     TRAINABLE_TYPES,
     Dims,
@@ -34,6 +35,7 @@ from odtpack.graph.graphs import (
     mark_constant,
     nodes_of,
     operand,
+    reads,
     redirect,
 )
 from odtpack.graph.inference import contradiction, infer_shapes, is_known
@@ -170,6 +172,7 @@ def load_source(
     shared_tensors.tie(loaded.graph, named)
     shared_tensors.untie(loaded.graph, untie)
     _open_declared_sizes(loaded.graph)
+    read_splits(loaded.graph)
     loaded = _infer_open_sizes(_decide_branches(_infer_windows(loaded)))
     if stop:
         stop_gradient.stop_at(loaded.graph, stop)
@@ -235,13 +238,20 @@ def _infer_anew(model: ir.Model) -> ir.Model:
     for value in [output for node in nodes_of(model.graph) for output in node.outputs]:
         declared[value] = value.type, _meant(dims_of(value), names)
         value.type, value.shape = None, None
-    model = infer_shapes(model)
+    model = _fold_branches(infer_shapes(model))
+    # What follows a branch that is moved may be annotated as if the other one ran.
+    guessed: set[ir.Value] = set()
+    for node in model.graph:
+        after = any(value in guessed for value in reads(node))
+        guessed.update(value for value in node.outputs if after or value.meta.get(MOVED))
     filled = False
     for value, (type_, dims) in declared.items():
         if value.type is None and type_ is not None:
             value.type, filled = type_, True
         found = dims_of(value)
-        if value.type != type_ or dims is None or len(found or dims) != len(dims):
+        if value in guessed or value.type != type_ or dims is None:
+            continue
+        if len(found or dims) != len(dims):
             continue
         pairs = zip(found or (None,) * len(dims), dims, strict=True)
         merged = [new if is_known(new) else old for new, old in pairs]
@@ -312,6 +322,26 @@ def _write_pool(ctx: Context) -> bool:
     return True
 
 
+def _write_dilated(ctx: Context) -> bool:
+    """Write auto_pad with dilations as padding: ONNX Runtime refuses it."""
+    # With a stride the padding follows from the size, which may be open.
+    dilations, mode = ctx.ints("dilations", (1,)), ctx.string("auto_pad", "NOTSET")
+    if not mode.startswith("SAME") or max(dilations) == 1 or max(ctx.ints("strides", (1,))) > 1:
+        return False
+    totals = [(ctx.size(ctx.x(1), axis) - 1) * d for axis, d in enumerate(dilations, 2)]
+    _write_same(ctx, totals)
+    return True
+
+
+def _write_same(ctx: Context, totals: Sequence[int]) -> None:
+    """Write auto_pad as pads, of which there are so many along each axis."""
+    upper, read = ctx.string("auto_pad", "NOTSET") == "SAME_UPPER", ctx.node.attributes
+    before = [total // 2 if upper else total - total // 2 for total in totals]
+    after = [total - b for total, b in zip(totals, before, strict=True)]
+    read.pop("auto_pad")
+    read["pads"] = ir.AttrInt64s("pads", [*before, *after])
+
+
 def _write_transposed(ctx: Context) -> bool:
     """Write output_padding with auto_pad as padding: ONNX Runtime's size does not grow by it."""
     read, w, extra = ctx.node.attributes, ctx.x(1), ctx.ints("output_padding", ())
@@ -321,10 +351,7 @@ def _write_transposed(ctx: Context) -> bool:
     kernel = [ctx.size(w, axis) for axis in range(2, ctx.rank(w))]
     strides, _, reach = windows.spacing(ctx, kernel, len(extra))
     totals = [max(0, r + e - s) for r, e, s in zip(reach, extra, strides, strict=True)]
-    before = [t // 2 if mode == "SAME_UPPER" else t - t // 2 for t in totals]
-    after = [t - b for t, b in zip(totals, before, strict=True)]
-    read.pop("auto_pad")
-    read["pads"] = ir.AttrInt64s("pads", [*before, *after])
+    _write_same(ctx, totals)
     return True
 
 
@@ -346,6 +373,7 @@ def _write_kept(ctx: Context) -> bool:
 
 _AS_RUN: Final[dict[str, Callable[[Context], bool]]] = {
     "AveragePool": _write_pool,
+    "Conv": _write_dilated,
     "ConvTranspose": _write_transposed,
     "LpPool": _write_pool,
     "MaxPool": _write_pool,
@@ -382,22 +410,24 @@ def _infer_open_sizes(model: ir.Model) -> ir.Model:
 
 def _decide_branches(model: ir.Model) -> ir.Model:
     """Leave out the branches that no shape lets run, and the weights that only they read."""
+    model, squeezed = _fold_branches(model), list[tuple[str, int]]()
+    while (new := take_squeeze(model.graph)) is not None:
+        squeezed.append(new)
+        model = _fold_branches(infer_shapes(model))
+    if squeezed:
+        model.meta[SQUEEZED] = tuple(squeezed)
+    return model
+
+
+def _fold_branches(model: ir.Model) -> ir.Model:
+    """Leave out the branches of which shapes that are known say that they do not run."""
     if all(node.op_type != "If" for node in nodes_of(model.graph)):
         return model
     kept = {n for n, value in model.graph.initializers.items() if value.dtype in TRAINABLE_TYPES}
     if share_constants(model.graph, kept):
         model = infer_shapes(model)
-    squeezed: list[tuple[str, int]] = []
-    while True:
-        while fold(model.graph, kept):
-            model = infer_shapes(model)
-        new = take_squeeze(model.graph)
-        if new is None:
-            break
-        squeezed.append(new)
+    while fold(model.graph, kept):
         model = infer_shapes(model)
-    if squeezed:
-        model.meta[SQUEEZED] = tuple(squeezed)
     return model
 
 

@@ -317,6 +317,13 @@ class _Trial:
         if not self._follows or dims is None:
             return chosen
         found = self._predicted(made_up_batch(self._inputs, chosen))
+        if found.ndim != len(dims):
+            raise OdtpackError(
+                "shape-conflict",
+                f"{self._prediction[0]!r} has {found.ndim} axes in a run, and {len(dims)} by its "
+                "declaration",
+                hint="correct the shapes that the model declares, or leave them out",
+            )
         sizes = {dim: size for dim, size in zip(dims, found.shape, strict=True) if dim is not None}
         followed = []
         for item, wanted in zip(self._inputs, chosen, strict=True):

@@ -124,7 +124,8 @@ def _power_slope(ctx: Context) -> ir.Value:
     op, x, known = ctx.op, ctx.x(0), ctx.constant(1)
     if known is not None and known.size == 1 and known.item() != 0:
         e = float(known.item())
-        return op.Mul(x if e == 2 else op.Pow(x, e - 1), e)
+        slope = op.Mul(x if e == 2 else op.Pow(x, e - 1), e)
+        return op.Where(op.Equal(x, 0), 0, slope) if ctx.rooted else slope
     exponent = op.cast(ctx.x(1), ctx.dtype(x))
     lower = op.Where(op.Equal(exponent, 0), 1, op.Sub(exponent, 1))
     return op.Mul(op.Pow(x, lower), exponent)
@@ -184,7 +185,8 @@ _ELEMENTARY: dict[str, Callable[[Ops, ir.Value, ir.Value, ir.Value], ir.Value]] 
 
 @vjp(*_ELEMENTARY)
 def elementary(ctx: Context) -> Cotangents:
-    return _ELEMENTARY[ctx.node.op_type](ctx.op, ctx.x(), ctx.y(), ctx.dy())
+    dx = _ELEMENTARY[ctx.node.op_type](ctx.op, ctx.x(), ctx.y(), ctx.dy())
+    return ctx.op.Where(ctx.op.Equal(ctx.y(), 0), 0, dx) if ctx.rooted else dx
 
 
 @vjp("Relu")

@@ -109,10 +109,15 @@ def reduce_l2(ctx: Context) -> Cotangents:
 
 @vjp("ReduceMax", "ReduceMin")
 def reduce_extremum(ctx: Context) -> Cotangents:
-    """Ties share the cotangent evenly, as in PyTorch's amax."""
+    """Ties share the cotangent evenly, as in PyTorch's amax; in its max(dim) the first has it."""
     op, x, axes = ctx.op, ctx.x(), reduced_axes(ctx)
     if axes is not None and not axes:
         return ctx.dy()
+    kind, call = ctx.node.op_type, ctx.node.metadata_props.get("pkg.torch.onnx.fx_node", "")
+    if axes is not None and len(axes) == 1 and ("aten.max.dim" in call or "aten.min.dim" in call):
+        first = op.emit(kind.replace("Reduce", "Arg"), [x], axis=axes[0], keepdims=1)[0]
+        dy = keep_axes(ctx, ctx.dy(), axes)
+        return add_at(op, op.shape_of(x), first, dy, axes[0], reduction=None)
     hits = op.cast(op.Equal(x, keep_axes(ctx, ctx.y(), axes)), ctx.dtype(x))
     share = op.Div(keep_axes(ctx, ctx.dy(), axes), again(ctx, "ReduceSum", hits, axes))
     return op.Mul(hits, share)
