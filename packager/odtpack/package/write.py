@@ -487,7 +487,7 @@ def build_within(spec: MemorySpec, task: Task) -> Graphs:
             package = Package.open(Path(folder))
             shapes = input_shapes(graphs.training.graph, spec)
             sizes = {i.name: shapes.get(i.name, i.shape) for i in package.manifest.inputs}
-            return plan_memory(package, sizes)  # type: ignore[arg-type]
+            return plan_memory(package, sizes).bounded()  # type: ignore[arg-type]
 
     asked, haste, reached, out_of_reach = spec, 1, 0, 0
     for _ in range(_ATTEMPTS):

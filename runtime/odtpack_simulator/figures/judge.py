@@ -197,6 +197,9 @@ def _memory_limit(
             f"{_process(memory)}; the device's limit {_where(memory)} "
             "is unknown: a peak_memory limit in the budgets would stand in for it"
         )
+    elif memory.unbounded and memory.measured_peak_bytes is None:
+        status, outcome = "not judged", "not judged"
+        message = f"{_process(memory)} at least: {_UNBOUNDED}, and no replay has measured it"
     else:
         target = min(limit, limit if memory.limit_low_bytes is None else memory.limit_low_bytes)
         at_worst = memory_fit(peak, target - memory.others_bytes)
@@ -209,6 +212,8 @@ def _memory_limit(
         )
         if memory.phase is not None:
             message += f"; the highest phase is {memory.phase}"
+        if memory.unbounded:
+            message += f"; {_UNBOUNDED}: the measured peak alone is the verdict's reason"
         outcome = typically
         if at_worst == "fits":
             status = "pass"
@@ -234,6 +239,9 @@ def _memory_limit(
     detail = memory.detail or message
     settled = memory.model_copy(update={"outcome": outcome, "detail": detail})
     return check, device.model_copy(update={"memory": settled})
+
+
+_UNBOUNDED: Final = "the plan does not know how often a Loop turns, and what it then keeps"
 
 
 def too_close(peak_bytes: int, limit_bytes: int) -> str:

@@ -367,8 +367,14 @@ class _Planner:
         nbytes = self._values[name].nbytes
         if nbytes is None:
             self._unknown.append(name)
-            nbytes = max((self._values[i].nbytes or 0 for i in node.inputs if i), default=0)
+            nbytes = max(map(self._estimate, filter(None, node.inputs)), default=0)
         return nbytes
+
+    def _estimate(self, name: str) -> int:
+        """Bytes of a value, as its buffer has it where its shape depends on data."""
+        nbytes = self._values[name].nbytes
+        buffer = self._buffers.get(self._root(name))
+        return nbytes if nbytes is not None else buffer.nbytes if buffer else 0
 
     def _measure(self) -> list[NodeUse]:
         """Memory in use during each node."""
@@ -429,19 +435,23 @@ class _Planner:
             inner = _Planner(graph, self._threads, self._values, self._conditions, {}).run()
             self._unknown += inner.unknown
             self._unbounded += inner.unbounded
-            around = []
+            around, late = [], 0
             if node.op_type == "Loop":
                 turns, states, slices = self._returned(node, graph)
                 around += 2 * [*states.values()] + turns * [*slices.values()]
+                # Its results have no memory before the last turn is over, and one set of states.
+                own = [self._buffers[name].size for name in node.outputs if name in self._buffers]
+                ended = inner.peak + sum(map(allocated_size, states.values()))
+                late = min(sum(own), ended)
             if node.op_type == "Scan":  # what it stacks, a turn writes where it belongs
                 states = graph.outputs[: len(graph.inputs) - node.attributes["num_scan_inputs"]]
                 # The results are there from the beginning, but no turn writes them before its
                 # peak: until then their pages stand for those of one buffer.
                 buffers = max(min(self._turns(node, graph) - 1, 2) - 1, 0)
                 around += buffers * [graph.values[n].nbytes or 0 for n in states if n in graph.values]
-            own = inner.peak + sum(map(allocated_size, around))
-            if own > peak:
-                peak, pieces = own, (*inner.at_peak(), *around)
+            needed = inner.peak + sum(map(allocated_size, around)) - late
+            if needed > peak:
+                peak, pieces = needed, (*inner.at_peak(), *around)
                 inside = self._inside(node, graph, inner)
             outside = max(outside, *(use.outside for use in inner.uses), 0)
         return peak, outside, pieces, inside

@@ -94,7 +94,7 @@ def measured(code: str, *arguments: str | Path) -> int:
     return int(json.loads(result.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "recurrent", "tables"])
+@pytest.mark.parametrize("name", ["mlp", "cnn", "recurrent", "tables", "turns"])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_phases_of_a_replay(
     name: str, threads: int, case: Callable[[str], Case], tmp_path: Path
