@@ -542,6 +542,15 @@ def test_a_host_that_cannot_measure_memory_is_told() -> None:
     assert "memory_measured" not in [c.metric for c in judge(make_result([DEVICE])).checks]
 
 
+@pytest.mark.parametrize(("measured", "status"), [(None, "not judged"), (20_000_000, "pass")])
+def test_a_plan_that_knows_no_bound_promises_nothing(measured: int | None, status: str) -> None:
+    """Of a Loop that data end: what was measured decides, if anything was."""
+    memory = {"unbounded": True, "measured_peak_bytes": measured}
+    found = check(judge(on_devices(make_result([DEVICE]), memory=memory)), "memory_limit")
+    assert found.status == status
+    assert "how often a Loop turns" in found.message
+
+
 # A better device is never judged worse.
 
 ORDER = ("fail", "not judged", "warn", "pass")
