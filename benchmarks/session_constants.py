@@ -32,7 +32,7 @@ from scripts.harness import scratch
 from tests.simulator.packages import MODELS
 
 SESSION = ("BYTES_PER_SESSION", "BYTES_PER_NODE", "BYTES_PER_REMOVED_NODE", "BYTES_PER_INPUT",
-           "BYTES_PER_SUBGRAPH")  # fmt: skip
+           "BYTES_PER_SUBGRAPH", "BYTES_PER_INITIALIZER")  # fmt: skip
 PROCESS = ("LOADED_BYTES", "BYTES_PER_THREAD")
 PHASES = {
     "evaluation": ("evaluation",),
@@ -88,8 +88,8 @@ def _sessions(
         stored = onnx.load(str(path), load_external_data=False).graph
         nodes, subgraphs = session_memory.count(stored)
         level = session.optimization_level if session else "all"
-        executed = sum(1 for _ in load_runtime_graph(path, sizes, level=level).walk())
-        counts = [1, executed, max(0, nodes - executed), len(stored.input), subgraphs]
+        executed, kept = session_memory.count_executed(load_runtime_graph(path, sizes, level=level))
+        counts = [1, executed, max(0, nodes - executed), len(stored.input), subgraphs, kept]
         yield counts, apart.call(opened, folder=package.path, name=path.name)
 
 

@@ -22,7 +22,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from odtpack_simulator.device.app import (
-    MARGIN,
     memory_fit,
     runtime_bytes,
     runtime_words,
@@ -246,10 +245,10 @@ _UNBOUNDED: Final = "the plan does not know how often a Loop turns, and what it 
 
 def too_close(peak_bytes: int, limit_bytes: int) -> str:
     """What is missing to a limit that the plan's margin goes beyond."""
-    missing = format_bytes(with_margin(peak_bytes) - limit_bytes)
+    most = with_margin(peak_bytes)
     return (
-        f"too close to call: with the plan's margin of {format_percent(MARGIN)} {missing} is "
-        "missing"
+        f"too close to call: with the plan's margin of {format_bytes(most - peak_bytes)} "
+        f"{format_bytes(most - limit_bytes)} is missing"
     )
 
 
