@@ -119,8 +119,7 @@ class Allocation:
     # Tensors whose size depends on data, taken to be as large as the largest input of the node that
     # writes them.
     unknown: tuple[str, ...]
-    # What a Loop returns of which that says nothing: it may turn any number of times.
-    unbounded: tuple[str, ...] = ()
+    unbounded: bool = False  # Whether a Loop keeps something of any number of turns, or of any size
     results: frozenset[str] = frozenset()  # Names of the buffers that are handed to the caller
 
     @property
@@ -260,7 +259,7 @@ class _Planner:
         self._free: dict[object, list[str]] = {}  # by size, most recently freed last
         self._buffers: dict[str, Buffer] = {}
         self._unknown: list[str] = []
-        self._unbounded: list[str] = []
+        self._unbounded = False
 
     def run(self, fresh_outputs: frozenset[str] = frozenset()) -> Allocation:
         """Plan all nodes."""
@@ -287,7 +286,7 @@ class _Planner:
             tuple(self._buffers.values()),
             tuple(self._measure()),
             tuple(self._unknown),
-            tuple(self._unbounded),
+            self._unbounded,
             self._outputs.intersection(self._buffers),
         )
 
@@ -434,21 +433,21 @@ class _Planner:
         for graph in subgraphs.values():
             inner = _Planner(graph, self._threads, self._values, self._conditions, {}).run()
             self._unknown += inner.unknown
-            self._unbounded += inner.unbounded
+            self._unbounded |= inner.unbounded
             around, late = [], 0
             if node.op_type == "Loop":
-                turns, states, slices = self._returned(node, graph)
-                around += 2 * [*states.values()] + turns * [*slices.values()]
+                turns, carried, slices = self._returned(node, graph)
+                around = [*carried.values()] * 2 + [*slices.values()] * turns
                 # Its results have no memory before the last turn is over, and one set of states.
                 own = [self._buffers[name].size for name in node.outputs if name in self._buffers]
-                ended = inner.peak + sum(map(allocated_size, states.values()))
-                late = min(sum(own), ended)
+                late = min(sum(own), inner.peak + sum(map(allocated_size, carried.values())))
             if node.op_type == "Scan":  # what it stacks, a turn writes where it belongs
                 states = graph.outputs[: len(graph.inputs) - node.attributes["num_scan_inputs"]]
+                values = [graph.values[name] for name in states if name in graph.values]
                 # The results are there from the beginning, but no turn writes them before its
                 # peak: until then their pages stand for those of one buffer.
                 buffers = max(min(self._turns(node, graph) - 1, 2) - 1, 0)
-                around += buffers * [graph.values[n].nbytes or 0 for n in states if n in graph.values]
+                around = [value.nbytes or 0 for value in values] * buffers
             needed = inner.peak + sum(map(allocated_size, around)) - late
             if needed > peak:
                 peak, pieces = needed, (*inner.at_peak(), *around)
@@ -460,36 +459,33 @@ class _Planner:
         self, node: Node, graph: RuntimeGraph
     ) -> tuple[int, dict[str, int], dict[str, int]]:
         """How often a Loop turns at most, and bytes of what a turn returns: states and slices."""
-        # Of very many turns, each stands for several.
-        states = len(node.inputs) - 2
-        wholes = [self._values.get(name) for name in node.outputs[states:]]
-        turns = next((each.shape[0] for each in wholes if each and each.shape), None)
+        states, names = len(node.inputs) - 2, graph.outputs[1:]
+        stacks = [self._values.get(name) for name in node.outputs[states:]]
+        turns = next((each.shape[0] for each in stacks if each and each.shape), None)
+        self._unbounded |= turns is None and len(names) > states
+        turns = _SOME_TURNS if turns is None else turns
         found: dict[str, int] = {}
-        names = graph.outputs[1:]
-        for name, whole in itertools.zip_longest(names, [None] * states + wholes):
+        wholes = [*itertools.repeat(None, states), *stacks]
+        for name, whole in itertools.zip_longest(names, wholes):
             value = graph.values.get(name)  # None for what it reads around it, and returns
             nbytes = value.nbytes if value else 0
             if nbytes is None and whole and whole.nbytes is not None:
-                nbytes = whole.nbytes // (turns or 1)
+                nbytes = whole.nbytes // max(turns, 1)
+            self._unbounded |= nbytes is None
             found[name] = nbytes or 0
-            if nbytes is None:
-                self._unbounded.append(name)
-        if turns is None and len(names) > states:
-            self._unbounded += node.outputs[states:]
-        turns = _SOME_TURNS if turns is None else turns
-        each = -(-turns // _MOST_TURNS)
+        # Of very many turns, each stands for several.
+        each = max(-(-turns // _MOST_TURNS), 1)
         slices = {name: each * found[name] for name in names[states:]}
-        return turns // max(each, 1), {name: found[name] for name in names[:states]}, slices
+        return -(-turns // each), {name: found[name] for name in names[:states]}, slices
 
     def _turns(self, node: Node, graph: RuntimeGraph) -> int:
         """How often a Scan runs its body."""
         states = len(graph.inputs) - node.attributes["num_scan_inputs"]
         shape = self._values[node.inputs[states]].shape
-        return _SOME_TURNS if shape is None else shape[node.attributes.get("scan_input_axes", (0,))[0]]
+        axis = node.attributes.get("scan_input_axes", (0,))[0]
+        return _SOME_TURNS if shape is None else shape[axis]
 
-    def _inside(
-        self, node: Node, graph: RuntimeGraph, inner: Allocation
-    ) -> tuple[Request, ...]:
+    def _inside(self, node: Node, graph: RuntimeGraph, inner: Allocation) -> tuple[Request, ...]:
         """What a subgraph asks for, in its order."""
         if node.op_type == "If":
             return tuple(inner.requests[0])

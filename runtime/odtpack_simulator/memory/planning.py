@@ -92,7 +92,7 @@ class MemoryPlan:
     # Memory while each node of the training model runs, then each node of the optimizer model.
     timeline: tuple[TimelinePoint, ...]
     unknown: tuple[str, ...]  # Tensors whose size depends on data; they are estimates
-    unbounded: bool = False  # Whether the number of turns of a Loop does, so that it says too little
+    unbounded: bool = False  # Whether what a Loop keeps does: nothing stands for it
 
     def bounded(self) -> MemoryPlan:
         """The plan, if it says what a training takes at most."""

@@ -543,6 +543,16 @@ def test_a_host_that_cannot_measure_memory_is_told() -> None:
     assert "memory_measured" not in [c.metric for c in judge(make_result([DEVICE])).checks]
 
 
+@pytest.mark.parametrize(("sharing", "said"), [("none", True), ("shared", False)])
+@pytest.mark.parametrize(("system", "glibc"), [("linux", True), ("android", False)])
+def test_what_glibc_must_be_told_where_there_is_no_arena(
+    sharing: str, said: bool, system: str, glibc: bool
+) -> None:
+    result = on_devices(make_result([DEVICE]), os=system, memory={"sharing": sharing})
+    message = check(judge(result), "memory_limit").message
+    assert ("MALLOC_MMAP_THRESHOLD_=16384" in message) == (said and glibc)
+
+
 @pytest.mark.parametrize(("measured", "status"), [(None, "not judged"), (20_000_000, "pass")])
 def test_a_plan_that_knows_no_bound_promises_nothing(measured: int | None, status: str) -> None:
     """Of a Loop that data end: what was measured decides, if anything was."""

@@ -20,13 +20,13 @@ from onnx.reference import ReferenceEvaluator
 from odtpack.build import build_package
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
+from odtpack_simulator.memory.arena import allocate
 from odtpack_simulator.memory.execution_order import (
     execution_order,
     rename_casts,
     sort_saved_model,
 )
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.memory.arena import allocate
 from odtpack_simulator.memory.missing_shapes import Typed, fill_in, nchwc_block
 from odtpack_simulator.memory.runtime_graph import (
     Labels,
@@ -229,7 +229,7 @@ def test_what_a_loop_keeps(name: str, tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "model.onnx")
     graph = load_runtime_graph(tmp_path / "model.onnx", {"x": (3, 4)})
     assert graph.values["all"].shape == shape
-    assert bool(allocate(graph).unbounded) == (shape is None)
+    assert allocate(graph).unbounded == (shape is None)
 
 
 def test_results_of_a_function_have_the_shapes_that_its_body_gives() -> None:
