@@ -36,8 +36,8 @@ measured is in docs/adr/0012.
 ``fast``: all sessions of a training take their memory from one arena. What one has freed the
 next one uses, and what an app holds does not depend on the system's allocator. ``small``: no
 arena, every tensor is the system's: what is freed goes back if the system takes it, which the
-allocators of iOS and Android do, and glibc's below a threshold that the app sets. It takes
-about a tenth less, and a step 1.6 to 2.6 times the time.
+allocators of iOS and Android do, and glibc's from ``MALLOC_MMAP_THRESHOLD_`` bytes on if the app
+sets it. It takes about a tenth less, and a step 1.6 to 2.6 times the time.
 """
 
 StepModel = Literal["auto", "always", "never"]

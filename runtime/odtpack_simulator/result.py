@@ -348,6 +348,7 @@ class DeviceMemory(Part):
     app with the entitlement for more memory. From ``warning_bytes`` on the system warns the
     app that memory is low. ``phase`` is the first part that needs the peak. ``gpu_own_bytes`` is
     the memory that a GPU has of its own; null where it shares the app's, or is not known.
+    ``unbounded``: the plan does not know how often a Loop turns that keeps something of every turn.
     """
 
     limit_bytes: Bytes | None
@@ -373,6 +374,7 @@ class DeviceMemory(Part):
     sharing: Sharing | None = None
     loop: Loop | None = None
     native: bool | None = None
+    unbounded: bool = False
     detail: Text = ""
 
     @property

@@ -639,6 +639,7 @@ def _memory(
         warning_bytes=profile.warning_bytes(policy.state, entitled=policy.entitled),
         gpu_own_bytes=int(own.low) if (own := profile.gpu_memory()) else None,
         phase=plan.highest_phase,
+        unbounded=plan.unbounded,
         app_bytes=app.footprint.nbytes,
         app_kind=app.footprint.kind,
         app_source=app.footprint.source,

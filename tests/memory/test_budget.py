@@ -158,3 +158,22 @@ def test_a_recipe_means_its_own_batch(tmp_path: Path) -> None:
     for text, samples in (("", None), ("[batch]\nsize = 32\nmicro_batch = 16\n", 16)):
         recipe.write_text(loss + memory + text)
         assert BuildSpec.of(read_recipe(recipe)).memory_batch == samples
+
+
+def test_no_budget_where_data_decide_how_often_a_loop_turns(tmp_path: Path) -> None:
+    """What its gradient keeps of every turn has no bound."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 17]>
+        net (float[batch, 8] x) => (float[batch, 8] y) {
+            first = MatMul (x, w)
+            y = Loop (, , first) <body = turn (int64 i, bool on, float[batch, 8] s)
+                => (bool go, float[batch, 8] t) {
+                m = MatMul (s, w) t = Tanh (m)
+                most = ReduceMax <keepdims = 0> (t) half = Constant <value_float = 0.5> ()
+                go = Greater (most, half)
+            }>
+        }"""
+    )
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(8, dtype="f"), "w"))
+    with refused("memory-not-planned", "how often it turns"):
+        build_package(model, tmp_path / "p", loss="cross_entropy", memory_budget="1 GB")

@@ -62,6 +62,41 @@ def recurrent() -> onnx.ModelProto:
     return model
 
 
+def turns() -> onnx.ModelProto:
+    """A loop over the steps of its input, inside of one of a constant number of turns."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        turns (float[batch, 12, 64] input) => (float[batch, 10] output) {
+            sizes = Shape (input)
+            axis = Constant <value_int = 1> ()
+            steps = Gather (sizes, axis)
+            thrice = Constant <value_int = 3> ()
+            first = ReduceMean <axes = [1], keepdims = 0> (input)
+            last, sums = Loop (thrice, , first) <body = round (int64 i, bool on, float[batch, 64] h)
+                => (bool go, float[batch, 64] k, float[batch, 64] sum) {
+                go = Identity (on)
+                k = Loop (steps, , h) <body = step (int64 j, bool more, float[batch, 64] s)
+                    => (bool next, float[batch, 64] t) {
+                    next = Identity (more)
+                    x = Gather <axis = 1> (input, j)
+                    m = MatMul (s, w1)
+                    n = Add (m, x)
+                    t = Tanh (n)
+                }>
+                sum = Add (h, k)
+            }>
+            mean = ReduceMean <axes = [0], keepdims = 0> (sums)
+            found = Add (mean, last)
+            output = Gemm (found, w2, b2)
+        }"""
+    )
+    random = np.random.default_rng(0)
+    for name, shape in {"w1": (64, 64), "w2": (64, 10), "b2": (10,)}.items():
+        value = random.standard_normal(shape, dtype=np.float32) / 8
+        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    return model
+
+
 def volumes() -> onnx.ModelProto:
     """Convolutions and a maximum over three axes, whose gradients are transposed convolutions."""
     model = onnx.parser.parse_model(
@@ -97,6 +132,7 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], OptimType, int]] = {
     ),
     "transformer": (zoo.transformer_encoder, OptimType.AdamW, 1),
     "recurrent": (recurrent, OptimType.AdamW, 8),
+    "turns": (turns, OptimType.SGD, 64),
     "tables": (tables, OptimType.SGD, 64),
     "volumes": (volumes, OptimType.AdamW, 16),
 }

@@ -212,7 +212,9 @@ def build_and_plan(order: Order) -> Planned:
             for kit in order.kits
         }
         peak = max(
-            plan_memory(package, shapes, evaluated=order.evaluated, **use._asdict()).peak.nbytes
+            plan_memory(package, shapes, evaluated=order.evaluated, **use._asdict())
+            .bounded()
+            .peak.nbytes
             for use in uses
         )
         work = step_work(package, shapes)

@@ -472,14 +472,14 @@ _SHOWN: Final = 8
 def build_within(spec: MemorySpec, task: Task) -> Graphs:
     """Build graphs whose training is planned within the budget."""
     from odtpack.memory.compile import input_shapes
-    from odtpack_simulator.device.app import MARGIN, memory_fit, with_margin
+    from odtpack_simulator.device.app import memory_fit, with_margin
     from odtpack_simulator.memory.memory_plan import plan_memory
-    from odtpack_simulator.values.units import format_bytes, format_percent
+    from odtpack_simulator.values.units import format_bytes
 
     scratch = dataclasses.replace(
         task, prefix="", spec=dataclasses.replace(task.spec, nominal=False)
     )
-    budget = int((spec.budget or 0) / (1 + MARGIN))
+    budget = spec.budget or 0
 
     def planned(graphs: Graphs) -> MemoryPlan:
         with scratch_folder("budget") as folder:
@@ -487,15 +487,16 @@ def build_within(spec: MemorySpec, task: Task) -> Graphs:
             package = Package.open(Path(folder))
             shapes = input_shapes(graphs.training.graph, spec)
             sizes = {i.name: shapes.get(i.name, i.shape) for i in package.manifest.inputs}
-            return plan_memory(package, sizes)  # type: ignore[arg-type]
+            return plan_memory(package, sizes).bounded()  # type: ignore[arg-type]
 
     asked, haste, reached, out_of_reach = spec, 1, 0, 0
     for _ in range(_ATTEMPTS):
         graphs = build_graphs(dataclasses.replace(scratch, memory=asked))
         plan = planned(graphs)
-        if memory_fit(plan.peak.nbytes, spec.budget or 0) == "fits":
+        most = with_margin(plan.peak.nbytes)
+        if memory_fit(plan.peak.nbytes, budget) == "fits":
             return dataclasses.replace(graphs, task=task)
-        kept, excess = _kept(graphs, plan), plan.peak.nbytes - budget
+        kept, excess = _kept(graphs, plan), most - budget
         if asked.limit is not None and kept > _REACHED * asked.limit:
             out_of_reach = asked.limit
         else:
@@ -510,13 +511,12 @@ def build_within(spec: MemorySpec, task: Task) -> Graphs:
             if limit <= _FINEST * out_of_reach:
                 break
         asked = dataclasses.replace(spec, limit=limit, slowdown=_ANY_TIME)
-    least = format_bytes(with_margin(plan.peak.nbytes))
     parts = [f"{each.name} {format_bytes(each.bytes)}" for each in plan.tensors_at_peak()[:2]]
     raise OdtpackError(
         "memory-budget-too-small",
-        f"the phase '{plan.peak.name}' takes {least}, the plan's error of {format_percent(MARGIN)} "
-        f"included, even with every useful recomputation (most of it: {', '.join(parts)}); "
-        f"{format_bytes(spec.budget or 0)} are allowed",
+        f"the phase '{plan.peak.name}' takes {format_bytes(most)}, the plan's margin included, "
+        f"even with every useful recomputation (most of it: {', '.join(parts)}); "
+        f"{format_bytes(budget)} are allowed",
         hint=f"allow more, a batch size below {spec.batch} (--memory-batch), an optimizer "
         "that keeps less, or freeze layers",
     )

@@ -82,7 +82,7 @@ kind = "adamw"               # {optimizers}
 # [target]
 # onnxruntime = "{version}"       # oldest version that must load the package
 # platforms = ["android", "ios"]
-# sessions = "small"         # less memory for more time
+# sessions = "small"         # less memory for more time; not with glibc's defaults
 
 # budgets = "budgets.toml"     # above all tables; or limits in tables:
 # [budgets]

@@ -114,7 +114,9 @@ def default_footprint(profile: DeviceProfile) -> AppFootprint:
 
 _PERCENT: Final = 3
 MARGIN: Final = _PERCENT / 100
-"""Share of a planned peak by which it may be too low: see docs/memory.md for what was measured.
+MARGIN_BYTES: Final = 500_000
+"""A planned peak may be too low by this share of it, or by so many bytes if they are more: see
+docs/memory.md for what was measured.
 
 A training that is said to fit and does not is killed on a phone; one that is said not to fit
 and does is only measured again.
@@ -126,7 +128,8 @@ MemoryFit = Literal["fits", "close", "over"]
 
 def with_margin(peak_bytes: int) -> int:
     """The most that a training with this planned peak may take, in bytes."""
-    return peak_bytes - (-peak_bytes * _PERCENT // 100)  # rounded up, exactly
+    # Rounded up, exactly.
+    return peak_bytes + max(-(-peak_bytes * _PERCENT // 100), MARGIN_BYTES)
 
 
 def memory_fit(peak_bytes: int, limit_bytes: int) -> MemoryFit:

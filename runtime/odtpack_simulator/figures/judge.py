@@ -22,7 +22,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeVar
 
 from odtpack_simulator.device.app import (
-    MARGIN,
     memory_fit,
     runtime_bytes,
     runtime_words,
@@ -33,6 +32,7 @@ from odtpack_simulator.figures import advice
 from odtpack_simulator.figures.limits import Budgets, PlacedLimit
 from odtpack_simulator.figures.metric import Metric, chance, incomparable
 from odtpack_simulator.figures.simulated import METRICS, figures_of
+from odtpack_simulator.memory.process_memory import MAPPED_FROM
 from odtpack_simulator.replay.paired_loss import ENOUGH_GROUPS, FEWEST_GROUPS
 from odtpack_simulator.result import (
     DeviceCampaign,
@@ -197,6 +197,9 @@ def _memory_limit(
             f"{_process(memory)}; the device's limit {_where(memory)} "
             "is unknown: a peak_memory limit in the budgets would stand in for it"
         )
+    elif memory.unbounded and memory.measured_peak_bytes is None:
+        status, outcome = "not judged", "not judged"
+        message = f"{_process(memory)} at least: {_UNBOUNDED}, and no replay has measured it"
     else:
         target = min(limit, limit if memory.limit_low_bytes is None else memory.limit_low_bytes)
         at_worst = memory_fit(peak, target - memory.others_bytes)
@@ -209,6 +212,14 @@ def _memory_limit(
         )
         if memory.phase is not None:
             message += f"; the highest phase is {memory.phase}"
+        if device.os == "linux" and memory.sharing == "none":
+            message += (
+                f"; with glibc that holds with MALLOC_MMAP_THRESHOLD_={MAPPED_FROM} and "
+                "MALLOC_ARENA_MAX=1 in the app's environment: without them a training without an "
+                "arena took up to 40 % more"
+            )
+        if memory.unbounded:
+            message += f"; {_UNBOUNDED}: the measured peak alone is the verdict's reason"
         outcome = typically
         if at_worst == "fits":
             status = "pass"
@@ -236,12 +247,15 @@ def _memory_limit(
     return check, device.model_copy(update={"memory": settled})
 
 
+_UNBOUNDED: Final = "the plan does not know how often a Loop turns, and what it then keeps"
+
+
 def too_close(peak_bytes: int, limit_bytes: int) -> str:
     """What is missing to a limit that the plan's margin goes beyond."""
-    missing = format_bytes(with_margin(peak_bytes) - limit_bytes)
+    most = with_margin(peak_bytes)
     return (
-        f"too close to call: with the plan's margin of {format_percent(MARGIN)} {missing} is "
-        "missing"
+        f"too close to call: with the plan's margin of {format_bytes(most - peak_bytes)} "
+        f"{format_bytes(most - limit_bytes)} is missing"
     )
 
 

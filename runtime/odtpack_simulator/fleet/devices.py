@@ -241,9 +241,9 @@ def measure_devices(
     on_stage("predict the memory")
     uses = {p.os: session_use(package.manifest, kit_of(p.os)) for p in profiles}
     peaks = {
-        each: plan_memory(
-            package, shapes, evaluated=plan.evaluated_samples, **each._asdict()
-        ).peak.nbytes
+        each: plan_memory(package, shapes, evaluated=plan.evaluated_samples, **each._asdict())
+        .bounded()
+        .peak.nbytes
         for each in dict.fromkeys(uses.values())
     }
     on_stage("time the operators")

@@ -49,6 +49,9 @@ from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 LARGE = MAPPED_FROM
 """Allocations from this size on are mapped from the system one by one, and gone when freed."""
 
+_SOME_TURNS: Final = 3  # Of a loop where it is not known how many: later turns are alike
+_MOST_TURNS: Final = 10_000  # That are played one by one
+
 _LARGE_RESULT: Final = 1 << 16  # Bytes of a result that no app keeps longer than it must
 
 _HEADER = 64 + 32  # alignment asked for by ONNX Runtime, and the allocator's own header
@@ -116,6 +119,7 @@ class Allocation:
     # Tensors whose size depends on data, taken to be as large as the largest input of the node that
     # writes them.
     unknown: tuple[str, ...]
+    unbounded: bool = False  # Whether a Loop keeps something of any number of turns, or of any size
     results: frozenset[str] = frozenset()  # Names of the buffers that are handed to the caller
 
     @property
@@ -255,6 +259,7 @@ class _Planner:
         self._free: dict[object, list[str]] = {}  # by size, most recently freed last
         self._buffers: dict[str, Buffer] = {}
         self._unknown: list[str] = []
+        self._unbounded = False
 
     def run(self, fresh_outputs: frozenset[str] = frozenset()) -> Allocation:
         """Plan all nodes."""
@@ -281,6 +286,7 @@ class _Planner:
             tuple(self._buffers.values()),
             tuple(self._measure()),
             tuple(self._unknown),
+            self._unbounded,
             self._outputs.intersection(self._buffers),
         )
 
@@ -360,8 +366,14 @@ class _Planner:
         nbytes = self._values[name].nbytes
         if nbytes is None:
             self._unknown.append(name)
-            nbytes = max((self._values[i].nbytes or 0 for i in node.inputs if i), default=0)
+            nbytes = max(map(self._estimate, filter(None, node.inputs)), default=0)
         return nbytes
+
+    def _estimate(self, name: str) -> int:
+        """Bytes of a value, as its buffer has it where its shape depends on data."""
+        nbytes = self._values[name].nbytes
+        buffer = self._buffers.get(self._root(name))
+        return nbytes if nbytes is not None else buffer.nbytes if buffer else 0
 
     def _measure(self) -> list[NodeUse]:
         """Memory in use during each node."""
@@ -421,41 +433,66 @@ class _Planner:
         for graph in subgraphs.values():
             inner = _Planner(graph, self._threads, self._values, self._conditions, {}).run()
             self._unknown += inner.unknown
-            around = []
-            if node.op_type in ("Loop", "Scan"):
-                names = graph.outputs
-                if node.op_type == "Scan":  # what it stacks, a turn writes where it belongs
-                    names = names[: len(graph.inputs) - node.attributes["num_scan_inputs"]]
-                returned = [graph.values[name] for name in names if name in graph.values]
-                buffers = 2
-                if node.op_type == "Scan":
-                    # The results are there from the beginning, but no turn writes them before its
-                    # peak: until then their pages stand for those of one buffer.
-                    buffers = max(min(self._turns(node, graph) - 1, 2) - 1, 0)
-                around += buffers * [value.nbytes or 0 for value in returned]
+            self._unbounded |= inner.unbounded
+            around, late = [], 0
             if node.op_type == "Loop":
-                around += [self._values[name].nbytes or 0 for name in node.outputs if name]
-            own = inner.peak + sum(map(allocated_size, around))
-            if own > peak:
-                peak, pieces = own, (*inner.at_peak(), *around)
-                inside = self._inside(node, graph, inner, pieces)
+                turns, carried, slices = self._returned(node, graph)
+                around = [*carried.values()] * 2 + [*slices.values()] * turns
+                # Its results have no memory before the last turn is over, and one set of states.
+                own = [self._buffers[name].size for name in node.outputs if name in self._buffers]
+                late = min(sum(own), inner.peak + sum(map(allocated_size, carried.values())))
+            if node.op_type == "Scan":  # what it stacks, a turn writes where it belongs
+                states = graph.outputs[: len(graph.inputs) - node.attributes["num_scan_inputs"]]
+                values = [graph.values[name] for name in states if name in graph.values]
+                # The results are there from the beginning, but no turn writes them before its
+                # peak: until then their pages stand for those of one buffer.
+                buffers = max(min(self._turns(node, graph) - 1, 2) - 1, 0)
+                around = [value.nbytes or 0 for value in values] * buffers
+            needed = inner.peak + sum(map(allocated_size, around)) - late
+            if needed > peak:
+                peak, pieces = needed, (*inner.at_peak(), *around)
+                inside = self._inside(node, graph, inner)
             outside = max(outside, *(use.outside for use in inner.uses), 0)
         return peak, outside, pieces, inside
 
+    def _returned(
+        self, node: Node, graph: RuntimeGraph
+    ) -> tuple[int, dict[str, int], dict[str, int]]:
+        """How often a Loop turns at most, and bytes of what a turn returns: states and slices."""
+        states, names = len(node.inputs) - 2, graph.outputs[1:]
+        stacks = [self._values.get(name) for name in node.outputs[states:]]
+        turns = next((each.shape[0] for each in stacks if each and each.shape), None)
+        self._unbounded |= turns is None and len(names) > states
+        turns = _SOME_TURNS if turns is None else turns
+        found: dict[str, int] = {}
+        wholes = [*itertools.repeat(None, states), *stacks]
+        for name, whole in itertools.zip_longest(names, wholes):
+            value = graph.values.get(name)  # None for what it reads around it, and returns
+            nbytes = value.nbytes if value else 0
+            if nbytes is None and whole and whole.nbytes is not None:
+                nbytes = whole.nbytes // max(turns, 1)
+            self._unbounded |= nbytes is None
+            found[name] = nbytes or 0
+        # Of very many turns, each stands for several.
+        each = max(-(-turns // _MOST_TURNS), 1)
+        slices = {name: each * found[name] for name in names[states:]}
+        return -(-turns // each), {name: found[name] for name in names[:states]}, slices
+
     def _turns(self, node: Node, graph: RuntimeGraph) -> int:
-        """How often a Scan runs its body; 3 if that is not known, as later turns are alike."""
+        """How often a Scan runs its body."""
         states = len(graph.inputs) - node.attributes["num_scan_inputs"]
         shape = self._values[node.inputs[states]].shape
-        return 3 if shape is None else shape[node.attributes.get("scan_input_axes", (0,))[0]]
+        axis = node.attributes.get("scan_input_axes", (0,))[0]
+        return _SOME_TURNS if shape is None else shape[axis]
 
-    def _inside(
-        self, node: Node, graph: RuntimeGraph, inner: Allocation, pieces: Sequence[int]
-    ) -> tuple[Request, ...]:
+    def _inside(self, node: Node, graph: RuntimeGraph, inner: Allocation) -> tuple[Request, ...]:
         """What a subgraph asks for, in its order."""
         if node.op_type == "If":
             return tuple(inner.requests[0])
+        writers = {name: i for i, each in enumerate(graph.nodes) for name in each.outputs}
+        later: dict[int, list[Request]] = defaultdict(list)
         if node.op_type == "Loop":
-            return (*enumerate(pieces), *((key, 0) for key in range(len(pieces))))
+            return self._turning(node, graph, inner, writers)
         # Scan has two buffers for each state besides that of its result. Results of a size that is
         # not known are asked for by the first turn. From the second on all turns are alike.
         states = len(graph.inputs) - node.attributes["num_scan_inputs"]
@@ -465,13 +502,34 @@ class _Planner:
             for name in graph.outputs[:states]
             for i in range(min(turns - 1, 2))
         ]
-        writers = {name: i for i, each in enumerate(graph.nodes) for name in each.outputs}
-        later: dict[int, list[Request]] = defaultdict(list)
         for name, outer in zip(graph.outputs[states:], node.outputs[states:], strict=True):
             if name in writers and not is_fixed(graph.values[name].dims):
                 later[writers[name]].append((outer, 1))
         again = inner.requests[0] if turns > 1 else []
         return (*kept, *inner.asked(later), *again, *((key, 0) for key, _ in kept))
+
+    def _turning(
+        self, node: Node, graph: RuntimeGraph, inner: Allocation, writers: Mapping[str, int]
+    ) -> tuple[Request, ...]:
+        """What the body of a Loop asks for in all its turns, and then the Loop for its results."""
+        turns, states, slices = self._returned(node, graph)
+        before: dict[int, list[Request]] = defaultdict(list)
+        for name, nbytes in (states | slices).items():
+            if name in writers:
+                before[writers[name]].append((name, nbytes))
+        whole = inner.asked(before)
+        # What a turn works in it takes again in the next: of many turns, the last ask only for
+        # what they return.
+        short = [request for request in whole if isinstance(request[0], str)]
+        full = max(_SOME_TURNS, _MOST_TURNS // max(len(whole), 1))
+        found: list[Request] = []
+        for turn in range(turns):
+            for key, nbytes in whole if turn < full else short:
+                found.append(((turn, key) if isinstance(key, str) else key, nbytes))
+            found += [((turn - 1, name), 0) for name in states]
+        found += [(name, 1) for name in node.outputs if name]
+        found += [((turn, name), 0) for turn in range(turns) for name in slices]
+        return (*found, *(((turns - 1, name), 0) for name in states))
 
 
 # ONNX Runtime's arena: which pages of it a training touches.

@@ -129,7 +129,7 @@ class ArenaPlans:
         phases = self.phases(self.arenas(session, ballast), evaluates=evaluates)
         # Of what is done again the last time counts.
         last = {phase.name: phase for phase in phases}
-        return MemoryPlan(tuple(last.values()), self._timeline, self._unknown)
+        return MemoryPlan(tuple(last.values()), self._timeline, *self._unknown)
 
     def arenas(
         self,
@@ -221,11 +221,12 @@ class ArenaPlans:
         return tuple(points)
 
     @cached_property
-    def _unknown(self) -> tuple[str, ...]:
-        """Tensors whose size depends on data."""
+    def _unknown(self) -> tuple[tuple[str, ...], bool]:
+        """Tensors whose size depends on data, and whether the turns of a Loop do."""
         work = filter(None, (self.models.afresh, self.models.held_out, self.update))
-        names = (name for each in work for run in each.runs for name in run.plan.unknown)
-        return tuple(dict.fromkeys(names))
+        plans = [run.plan for each in work for run in each.runs]
+        names = dict.fromkeys(name for plan in plans for name in plan.unknown)
+        return tuple(names), any(plan.unbounded for plan in plans)
 
 
 def plan_arenas(

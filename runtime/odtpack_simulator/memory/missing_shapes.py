@@ -22,6 +22,7 @@ from onnx import TensorProto, helper
 
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_simulator.memory.execution_order import graphs, subgraphs
 from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN, Shape
 
 Dim = int | str | None  # A size, the name of a size, or None for an unknown one
@@ -47,6 +48,8 @@ _ARITHMETIC = frozenset(
 )
 """Operators by which graphs compute sizes, and along which axes they were broadcast."""
 
+_ENDLESS = 1 << 31  # Turns of a Loop that are no bound: exporters write the largest number there is
+
 _ALIKE = {"FusedConv": "Conv", "FusedGemm": "Gemm", "Gelu": "Relu", "QuickGelu": "Relu"}
 """Operators of com.microsoft whose output has the shape that an ONNX operator's would have."""
 
@@ -54,7 +57,8 @@ _ALIKE = {"FusedConv": "Conv", "FusedGemm": "Gemm", "Gelu": "Relu", "QuickGelu":
 def fill_in(
     nodes: Sequence[onnx.NodeProto],
     opset: int,
-    constants: Mapping[str, onnx.TensorProto],
+    # Besides, the values of small tensors that bodies read are added, where shapes give them.
+    constants: MutableMapping[str, onnx.TensorProto],
     found: MutableMapping[str, Typed],
     added: set[str],  # What this added to ``found``, here or in a graph around this one
     *,
@@ -68,6 +72,8 @@ def fill_in(
     sizes = _Sizes(nodes, opset, constants, found, products_with_zero=not as_planned)
     for node in nodes:
         outputs = [name for name in node.output if name]
+        if node.op_type in _BODIES and not as_planned:
+            constants.update(sizes.read_by(node))
         if all(is_fixed(found.get(name, (0, None))[1]) for name in outputs):
             continue
         inputs = [found.get(name, (0, None)) for name in node.input]
@@ -80,8 +86,8 @@ def fill_in(
             and all(name in constants or sizes.get(name) is None for name in node.input)
         ):
             continue  # ONNX Runtime knows no more from the same
-        if node.op_type == "Scan" and not node.domain and not as_planned:
-            results = _scan(node, opset, constants, found)
+        if node.op_type in _BODIES and not node.domain and not as_planned:
+            results = _BODIES[node.op_type](node, opset, constants, found)
         elif function := functions.get((node.domain, node.op_type)):
             results = _called(node, function, opset, constants, inputs)
         else:
@@ -96,9 +102,18 @@ def fill_in(
                 added.add(name)
 
 
-def body_inputs(node: onnx.NodeProto, found: Mapping[str, Typed]) -> dict[str, Typed]:
-    """What the body of a Scan reads in a turn, where the shape of the whole is known."""
-    body, count = _body(node)
+def body_inputs(
+    node: onnx.NodeProto,
+    opset: int,
+    constants: Mapping[str, onnx.TensorProto],
+    found: Mapping[str, Typed],
+) -> dict[str, Typed]:
+    """What the body of a Loop or a Scan reads in a turn, where the shape of the whole is known."""
+    if node.op_type == "Loop":
+        return _turn(node, opset, constants, found)[0]
+    if node.op_type != "Scan":
+        return {}
+    body, count = _body(node), _attribute(node, "num_scan_inputs", 0)
     states = len(body.input) - count
     axes = next((a.ints for a in node.attribute if a.name == "scan_input_axes"), [0] * count)
     inputs: dict[str, Typed] = {}
@@ -110,10 +125,23 @@ def body_inputs(node: onnx.NodeProto, found: Mapping[str, Typed]) -> dict[str, T
     return inputs
 
 
-def _body(node: onnx.NodeProto) -> tuple[onnx.GraphProto, int]:
-    """The body of a Scan, and how many inputs it takes in slices."""
-    graph = next(a.g for a in node.attribute if a.type == onnx.AttributeProto.GRAPH)
-    return graph, _attribute(node, "num_scan_inputs", 0)
+def _body(node: onnx.NodeProto) -> onnx.GraphProto:
+    return next(body for _, body in subgraphs(node))
+
+
+def _inside(
+    body: onnx.GraphProto,
+    opset: int,
+    constants: Mapping[str, onnx.TensorProto],
+    found: Mapping[str, Typed],
+    given: Mapping[str, Typed],
+) -> dict[str, Typed]:
+    """Types in a body, whose inputs are given where they are known."""
+    inside = {**found, **{v.name: tensor_type(v.type) for v in (*body.input, *body.output)}}
+    inside |= {t.name: (t.data_type, tuple(t.dims)) for t in body.initializer}
+    inside |= given
+    fill_in(body.node, opset, {**constants, **{t.name: t for t in body.initializer}}, inside, set())
+    return inside
 
 
 def _scan(
@@ -123,12 +151,10 @@ def _scan(
     found: Mapping[str, Typed],
 ) -> list[Typed]:
     """Results of a Scan: its states, and what a turn gives, as often as there are turns."""
-    body, count = _body(node)
-    states = len(body.input) - count
-    inside = {**found, **{v.name: tensor_type(v.type) for v in (*body.input, *body.output)}}
-    inside |= {t.name: (t.data_type, tuple(t.dims)) for t in body.initializer}
-    inside |= body_inputs(node, found)
-    fill_in(body.node, opset, {**constants, **{t.name: t for t in body.initializer}}, inside, set())
+    body = _body(node)
+    states = len(body.input) - _attribute(node, "num_scan_inputs", 0)
+    given = body_inputs(node, opset, constants, found)
+    inside = _inside(body, opset, constants, found, given)
     whole = found.get(node.input[states], (0, None))[1]
     axes = next((a.ints for a in node.attribute if a.name == "scan_input_axes"), [0])
     length = whole[axes[0] % len(whole)] if whole else None
@@ -141,6 +167,71 @@ def _scan(
             place = axis % (len(dims) + 1)
             dims = (*dims[:place], length, *dims[place:])
         results.append((kind, dims))
+    return results
+
+
+def _turn(
+    node: onnx.NodeProto,
+    opset: int,
+    constants: Mapping[str, onnx.TensorProto],
+    found: Mapping[str, Typed],
+) -> tuple[dict[str, Typed], list[Typed]]:
+    """What the body of a Loop reads in every turn, where that is known, and what it returns."""
+    body = _body(node)
+    given: dict[str, Typed] = {
+        body.input[0].name: (TensorProto.INT64, ()),
+        body.input[1].name: (TensorProto.BOOL, ()),
+    }
+    rows = list(zip(body.input[2:], node.input[2:], body.output[1:], strict=False))
+    first = {before.name: found.get(name, (0, None)) for before, name, _ in rows}
+    given |= {name: typed for name, typed in first.items() if is_fixed(typed[1])}
+    while True:
+        inside = _inside(body, opset, constants, found, given)
+        # What has another shape after the turn than before it has no shape in every turn.
+        changed = [
+            before.name
+            for before, _, after in rows
+            if before.name in given and inside[after.name][1] != given[before.name][1]
+        ]
+        if not changed:
+            return given, [inside[value.name] for value in body.output[1:]]
+        for name in changed:
+            del given[name]
+
+
+def _loop(
+    node: onnx.NodeProto,
+    opset: int,
+    constants: Mapping[str, onnx.TensorProto],
+    found: Mapping[str, Typed],
+) -> list[Typed]:
+    """Results of a Loop: its states, and what a turn gives, as often as there may be turns."""
+    _, results = _turn(node, opset, constants, found)
+    states = len(node.input) - 2
+    most = constants.get(node.input[0])
+    turns = None if most is None else onnx.numpy_helper.to_array(most).item()
+    length = None if turns is None or turns >= _ENDLESS else max(turns, 0)
+    results[states:] = [
+        (kind, None if dims is None else (length, *dims)) for kind, dims in results[states:]
+    ]
+    return results
+
+
+def _if(
+    node: onnx.NodeProto,
+    opset: int,
+    constants: Mapping[str, onnx.TensorProto],
+    found: Mapping[str, Typed],
+) -> list[Typed]:
+    """Results of an If: of what its branches give the larger one, where both are known."""
+    branches = []
+    for _, body in subgraphs(node):
+        inside = _inside(body, opset, constants, found, {})
+        branches.append([inside[value.name] for value in body.output])
+    results: list[Typed] = []
+    for one, other in zip(*branches, strict=True):
+        shapes = [dims for _, dims in (one, other) if is_fixed(dims)]
+        results.append((one[0], max(shapes, key=math.prod) if len(shapes) == 2 else None))
     return results
 
 
@@ -191,6 +282,17 @@ class _Sizes:
             self._known[name] = None
             self._known[name] = self._compute(name)
         return self._known[name]
+
+    def read_by(self, node: onnx.NodeProto) -> dict[str, onnx.TensorProto]:
+        """Those that a node with bodies reads, its bodies included, and that are no constants."""
+        inner = [graph for _, body in subgraphs(node) for graph in graphs(body)]
+        names = {*node.input, *(name for g in inner for each in g.node for name in each.input)}
+        computed = {name: self.get(name) for name in names.difference(self._constants)}
+        return {
+            name: onnx.numpy_helper.from_array(value, name)
+            for name, value in computed.items()
+            if value is not None
+        }
 
     def between(self, start: str, end: str) -> Array | None:
         """What is added to one tensor to get the other, if that is known."""
@@ -391,6 +493,9 @@ def _upsample(node: onnx.NodeProto, dims: Dims) -> Dims:
         for d, by in zip(dims, scales, strict=True)
     )
 
+
+_BODIES = {"If": _if, "Loop": _loop, "Scan": _scan}
+"""What gives the results of operators that have bodies."""
 
 _KNOWN: dict[tuple[str, str], Callable[[onnx.NodeProto, Dims], Dims]] = {
     (NCHWC_DOMAIN, "ReorderInput"): _reorder_input,

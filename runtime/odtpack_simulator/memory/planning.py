@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 
 from odtpack_runtime.checkpoint.parameters import CHUNK_ELEMENTS, Layout
+from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.manifest import Manifest, ParameterInfo
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SegmentsInfo
@@ -91,6 +92,19 @@ class MemoryPlan:
     # Memory while each node of the training model runs, then each node of the optimizer model.
     timeline: tuple[TimelinePoint, ...]
     unknown: tuple[str, ...]  # Tensors whose size depends on data; they are estimates
+    unbounded: bool = False  # Whether what a Loop keeps does: nothing stands for it
+
+    def bounded(self) -> MemoryPlan:
+        """The plan, if it says what a training takes at most."""
+        if self.unbounded:
+            raise OdtpackError(
+                "memory-not-planned",
+                "a Loop keeps what it computes in every turn, and neither its trip count nor the "
+                "shapes of the inputs say how often it turns",
+                hint="give the Loop a trip count that is a constant or a size of an input; "
+                "'odtpack simulate' measures the peak of the model as it is",
+            )
+        return self
 
     @property
     def peak(self) -> Phase:

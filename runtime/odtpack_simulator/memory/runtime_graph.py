@@ -367,6 +367,8 @@ class _Scope:
     # Names of those whose shape is not ONNX Runtime's, of either
     added: tuple[Collection[str], Collection[str]] = ((), ())
     functions: Functions = field(default_factory=dict)
+    # Besides the constants, values that shapes give: ONNX Runtime does not plan with these.
+    known: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
 
 
 def _convert(
@@ -380,16 +382,17 @@ def _convert(
     constants = {**outer.constants, **{tensor.name: tensor for tensor in graph.initializer}}
     stored = {t.name: (t.data_type, tuple(t.dims)) for t in graph.initializer}
     planned, found = (
-        known
+        earlier
         | {v.name: tensor_type(v.type) for v in (*of.input, *of.value_info, *of.output)}
         | stored
-        for known, of in ((dict(outer.planned), graph), (dict(outer.found), inferred))
+        for earlier, of in ((dict(outer.planned), graph), (dict(outer.found), inferred))
     )
     found |= given  # inputs whose shapes the graph around it gives
     added = set(outer.added[0]), {*outer.added[1], *given}
     fill_in(graph.node, opset, constants, planned, added[0], as_planned=True)
-    fill_in(graph.node, opset, constants, found, added[1], functions=outer.functions)
-    scope = _Scope(planned, found, constants, added, outer.functions)
+    known = {**outer.known, **constants}
+    fill_in(graph.node, opset, known, found, added[1], functions=outer.functions)
+    scope = _Scope(planned, found, constants, added, outer.functions, known)
     twins = {name: node for node in inferred.node for name in node.output if name}
     nodes = [_node(node, twins, opset, scope) for node in graph.node]
     names = [value.name for value in graph.input] + [tensor.name for tensor in graph.initializer]
@@ -421,7 +424,7 @@ def _node(
     if graphs:
         twin = next((twins[name] for name in node.output if name in twins), node)
         inferred = {a.name: a.g for a in twin.attribute if a.type == onnx.AttributeProto.GRAPH}
-        given = body_inputs(node, scope.found) if node.op_type == "Scan" else {}
+        given = body_inputs(node, opset, scope.known, scope.found)
         subgraphs = {
             name: _convert(graph, inferred.get(name, graph), opset, scope, given)
             for name, graph in graphs.items()

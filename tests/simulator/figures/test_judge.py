@@ -69,16 +69,17 @@ def judged(result: SimulationResult, text: str = "") -> SimulationResult:
         (100, 60, 101, None, "fail", "over", "fail"),
         (None, None, None, None, "not judged", "not judged", "not judged"),
         (0, None, None, None, "fail", "over", "fail"),
-        (10**12, None, None, None, "fail", "killed", "fail"),
+        (10**6, None, None, None, "fail", "killed", "fail"),
     ],
 )
 def test_device_limit_is_judged_without_budgets(
     limit: int | None, at_worst: int | None, planned: int | None, measured: int | None,
     status: str, outcome: str, verdict: str,
 ) -> None:  # fmt: skip
-    memory: dict[str, object] = {"limit_bytes": limit, "measured_peak_bytes": measured}
-    memory |= {} if at_worst is None else {"limit_low_bytes": at_worst}
-    memory |= {} if planned is None else {"predicted_peak_bytes": planned}
+    sizes = {"limit_bytes": limit, "limit_low_bytes": at_worst, "predicted_peak_bytes": planned}
+    in_mb = {"measured_peak_bytes": measured, **sizes}
+    memory = {name: size * 10**6 for name, size in in_mb.items() if size is not None}
+    memory = {"limit_bytes": None, "measured_peak_bytes": None, **memory}
     memory |= {"outcome": "killed"} if outcome == "killed" else {}
     result = judge(one_device(**memory))
     assert check(result, "memory_limit").status == status
@@ -185,7 +186,7 @@ def test_headroom_has_the_low_end_of_the_limit(floor: str, state: str, words: st
 
 @pytest.mark.parametrize("free", range(1, 100))
 def test_headroom_at_its_limit_keeps_it(free: int) -> None:
-    for unit in (1, 1_000_000):
+    for unit in (10_000_000, 1_000_000):
         memory = {"limit_bytes": 10_300 * unit, "predicted_peak_bytes": (100 - free) * 100 * unit}
         budget = f'[budgets]\nmemory_headroom = "{free} %"'
         assert check(judged(one_device(**memory), budget), "memory_headroom").status == "pass"
@@ -465,11 +466,11 @@ def test_own_memory_of_a_gpu_is_read_of_a_profile() -> None:
     ("peak", "status", "verdict"), [(699, "pass", "pass"), (700, "fail", "warn")]
 )
 def test_a_peak_that_the_system_warns_of(peak: int, status: str, verdict: str) -> None:
-    result = one_device(limit_bytes=1000, warning_bytes=700, predicted_peak_bytes=peak)
-    result = judge(result)
+    limits = {"limit_bytes": 1_000_000_000, "warning_bytes": 700_000_000}
+    result = judge(one_device(**limits, predicted_peak_bytes=peak * 10**6))
     assert check(result, "low_memory_warning").status == status
     assert result.verdict == verdict
-    over = judge(one_device(limit_bytes=1000, warning_bytes=700, predicted_peak_bytes=1001))
+    over = judge(one_device(**limits, predicted_peak_bytes=1_001_000_000))
     assert "low_memory_warning" not in [c.metric for c in over.devices[0].checks]
     unknown = judge(one_device(warning_bytes=None))
     assert "low_memory_warning" not in [c.metric for c in unknown.devices[0].checks]
@@ -540,6 +541,25 @@ def test_a_host_that_cannot_measure_memory_is_told() -> None:
     assert result.devices[0].verdict == "pass"
     assert result.verdict == "not judged"
     assert "memory_measured" not in [c.metric for c in judge(make_result([DEVICE])).checks]
+
+
+@pytest.mark.parametrize(("sharing", "said"), [("none", True), ("shared", False)])
+@pytest.mark.parametrize(("system", "glibc"), [("linux", True), ("android", False)])
+def test_what_glibc_must_be_told_where_there_is_no_arena(
+    sharing: str, said: bool, system: str, glibc: bool
+) -> None:
+    result = on_devices(make_result([DEVICE]), os=system, memory={"sharing": sharing})
+    message = check(judge(result), "memory_limit").message
+    assert ("MALLOC_MMAP_THRESHOLD_=16384" in message) == (said and glibc)
+
+
+@pytest.mark.parametrize(("measured", "status"), [(None, "not judged"), (20_000_000, "pass")])
+def test_a_plan_that_knows_no_bound_promises_nothing(measured: int | None, status: str) -> None:
+    """Of a Loop that data end: what was measured decides, if anything was."""
+    memory = {"unbounded": True, "measured_peak_bytes": measured}
+    found = check(judge(on_devices(make_result([DEVICE]), memory=memory)), "memory_limit")
+    assert found.status == status
+    assert "how often a Loop turns" in found.message
 
 
 # A better device is never judged worse.

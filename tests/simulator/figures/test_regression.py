@@ -91,9 +91,10 @@ def test_a_measured_peak_repeats_within_its_noise(more: int, level: str) -> None
 
 
 def test_headroom_falls_in_percent_of_itself() -> None:
-    base = with_memory(limit_bytes=1030, predicted_peak_bytes=500)
-    for peak, status in ((509, "pass"), (510, "fail")):
-        head = with_memory(limit_bytes=1030, predicted_peak_bytes=peak)
+    limit = 1_030_000_000
+    base = with_memory(limit_bytes=limit, predicted_peak_bytes=500_000_000)
+    for peak, status in ((509_999_999, "pass"), (510_000_001, "fail")):
+        head = with_memory(limit_bytes=limit, predicted_peak_bytes=peak)
         check, _ = against(head, base, "memory_headroom", '"-2 %"')
         assert check.limit == pytest.approx(49.0)
         assert check.status == status

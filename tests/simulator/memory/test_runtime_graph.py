@@ -20,6 +20,7 @@ from onnx.reference import ReferenceEvaluator
 from odtpack.build import build_package
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
+from odtpack_simulator.memory.arena import allocate
 from odtpack_simulator.memory.execution_order import (
     execution_order,
     rename_casts,
@@ -192,6 +193,43 @@ def test_the_body_of_a_scan_has_the_shapes_of_its_slices() -> None:
     (scan,) = (node for node in loaded.nodes if node.op_type == "Scan")
     (inside,) = scan.subgraphs.values()
     assert [inside.values[name].shape for name in inside.inputs] == [(2,), (4, 2)]
+
+
+LOOPS = {
+    "a constant": ("n = Constant <value_int = 5> ()", "n", "Tanh (s)", (5, 3, 4)),
+    "a size of an input": ("n = Gather <axis = 0> (sizes, zero)", "n", "Tanh (s)", (3, 3, 4)),
+    "more than there are numbers": (
+        "n = Constant <value_int = 9223372036854775807> ()", "n", "Tanh (s)", None
+    ),
+    "data": ("n = ReduceMax <keepdims = 0> (count)", "n", "Tanh (s)", None),
+    "no number": ("n = Identity (zero)", "", "Tanh (s)", None),
+    "a state that grows": (
+        "n = Constant <value_int = 5> ()", "n", "Concat <axis = 0> (s, s)", None
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_what_a_loop_keeps(name: str, tmp_path: Path) -> None:
+    """As many slices as it turns, if shapes say how often; else the plan knows no bound."""
+    trip, most, state, shape = LOOPS[name]
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[batch, 4] x, int64[2] count) => (float[a, b] last, float[c] out) {{
+            sizes = Shape (x)
+            zero = Constant <value_int = 0> ()
+            {trip}
+            last, all = Loop ({most}, , x) <body = turn (int64 i, bool on, s)
+                => (bool go, float[p, q] t, float[u, v] y) {{
+                go = Identity (on) t = {state} y = Exp (t)
+            }}>
+            out = ReduceMean <axes = [0, 1], keepdims = 0> (all)
+        }}"""
+    )
+    onnx.save(model, tmp_path / "model.onnx")
+    graph = load_runtime_graph(tmp_path / "model.onnx", {"x": (3, 4)})
+    assert graph.values["all"].shape == shape
+    assert allocate(graph).unbounded == (shape is None)
 
 
 def test_results_of_a_function_have_the_shapes_that_its_body_gives() -> None:
