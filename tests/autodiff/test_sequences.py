@@ -8,9 +8,10 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from odtpack.autodiff.expand import expand, read_splits
+from odtpack.autodiff.expand import expand
 from odtpack.errors import OdtpackError
 from odtpack.graph.inference import infer_shapes
+from odtpack.model.loading import load_model
 from tests.autodiff.oracle import LEVELS, add_gradients, normal, session
 from tests.refused import refused
 
@@ -24,9 +25,7 @@ def model(body: str, outputs: str, opset: int = 17, batch: str = "3") -> ir.Mode
         f'<ir_version: 8, opset_import: ["" : {opset}]> '
         f"g (float[{batch}, 6] x, int64 at) => ({outputs}) {{ {CONSTANTS} {SIZES} {body} }}"
     )
-    read = ir.from_proto(onnx.parser.parse_model(text))
-    read_splits(read.graph)
-    return infer_shapes(read)
+    return load_model(onnx.parser.parse_model(text))
 
 
 # what it is in PyTorch, the graph, the shape of its output

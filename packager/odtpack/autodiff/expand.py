@@ -322,34 +322,6 @@ def _position(value: ir.Value | None, count: int, last: int) -> int | None:
     return None if not -count <= place <= last else place if place >= 0 else place + count
 
 
-def read_splits(graph: ir.Graph) -> None:
-    """Let loops gather the elements of a split tensor that they read, one in a turn."""
-    # Types and shapes need not be inferred.
-    splits = [node for node in graph if node.op_type == "SplitToSequence" and not node.domain]
-    for split in splits:
-        if split.attributes.get_int("keepdims", 1):
-            continue
-        x, *lengths = split.inputs
-        given = constant(lengths[0], largest=1) if lengths else None
-        # Beside lengths the standard ignores keepdims. ONNX Runtime does not beside the length 1.
-        if given is not None and given.ndim == 0 and given.item() == 1:
-            split.resize_inputs(1)
-        users = [use.node for use in split.outputs[0].uses()]
-        kinds, inner = {user.op_type for user in users}, any(u.graph is not graph for u in users)
-        others = kinds - {"SequenceAt", "SequenceLength"} or split.outputs[0].is_graph_output()
-        if len(split.inputs) > 1 or not inner or others:
-            continue
-        op, axis = Ops(graph, "sequence/"), split.attributes.get_int("axis", 0)
-        for user in users:
-            with op.before(user):
-                if user.op_type == "SequenceAt":
-                    result = op.Gather(x, user.inputs[1], axis=axis)
-                else:
-                    result = op.Gather(op.Shape(x), op.constant(np.array(axis, np.int64)))
-            replace(user.outputs[0], result, [user])
-        graph.remove(split, safe=True)
-
-
 def _split(op: Ops, node: ir.Node) -> Members | None:
     """Parts of given sizes, of one size but the last, or of one element each."""
     x, lengths, *_ = [*node.inputs, None]

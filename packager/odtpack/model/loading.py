@@ -19,7 +19,6 @@ import onnx_ir.passes.common as common_passes
 from odtpack import targets
 from odtpack.autodiff import stop_gradient, windows
 from odtpack.autodiff.context import Context
-from odtpack.autodiff.expand import read_splits
 from odtpack.contrib import DOMAIN, decompose, needs_blocks
 from odtpack.errors import OdtpackError
 from odtpack.graph.fold import MOVED, fold, share_constants, take_squeeze
@@ -35,8 +34,10 @@ from odtpack.graph.graphs import (
     mark_constant,
     nodes_of,
     operand,
+    producer,
     reads,
     redirect,
+    replace,
 )
 from odtpack.graph.inference import contradiction, infer_shapes, is_known
 from odtpack.graph.ops import Ops
@@ -172,7 +173,7 @@ def load_source(
     shared_tensors.tie(loaded.graph, named)
     shared_tensors.untie(loaded.graph, untie)
     _open_declared_sizes(loaded.graph)
-    read_splits(loaded.graph)
+    _gather_elements(loaded.graph)
     loaded = _infer_open_sizes(_decide_branches(_infer_windows(loaded)))
     if stop:
         stop_gradient.stop_at(loaded.graph, stop)
@@ -274,6 +275,35 @@ def _meant(dims: Dims | None, names: Collection[str]) -> Dims | None:
     )
 
 
+def _gather_elements(graph: ir.Graph) -> None:
+    """Let loops gather the elements of split tensors that they read, one in a turn."""
+    for node in list(graph):
+        if node.op_type == "SplitToSequence" and not node.attributes.get_int("keepdims", 1):
+            _gather_elements_of(node, graph)
+
+
+def _gather_elements_of(split: ir.Node, graph: ir.Graph) -> None:
+    x, *lengths = split.inputs
+    given = constant(lengths[0], largest=1) if lengths else None
+    # Beside lengths the standard ignores keepdims. ONNX Runtime does not beside the length 1.
+    if given is not None and given.ndim == 0 and given.item() == 1:
+        split.resize_inputs(1)
+    users = [use.node for use in split.outputs[0].uses()]
+    kinds, inner = {user.op_type for user in users}, any(u.graph is not graph for u in users)
+    others = kinds - {"SequenceAt", "SequenceLength"} or split.outputs[0].is_graph_output()
+    if len(split.inputs) > 1 or not inner or others:
+        return
+    op, axis = Ops(graph, "sequence/"), split.attributes.get_int("axis", 0)
+    for user in users:
+        with op.before(user):
+            if user.op_type == "SequenceAt":
+                result = op.Gather(x, user.inputs[1], axis=axis)
+            else:
+                result = op.Gather(op.Shape(x), op.constant(np.array(axis, np.int64)))
+        replace(user.outputs[0], result, [user])
+    graph.remove(split, safe=True)
+
+
 def _infer_windows(model: ir.Model) -> ir.Model:
     """:func:`_infer_anew`, with the sizes that ONNX Runtime has where the standard has others."""
     model = _infer_anew(model)
@@ -371,15 +401,28 @@ def _write_kept(ctx: Context) -> bool:
     return True
 
 
+def _write_log_sigmoid(ctx: Context) -> bool:
+    """Write log(sigmoid(x)), an exporter's logsigmoid, as -softplus(-x), which is always finite."""
+    sigmoid = producer(ctx.x(), "Sigmoid")
+    if sigmoid is None:
+        return False
+    with ctx.op.before(ctx.node):
+        y = ctx.op.Neg(ctx.op.Softplus(ctx.op.Neg(sigmoid.inputs[0])))
+    replace(ctx.node.outputs[0], y, [ctx.node])
+    return True
+
+
 _AS_RUN: Final[dict[str, Callable[[Context], bool]]] = {
     "AveragePool": _write_pool,
     "Conv": _write_dilated,
     "ConvTranspose": _write_transposed,
+    "Log": _write_log_sigmoid,
     "LpPool": _write_pool,
     "MaxPool": _write_pool,
     "Resize": _write_kept,
 }
-"""Change a node so that the standard means what ONNX Runtime does; whether it was changed."""
+"""Change a node so that the standard means what ONNX Runtime does, or what was exported; whether it
+was changed."""
 
 
 def _infer_open_sizes(model: ir.Model) -> ir.Model:
@@ -411,7 +454,7 @@ def _infer_open_sizes(model: ir.Model) -> ir.Model:
 def _decide_branches(model: ir.Model) -> ir.Model:
     """Leave out the branches that no shape lets run, and the weights that only they read."""
     model, squeezed = _fold_branches(model), list[tuple[str, int]]()
-    while (new := take_squeeze(model.graph)) is not None:
+    while _has_branches(model) and (new := take_squeeze(model.graph)) is not None:
         squeezed.append(new)
         model = _fold_branches(infer_shapes(model))
     if squeezed:
@@ -419,9 +462,13 @@ def _decide_branches(model: ir.Model) -> ir.Model:
     return model
 
 
+def _has_branches(model: ir.Model) -> bool:
+    return any(node.op_type == "If" for node in nodes_of(model.graph))
+
+
 def _fold_branches(model: ir.Model) -> ir.Model:
     """Leave out the branches of which shapes that are known say that they do not run."""
-    if all(node.op_type != "If" for node in nodes_of(model.graph)):
+    if not _has_branches(model):
         return model
     kept = {n for n, value in model.graph.initializers.items() if value.dtype in TRAINABLE_TYPES}
     if share_constants(model.graph, kept):

@@ -290,17 +290,3 @@ def pool_before_relu(op: Ops, graph: ir.Graph) -> bool:
         graphs.replace(pooled, new, [pool, relu])
         changed = True
     return changed
-
-
-def write_log_sigmoid(op: Ops, graph: ir.Graph) -> bool:
-    """Write log(sigmoid(x)), an exporter's logsigmoid, as -softplus(-x), which is always finite."""
-    changed = False
-    for log in list(graph):
-        sigmoid = graphs.producer(log.inputs[0], "Sigmoid") if log.op_type == "Log" else None
-        if sigmoid is None or log.domain or sigmoid.inputs[0] is None:
-            continue
-        with op.before(log):
-            y = op.Neg(op.Softplus(op.Neg(sigmoid.inputs[0])))
-        graphs.replace(log.outputs[0], y, [log])
-        changed = True
-    return changed

@@ -55,8 +55,6 @@ def on_reading(model: ir.Model, newest_opset: int) -> None:
     if newest_opset >= opsets.TO:
         apply(model, opsets.upgrade)
     apply(model, precision.widen)
-    if apply(model, patterns.write_log_sigmoid, Ops(model.graph, "sigmoid/")):
-        infer_shapes(model, new_only=True)
 
 
 def in_segments(model: ir.Model, *, whole: bool) -> None:
