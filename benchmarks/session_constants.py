@@ -82,15 +82,15 @@ def _sessions(
     package: Package, sizes: Mapping[str, Sequence[int]]
 ) -> Iterator[tuple[list[int], int]]:
     """Of each model what is counted, in the order of :data:`SESSION`, and what opening it takes."""
+    models = (package.training_model, package.eval_model, package.step_model)
     session = package.manifest.session
-    for path in filter(None, (package.training_model, package.eval_model, package.step_model)):
+    for path in filter(None, models):
         stored = onnx.load(str(path), load_external_data=False).graph
         nodes, subgraphs = session_memory.count(stored)
         level = session.optimization_level if session else "all"
-        executed, kept = session_memory.count_executed(load_runtime_graph(path, sizes, level=level))
+        executed = sum(1 for _ in load_runtime_graph(path, sizes, level=level).walk())
         counts = [1, executed, max(0, nodes - executed), len(stored.input), subgraphs]
-        others = kept * session_memory.BYTES_PER_INITIALIZER  # measured alone
-        yield counts, apart.call(opened, folder=package.path, name=path.name) - others
+        yield counts, apart.call(opened, folder=package.path, name=path.name)
 
 
 def opened(*, folder: str, name: str) -> int:

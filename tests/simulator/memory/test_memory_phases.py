@@ -10,7 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+import onnx.numpy_helper
 import pytest
+from onnx import TensorProto, helper
 
 from odtpack_runtime import CheckpointState
 from odtpack_simulator.device.app import MARGIN_BYTES, memory_fit
@@ -18,6 +22,8 @@ from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.kernel_memory import workspaces
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
+from odtpack_simulator.memory.runtime_graph import load_runtime_graph
+from odtpack_simulator.memory.session_memory import session_bytes
 from odtpack_simulator.replay.replay import run_training_child
 from tests.simulator.packages import Case
 
@@ -96,6 +102,37 @@ def measured(code: str, *arguments: str | Path) -> int:
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     return int(json.loads(result.stdout.splitlines()[-1]))
+
+
+OPENED = """
+import json, sys
+import onnxruntime
+from odtpack_simulator.memory.process_memory import MemoryMeter, memory_options
+onnxruntime.InferenceSession(sys.argv[1], memory_options(1))
+meter = MemoryMeter()
+session = onnxruntime.InferenceSession(sys.argv[2], memory_options(1))
+print(meter.mark())
+"""
+
+
+def test_a_session_of_many_small_constants(tmp_path: Path) -> None:
+    """Each takes a hundred times its elements."""
+    for count in (1, 1000):
+        names = [f"c{i}" for i in range(count)]
+        graph = helper.make_graph(
+            [helper.make_node("Concat", ["x", *names], ["y"], axis=0)], "g",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["m"])],
+            [onnx.numpy_helper.from_array(np.full(4, i, np.float32), n)
+             for i, n in enumerate(names)],
+        )  # fmt: skip
+        model = onnx.ModelProto(ir_version=8, graph=graph)
+        model.opset_import.append(helper.make_opsetid("", 17))
+        onnx.save(model, tmp_path / f"{count}.onnx")
+    many = tmp_path / "1000.onnx"
+    taken = measured(OPENED, tmp_path / "1.onnx", many)
+    planned = session_bytes(many, load_runtime_graph(many, {"x": (4,)}))
+    assert planned == pytest.approx(taken, rel=0.4)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "recurrent", "tables", "turns"])
