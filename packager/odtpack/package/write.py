@@ -514,9 +514,9 @@ def build_within(spec: MemorySpec, task: Task) -> Graphs:
     parts = [f"{each.name} {format_bytes(each.bytes)}" for each in plan.tensors_at_peak()[:2]]
     raise OdtpackError(
         "memory-budget-too-small",
-        f"the phase '{plan.peak.name}' takes {least}, the plan's error of {format_percent(MARGIN)} "
-        f"included, even with every useful recomputation (most of it: {', '.join(parts)}); "
-        f"{format_bytes(spec.budget or 0)} are allowed",
+        f"the phase '{plan.explained.name}' takes {least}, the plan's error of "
+        f"{format_percent(MARGIN)} included, even with every useful recomputation "
+        f"(most of it: {', '.join(parts)}); {format_bytes(spec.budget or 0)} are allowed",
         hint=f"allow more, a batch size below {spec.batch} (--memory-batch), an optimizer "
         "that keeps less, or freeze layers",
     )

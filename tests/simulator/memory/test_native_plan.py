@@ -174,7 +174,7 @@ def test_fit_and_fleets_follow_the_kit(monkeypatch: pytest.MonkeyPatch, tmp_path
     one = {name: shape[1:] for name, shape in shapes.items()}
     settings = BuildSpec(package.path / "unused.onnx", "cross_entropy")
     peaks = {
-        kit: build_and_plan(Order(settings, str(package.path), size, one, (kit,))).peak_bytes
+        kit: build_and_plan(Order(settings, str(package.path), size, one, kits=(kit,))).peak_bytes
         for kit in ("swift", "kotlin")
     }
     for kit in ("swift", "kotlin"):
@@ -188,7 +188,7 @@ def test_fit_and_fleets_follow_the_kit(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert [each.peak_bytes for each in found] == [peaks["swift"], peaks["kotlin"]]
     monkeypatch.delenv(VARIABLE)
     with pytest.raises(OdtpackError, match="library of native kernels"):
-        build_and_plan(Order(settings, str(package.path), size, one, ("swift",)))
+        build_and_plan(Order(settings, str(package.path), size, one, kits=("swift",)))
     with pytest.raises(OdtpackError, match="library of native kernels"):
         measure_devices(package, data, fleet, size)
 
