@@ -110,11 +110,11 @@ class App:
         """Peak in bytes of each phase, in the process that is killed and in the resumed one."""
         first = self._live({})
         (self._folder / "saved").rename(self._folder / "resumed from")
-        return first, self._live({"checkpoint": "resumed from"})
+        return first, self._live({"checkpoint": "resumed from", "evaluate_first": False})
 
     def completes(self, limit: int) -> bool:
         """Whether both lives come to their ends within a limit in bytes, after :meth:`measure`."""
-        lives: tuple[dict[str, Any], ...] = ({}, {"checkpoint": "resumed from"})
+        lives = ({}, {"checkpoint": "resumed from", "evaluate_first": False})
         return all(self._live({**life, "limit_bytes": limit}) is not None for life in lives)
 
     def _live(self, more: dict[str, Any]) -> dict[str, int] | None:

@@ -328,6 +328,12 @@ class MemoryInfo(Part):
     mapped_bytes: Bytes | None = None
     gpu_bytes: Bytes | None = None
 
+    @property
+    def replayed_bytes(self) -> int:
+        """The planned peak of what was measured: a replay does not export, and may not resume."""
+        measured = (p.predicted_bytes for p in self.phases if p.measured_bytes is not None)
+        return max(measured, default=self.predicted.peak_bytes)
+
 
 class DeviceMemory(Part):
     """Memory of the replay, and of the app around it, against what this device gives one app.

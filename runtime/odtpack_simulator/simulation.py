@@ -255,9 +255,16 @@ def simulate(
             for kit, profile in zip(kits, profiles, strict=True)
         ]
         uses = dict.fromkeys(own) or [session_use(manifest)]
-        evaluated = whole_schedule.evaluated_samples
         plans = {
-            use: plan_memory(opened, shapes, threads=threads, evaluated=evaluated, **use._asdict())
+            use: plan_memory(
+                opened,
+                shapes,
+                threads=threads,
+                evaluated=whole_schedule.evaluated_samples,
+                samples=whole_schedule.pass_samples,
+                steps=whole_schedule.steps,
+                **use._asdict(),
+            )
             for use in uses
         }
         apps = [
@@ -378,9 +385,12 @@ def _fits(judged: SimulationResult) -> bool:
 def _with_changes(result: SimulationResult, package: Package, use: SessionUse) -> SimulationResult:
     """The result with the changes that need less memory, planned."""
     shapes = result.memory.shapes or {}
-    held = result.data.held_out_samples
+    data, pieces = result.data, result.policy.pieces
+    held, train = data.held_out_samples, data.train_samples
     evaluated = held - held % (package.manifest.fixed_batch or 1)
-    changes = plan_changes(package, shapes, use, result.host.threads, evaluated)
+    samples = {-(-train // pieces), train // pieces}
+    threads = result.host.threads
+    changes = plan_changes(package, shapes, use, threads, evaluated, samples, data.steps)
     return result.model_copy(
         update={"memory": result.memory.model_copy(update={"changes": changes})}
     )

@@ -30,7 +30,13 @@ from odtpack_simulator.replay.job import Job, SamplePlan
 from odtpack_simulator.replay.replay import Progress, ReplayResult, run_training_child
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.simulation import key_figures, simulation_report
-from odtpack_simulator.result import DeviceResult, Policy, SimulationResult, load_result
+from odtpack_simulator.result import (
+    DeviceResult,
+    PhasePeak,
+    Policy,
+    SimulationResult,
+    load_result,
+)
 from odtpack_simulator.simulation import _sha256, simulate
 from tests import zoo
 from tests.adapters import llama
@@ -111,22 +117,22 @@ def test_memory(done: Done) -> None:
 
 
 def test_an_evaluation_is_planned_as_it_occurs(mlp: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """48 samples are held out, fewer than a batch; the result says of which data."""
+    """48 samples are held out, fewer than a batch, or none; three batches and a part are left."""
 
     class StoppedError(Exception):
         pass
 
     asked: list[object] = []
 
-    def planned(*_: object, evaluated: object, **__: object) -> MemoryPlan:
-        asked.append(evaluated)
+    def planned(*_: object, evaluated: int, samples: set[int], steps: int, **__: object) -> None:
+        asked.append((evaluated, samples, steps))
         raise StoppedError
 
     monkeypatch.setattr("odtpack_simulator.simulation.plan_memory", planned)
     for share in (0.2, 0.0):
         with pytest.raises(StoppedError):
             simulate(mlp.folder / "package", mlp.data, PROFILES[:1], holdout=share, **ARGUMENTS)
-    assert asked == [48, 0]
+    assert asked == [(48, {193}, 8), (0, {241}, 8)]
 
 
 def test_data_have_a_digest(done: Done, mlp: Case) -> None:
@@ -204,6 +210,21 @@ def test_phases_and_metric_interval(done: Done) -> None:
     assert max(phase.predicted_bytes for phase in phases) == done.result.memory.predicted.peak_bytes
     measured = [phase.measured_bytes for phase in phases if phase.measured_bytes is not None]
     assert max(measured) == done.result.memory.measured_peak_bytes
+    memory = done.result.memory
+    compared = [phase.predicted_bytes for phase in phases if phase.measured_bytes is not None]
+    assert memory.replayed_bytes == max(compared)
+    longer = memory.model_copy(
+        update={"phases": [*phases, PhasePeak(phase="exporting", predicted_bytes=10**9,
+                                              measured_bytes=None)],
+                "predicted": memory.predicted.model_copy(update={"peak_bytes": 10**9})}
+    )  # fmt: skip
+    (said,) = (
+        remark
+        for name, _, remark in key_figures(done.result.model_copy(update={"memory": longer}))
+        if name.startswith("Peak memory")
+    )
+    assert "without exporting" in said
+    assert f"({100 * (max(compared) / max(measured) - 1):+.1f} %)" in said
     training = done.result.training
     assert training.metric_after is not None
     assert training.metric_interval[0] < training.metric_after < training.metric_interval[1]

@@ -138,6 +138,7 @@ class Order:
     evaluated: int | None = None  # samples that are evaluated; None for a batch at least
     # what the apps train with: the one that needs most memory counts
     kits: tuple[Kit, ...] = ("python",)
+    samples: tuple[int, ...] = ()  # samples of a pass; none for whole batches
 
     @property
     def key(self) -> tuple[str, int]:
@@ -179,7 +180,10 @@ class PackageCache:
             name = hashlib.sha256(settings.canonical_json().encode()).hexdigest()[:16]
             size = min(candidate.micro_batch, self.largest)
             path = str(self.folder / name)
-            orders.append(Order(settings, path, size, self.shapes, self.evaluated, self.kits))
+            samples = (self.largest,)
+            orders.append(
+                Order(settings, path, size, self.shapes, self.evaluated, self.kits, samples)
+            )
         # A package serves several sizes of a batch, and one worker alone may build it.
         rounds: list[dict[str, Order]] = []
         for order in {order.key: order for order in orders}.values():
@@ -212,7 +216,9 @@ def build_and_plan(order: Order) -> Planned:
             for kit in order.kits
         }
         peak = max(
-            plan_memory(package, shapes, evaluated=order.evaluated, **use._asdict())
+            plan_memory(
+                package, shapes, evaluated=order.evaluated, samples=order.samples, **use._asdict()
+            )
             .bounded()
             .peak.nbytes
             for use in uses

@@ -514,8 +514,8 @@ def build_within(spec: MemorySpec, task: Task) -> Graphs:
     parts = [f"{each.name} {format_bytes(each.bytes)}" for each in plan.tensors_at_peak()[:2]]
     raise OdtpackError(
         "memory-budget-too-small",
-        f"the phase '{plan.peak.name}' takes {format_bytes(most)}, the plan's margin included, "
-        f"even with every useful recomputation (most of it: {', '.join(parts)}); "
+        f"the phase '{plan.explained.name}' takes {format_bytes(most)}, the plan's margin "
+        f"included, even with every useful recomputation (most of it: {', '.join(parts)}); "
         f"{format_bytes(budget)} are allowed",
         hint=f"allow more, a batch size below {spec.batch} (--memory-batch), an optimizer "
         "that keeps less, or freeze layers",

@@ -241,7 +241,13 @@ def measure_devices(
     on_stage("predict the memory")
     uses = {p.os: session_use(package.manifest, kit_of(p.os)) for p in profiles}
     peaks = {
-        each: plan_memory(package, shapes, evaluated=plan.evaluated_samples, **each._asdict())
+        each: plan_memory(
+            package,
+            shapes,
+            evaluated=plan.evaluated_samples,
+            samples=fleet.population.data.samples,  # of the clients with the fewest and the most
+            **each._asdict(),
+        )
         .bounded()
         .peak.nbytes
         for each in dict.fromkeys(uses.values())

@@ -11,8 +11,9 @@ theirs, plus one batch, plus the sessions, plus the most that is alive at a node
 
 The plan is for the session options of the package. Where sessions have an arena, every
 request of a training's life is played through it (:mod:`odtpack_simulator.memory.arena`):
-loading, an evaluation, steps, an evaluation in between. What the arena holds and does not use
-is an item of every phase from then on. Memory patterns are off.
+loading, an evaluation, steps, an evaluation in between, and again without the first evaluation, as
+in a process that resumes. Where free chunks lie differs, so of each phase the higher counts. What
+the arena holds and does not use is an item of every phase from then on. Memory patterns are off.
 
 Advice rests on plans with other settings. Changed are the three things that decide a training's
 peak and that need no other model: how many samples are in memory at once, whether the optimizer
@@ -27,7 +28,7 @@ import dataclasses
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -51,6 +52,8 @@ from odtpack_simulator.memory.planning import Item, MemoryPlan, Phase
 from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph, load_runtime_graph
 from odtpack_simulator.result import PlannedChange, TimelinePoint
 
+_PASSES: Final = 3  # Over the data, until an arena holds what batches of two sizes take in turn
+
 LoadGraph = Callable[..., RuntimeGraph]
 """Reads a model as :func:`~odtpack_simulator.memory.runtime_graph.load_runtime_graph` does."""
 
@@ -61,6 +64,8 @@ def plan_memory(
     *,
     threads: int | None = None,
     evaluated: int | None = None,
+    samples: Collection[int] = (),
+    steps: int | None = None,
     sharing: Sharing | None = None,
     step_model: bool = False,
     weights_bytes: int = 0,
@@ -76,6 +81,9 @@ def plan_memory(
         threads: Intra-operator threads of the sessions; the package's choice if None.
         evaluated: How many samples are evaluated, in batches of that size; None for a batch at
             least, 0 for an app that does not evaluate.
+        samples: How many samples passes train on: what is left of each in the end makes a smaller
+            batch, unless the models fix it. None for whole batches.
+        steps: Optimizer steps of the whole training; None for many.
         sharing: How sessions allocate memory; the package's choice if None. Of a kit:
             :func:`~odtpack_simulator.memory.arena.sharing_of`.
         step_model: Plan steps of the package's step model, which keeps no gradients, and not those
@@ -93,7 +101,16 @@ def plan_memory(
     """
     sharing = sharing or sharing_of(package.manifest.session)
     use = SessionUse(sharing, step_model, weights_bytes, native, switches)
-    plans = plan_arenas(package, shapes, use, threads=threads, evaluated=evaluated, load=load)
+    plans = plan_arenas(
+        package,
+        shapes,
+        use,
+        threads=threads,
+        evaluated=evaluated,
+        samples=samples,
+        steps=steps,
+        load=load,
+    )
     return plans.plan(package.manifest.session, evaluates=evaluated != 0)
 
 
@@ -116,6 +133,7 @@ class ArenaPlans:
     moments: Sequence[Item]  # What the optimizer keeps
     threads: int  # Intra-operator threads of a session
     native: bool  # Whether sessions have native kernels
+    once: bool  # Whether one optimizer step is the whole training
 
     @property
     def running(self) -> list[Item]:
@@ -126,10 +144,18 @@ class ArenaPlans:
         self, session: SessionInfo | None, *, ballast: int = 0, evaluates: bool = True
     ) -> MemoryPlan:
         """Plan it with an arena; see :meth:`phases`."""
-        phases = self.phases(self.arenas(session, ballast), evaluates=evaluates)
-        # Of what is done again the last time counts.
-        last = {phase.name: phase for phase in phases}
-        return MemoryPlan(tuple(last.values()), self._timeline, *self._unknown)
+        # A single step is not resumed, and without arenas a phase hangs on none before it.
+        both = evaluates and not self.once and self.heap is None
+        lives = (
+            self.phases(self.arenas(session, ballast), evaluates=evaluates, resumed=resumed)
+            for resumed in ((False, True) if both else (False,))
+        )
+        highest: dict[str, Phase] = {}
+        for phase in itertools.chain.from_iterable(lives):
+            known = highest.setdefault(phase.name, phase)
+            if phase.nbytes > known.nbytes:
+                highest[phase.name] = phase
+        return MemoryPlan(tuple(highest.values()), self._timeline, *self._unknown)
 
     def arenas(
         self,
@@ -142,9 +168,12 @@ class ArenaPlans:
         # plan is to another region of it.
         return Arenas(self.sharing, session, ballast, keeps_results)
 
-    def phases(self, arenas: Arenas, *, evaluates: bool = True) -> Iterator[Phase]:
+    def phases(
+        self, arenas: Arenas, *, evaluates: bool = True, resumed: bool = False
+    ) -> Iterator[Phase]:
         """The phases in their order, one after the other; the arenas hold more and more."""
         # `evaluates`: Whether the app evaluates before it trains, and in between.
+        # `resumed`: Whether the process goes on from a checkpoint: it does not evaluate first.
         life = planning.Life(arenas, self.heap, self._buffers)
         models, moments, running = self.models, self.moments, self.running
         # Load the sessions, place the parameters, or resume.
@@ -164,48 +193,66 @@ class ArenaPlans:
         life.load(models.evaluation)
         yield life.add("loading the evaluation model", [*placed, _loading(models.evaluation)])
         yield life.add("placing the parameters", [*placed, *planning.moved(self.layout, 1)])
-        resumed = [*opened, *moments, *planning.moved(self.layout, len(moments))]
+        restored = [*opened, *moments, *planning.moved(self.layout, len(moments))]
         life.load([self.optimizer])
         if self.native:
             nbytes = session_memory.BYTES_OF_LOADING_KERNELS
-            resumed.append(Item("loading native kernels", nbytes, "session"))
-        yield life.add("resuming", resumed)
-        if evaluates:
+            restored.append(Item("loading native kernels", nbytes, "session"))
+        yield life.add("resuming", restored)
+        if evaluates and not resumed:
             # Training then keeps what an evaluation keeps.
-            held = [*self.fed, *models.held_out.kept]
-            yield life.run("first evaluation", held, models.held_out)
-        # Make steps, with an evaluation in between. Moments are zeros at first, which take no
-        # memory before they are written: a step model writes them in the first step.
-        written = moments if self.update is None else ()
-        ungraded = [*self.fed, *models.afresh.kept]
-        if self.heap is None or len(models.afresh.runs) > 1:
-            yield life.run("first step", [*ungraded, *self.gradients, *written], models.afresh)
-        else:
-            first = models.afresh.runs[0].first_step(self.heap, self.gradients)
-            yield life.add("first step", [*written, *ungraded, *first])
-        if self.update is not None:
-            yield life.run("optimizer step", running, self.update)
-        yield life.run("training step", running, models.afresh)
-        added = list(running)
-        if self.manifest.accumulation_steps > 1:
-            added += planning.gradients_copy(self.manifest.parameters)
-            yield life.run("accumulating step", added, models.adding)
-        if self.update is not None:
-            yield life.run("optimizer step", added, self.update)
-        if evaluates:
-            yield life.run("evaluation", added, models.held_out)
-        yield life.run("training step", added, models.afresh)
+            held = [*self.fed, *models.held_out[0].kept]
+            for batch in models.held_out:
+                yield life.run("first evaluation", held, batch)
+        yield from self._passes(life, resumed=resumed, evaluates=evaluates)
         # Tensors are written from where they lie.
         saved = len(self.manifest.parameters) + len(moments) * len(self.layout.slots)
         tables = max(self.heap or 0, saved * session_memory.BYTES_PER_SAVED_TENSOR)
         yield life.add("saving", [*running, Item("checkpoint tables", tables, "activations")])
         yield life.add("exporting", [*running, *planning.exported(self.manifest)])
 
+    def _passes(self, life: planning.Life, *, resumed: bool, evaluates: bool) -> Iterator[Phase]:
+        """Make steps, with an evaluation in between."""
+        # Moments are zeros at first, which take no memory before they are written: a step model
+        # writes them in the first step.
+        models, moments, running = self.models, self.moments, self.running
+        adds, update = self.manifest.accumulation_steps > 1, self.update
+        written = moments if update is None else ()
+        ungraded = [*self.fed, *models.afresh.kept]
+        added = [*running, *(planning.gradients_copy(self.manifest.parameters) if adds else ())]
+        # Where batches differ, an arena still grows in later passes.
+        for number in range(_PASSES if models.left else 1):
+            if resumed or number:  # the moments were read or written
+                yield life.run("training step", running, models.afresh)
+            elif self.heap is None or len(models.afresh.runs) > 1:
+                yield life.run("first step", [*ungraded, *self.gradients, *written], models.afresh)
+            else:
+                first = models.afresh.runs[0].first_step(self.heap, self.gradients)
+                yield life.add("first step", [*written, *ungraded, *first])
+            if not self.once:
+                if update is not None:
+                    yield life.run("optimizer step", running, update)
+                yield life.run("training step", running, models.afresh)
+            if adds:
+                yield life.run("accumulating step", added, models.adding)
+            for batch in models.left:
+                if update is not None and not adds:
+                    yield life.run("optimizer step", added, update)
+                yield life.run("accumulating step" if adds else "training step", added, batch)
+            if update is not None:
+                yield life.run("optimizer step", added, update)
+            if evaluates:
+                for batch in models.held_out:
+                    yield life.run("evaluation", added, batch)
+        if not self.once:
+            yield life.run("training step", added, models.afresh)
+
     @cached_property
     def _buffers(self) -> dict[planning.Pass, list[Item]]:
         """What each pass needs at its peak."""
         models = self.models
-        work = filter(None, (models.afresh, models.adding, models.held_out, self.update))
+        own = (models.afresh, models.adding, *models.left, *models.held_out)
+        work = filter(None, (*own, self.update))
         return {each: each.at_peak(self.heap) for each in work}
 
     @cached_property
@@ -223,7 +270,7 @@ class ArenaPlans:
     @cached_property
     def _unknown(self) -> tuple[tuple[str, ...], bool]:
         """Tensors whose size depends on data, and whether the turns of a Loop do."""
-        work = filter(None, (self.models.afresh, self.models.held_out, self.update))
+        work = filter(None, (self.models.afresh, *self.models.held_out, self.update))
         plans = [run.plan for each in work for run in each.runs]
         names = dict.fromkeys(name for plan in plans for name in plan.unknown)
         return tuple(names), any(plan.unbounded for plan in plans)
@@ -236,6 +283,8 @@ def plan_arenas(
     *,
     threads: int | None = None,
     evaluated: int | None = None,
+    samples: Collection[int] = (),
+    steps: int | None = None,
     load: LoadGraph = load_runtime_graph,
 ) -> ArenaPlans:
     """Plan all but the arena. Arguments and errors as of :func:`plan_memory`."""
@@ -253,21 +302,37 @@ def plan_arenas(
 
     optimizer = opened("optimizer", package.optimizer_model, planning.vectors(contract, layout))
     update = planning.Pass(
-        (planning.Run(optimizer, optimizer.plan(threads, (), {}), Labels(optimizer.graph)),)
+        (
+            planning.Run(
+                optimizer,
+                optimizer.plan(threads, (), {}),
+                Labels(optimizer.graph, later="update/", gradient=True),
+            ),
+        )
     )
     is_whole = use.step_model and package.step_model is not None
-    held_out = {
-        name: (min(shape[0], evaluated), *shape[1:]) if evaluated and shape else shape
-        for name, shape in shapes.items()
-    }
+    # Sizes of batches, the largest first. Where a smaller one takes the memory that a larger one
+    # gave back, without an arena, it does not count.
+    batch = _batch(manifest, shapes)
+    cut = use.sharing != "none" and manifest.fixed_batch is None
+    left = sorted({count % batch for count in samples} - {0}, reverse=True) if cut else []
+    whole = min(batch, evaluated or batch)
+    rest = [evaluated % whole] if cut and evaluated and evaluated % whole else []
+    trained, held_out = (
+        [{n: (size, *s[1:]) if s else s for n, s in shapes.items()} for size in sizes]
+        for sizes in ((batch, *left), (whole, *rest))
+    )
     if manifest.segments is None:
-        steps = package.step_model if is_whole and package.step_model else package.training_model
-        training = opened("training", steps, shapes)
-        evaluation = opened("evaluation", package.eval_model, held_out)
-        models = _one_model(manifest, training, evaluation, threads)
+        path = package.step_model if is_whole and package.step_model else package.training_model
+        models = _one_model(
+            manifest,
+            [opened("training", path, sizes) for sizes in trained],
+            [opened("evaluation", package.eval_model, sizes) for sizes in held_out],
+            threads,
+        )
     else:
         models = planning.plan_segments(
-            package, manifest.segments, shapes, held_out, threads, opened
+            package, manifest.segments, trained, held_out, threads, opened
         )
     first = models.training
     if use.switches and package.step_model is not None:
@@ -279,13 +344,13 @@ def plan_arenas(
     process = Item("ONNX Runtime and Python", session_memory.LOADED_BYTES, "session")
     parameters = list(planning.parameter_items(manifest.parameters))
     if manifest.segments is not None:
-        ends = models.afresh.ends + models.held_out.ends
+        ends = models.afresh.ends + models.held_out[0].ends
         bindings = session_memory.BYTES_OF_SEGMENT_RUNS + ends * session_memory.BYTES_PER_BINDING
         bindings += len(parameters) * session_memory.BYTES_PER_SEGMENTED_PARAMETER
         parameters.append(Item("bindings of segments", bindings, "session"))
     if use.weights_bytes:
         parameters.append(Item("frozen weights in memory", use.weights_bytes, "parameters"))
-    work = [models.afresh, models.held_out, *(() if is_whole else (update,))]
+    work = [models.afresh, *models.held_out, *(() if is_whole else (update,))]
     return ArenaPlans(
         manifest=manifest,
         layout=layout,
@@ -308,6 +373,7 @@ def plan_arenas(
         moments=list(planning.state_items(contract, layout)),
         threads=threads,
         native=use.native,
+        once=steps == 1,
     )
 
 
@@ -322,29 +388,42 @@ def step_graphs(
     segments = package.manifest.segments
     if segments is None:
         return [opened("training", package.training_model, shapes).graph]
-    models = planning.plan_segments(package, segments, shapes, shapes, threads, opened)
+    models = planning.plan_segments(package, segments, [shapes], [shapes], threads, opened)
     return [run.session.graph for run in models.afresh.runs]
 
 
 def _one_model(
-    manifest: Manifest, training: planning.Session, evaluation: planning.Session, threads: int
+    manifest: Manifest,
+    training: Sequence[planning.Session],
+    evaluation: Sequence[planning.Session],
+    threads: int,
 ) -> planning.Models:
     """The passes of a package with one training model."""
     additional = {output.name for output in manifest.outputs if output.role == "additional"}
     # Outputs that only order the nodes of a step model are neither fetched nor bound.
-    fresh = additional | {n for n in training.graph.outputs if n.startswith(ORDER_PREFIX)}
+    fresh = additional | {n for n in training[0].graph.outputs if n.startswith(ORDER_PREFIX)}
     returned = additional | {output.name for output in manifest.evaluation_outputs}
     names = {p.name for p in manifest.parameters}
-    labels = Labels(training.graph, names, shown=manifest.module_names(), later="grad/")
+
+    def trained(session: planning.Session, reset: bool) -> planning.Pass:
+        labels = Labels(session.graph, names, shown=manifest.module_names(), later="grad/")
+        plan = session.plan(threads, fresh, {RESET_NAME: reset})
+        return planning.Pass((planning.Run(session, plan, labels),))
+
     # A step starts its gradients afresh; only the further batches of a step add to them.
-    passes = [
-        planning.Pass(
-            (planning.Run(training, training.plan(threads, fresh, {RESET_NAME: reset}), labels),)
-        )
-        for reset in ((True, False) if manifest.accumulation_steps > 1 else (True,))
-    ]
-    held_out = planning.Pass((planning.Run(evaluation, evaluation.plan(threads, returned, {})),))
-    return planning.Models((training,), (evaluation,), passes[0], passes[-1], held_out)
+    last = manifest.accumulation_steps == 1
+    afresh = trained(training[0], True)
+    return planning.Models(
+        training=(training[0],),
+        evaluation=(evaluation[0],),
+        afresh=afresh,
+        adding=afresh if last else trained(training[0], False),
+        left=tuple(trained(session, last) for session in training[1:]),
+        held_out=tuple(
+            planning.Pass((planning.Run(session, session.plan(threads, returned, {})),))
+            for session in evaluation
+        ),
+    )
 
 
 def _threads(threads: int, opened: int, woken: int = 0) -> Item:
@@ -379,6 +458,8 @@ def plan_changes(
     use: SessionUse,
     threads: int | None = None,
     evaluated: int | None = None,
+    samples: Collection[int] = (),
+    steps: int | None = None,
 ) -> list[PlannedChange]:
     """The peak of a package with each change that is open to it, and with several at once."""
     # What is frozen already is not among them, nor is a micro-batch where the models fix their
@@ -388,7 +469,8 @@ def plan_changes(
     # Returns: Single changes first, those of a kind from the least to the most; then combinations.
     # The last one is the most that can be done.
     with scratch_folder("changes") as folder:
-        variants = _Variants(package, shapes, Path(folder), use, threads, evaluated)
+        data: dict[str, Any] = {"evaluated": evaluated, "samples": samples, "steps": steps}
+        variants = _Variants(package, shapes, Path(folder), use, threads, data)
         sizes = list(_micro_batches(package.manifest, shapes))
         # Whether the optimizer keeps something for each parameter.
         model = onnx.load(str(package.optimizer_model), load_external_data=False)
@@ -418,7 +500,7 @@ class _Variants:
     folder: Path
     use: SessionUse
     threads: int | None
-    evaluated: int | None
+    data: dict[str, Any]  # What plan_memory knows of them
     graphs: dict[object, RuntimeGraph] = dataclasses.field(default_factory=dict)
     without: dict[frozenset[str], Path] = dataclasses.field(default_factory=dict)
 
@@ -482,8 +564,8 @@ class _Variants:
             dataclasses.replace(package, manifest=manifest),
             shapes,
             threads=self.threads,
-            evaluated=self.evaluated,
             load=self._load,
+            **self.data,
             **use._asdict(),
         )
         return PlannedChange(

@@ -44,7 +44,9 @@ from odtpack_simulator.result import (
 
 _SHOWN_TENSORS: Final = 40
 _SAME: Final = 0.01
-"""Share of a peak by which a later phase may be above an earlier one and not be called it."""
+"""Share of a peak by which a phase may be above the one that explains it."""
+
+_KEPT: Final = "kept by the arena"
 
 MEASURED_AS: Final = {
     "loading": (
@@ -111,6 +113,17 @@ class MemoryPlan:
         """The phase that needs most."""
         return max(self.phases, key=lambda phase: phase.nbytes)
 
+    @property
+    def explained(self) -> Phase:
+        """The phase that is the reason of the peak, with what the highest takes besides."""
+        # An arena keeps what a phase took: others stand as high and, by what is theirs, a little
+        # higher. The reason is the one that uses most of it.
+        peak = self.peak
+        high = [phase for phase in self.phases if phase.nbytes >= (1 - _SAME) * peak.nbytes]
+        reason = min(high, key=lambda phase: sum(i.nbytes for i in phase.items if i.name == _KEPT))
+        more = Item(f"more in '{peak.name}'", peak.nbytes - reason.nbytes, "activations")
+        return Phase(reason.name, (*reason.items, more) if more.nbytes else reason.items)
+
     def phase_peaks(self, measured: Mapping[str, int] | None = None) -> list[PhasePeak]:
         """The peak of every phase that a replay distinguishes, in their order."""
         # `measured`: Bytes by phase as a replay measured them; none if it did not.
@@ -127,21 +140,19 @@ class MemoryPlan:
 
     @property
     def highest_phase(self) -> str:
-        """The first phase, of those that a replay distinguishes, that needs the peak."""
-        # What later phases need besides, within _SAME, makes no other phase of it.
-        least = (1 - _SAME) * self.peak.nbytes
-        return next(each.phase for each in self.phase_peaks() if each.predicted_bytes >= least)
+        """The phase that explains the peak, as a replay calls it."""
+        return next(name for name, own in MEASURED_AS.items() if self.explained.name in own)
 
     def predicted(self) -> PredictedMemory:
         """The peak and its parts, as the result of a simulation stores it."""
         parts = dict.fromkeys(MemoryBreakdown.model_fields, 0)
-        for item in self.peak.items:
+        for item in self.explained.items:
             parts[item.kind] += item.nbytes
         return PredictedMemory(peak_bytes=self.peak.nbytes, breakdown=MemoryBreakdown(**parts))
 
     def tensors_at_peak(self) -> list[PeakTensor]:
         """What is alive at the peak, largest first; the small ones of a kind as one."""
-        ordered = sorted(self.peak.items, key=lambda item: (-item.nbytes, item.name))
+        ordered = sorted(self.explained.items, key=lambda item: (-item.nbytes, item.name))
         ordered = [item for item in ordered if item.nbytes > 0]
         shown, rest = ordered[:_SHOWN_TENSORS], ordered[_SHOWN_TENSORS:]
         for kind in MemoryBreakdown.model_fields:
@@ -428,7 +439,8 @@ class Models:
     evaluation: tuple[Session, ...]  # Those that evaluation needs besides
     afresh: Pass  # A batch of which gradients begin
     adding: Pass  # A batch whose gradients are added to others
-    held_out: Pass  # An evaluation
+    left: tuple[Pass, ...]  # Smaller batches, with which passes end
+    held_out: tuple[Pass, ...]  # The batches of an evaluation: a whole one, and what is left
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,7 +471,7 @@ class Life:
         return self._phase(name, items, self.arenas.resident)
 
     def _phase(self, name: str, items: Sequence[Item], held: int) -> Phase:
-        kept = [] if self.heap is not None else [Item("kept by the arena", held, "activations")]
+        kept = [] if self.heap is not None else [Item(_KEPT, held, "activations")]
         return Phase(name, (*items, *kept))
 
 
@@ -491,16 +503,15 @@ class OpenSession(Protocol):
 def plan_segments(
     package: Package,
     info: SegmentsInfo,
-    shapes: Mapping[str, Sequence[int]],
-    evaluated: Mapping[str, Sequence[int]],
+    trained: Sequence[Mapping[str, Sequence[int]]],
+    evaluated: Sequence[Mapping[str, Sequence[int]]],
     threads: int,
     load: OpenSession,
 ) -> Models:
-    """Plan the passes of a package of segments."""
+    """Plan the passes of a package of segments, of batches of these shapes."""
     models = _Models(package, info, threads, load)
 
-    def trained(*, afresh: bool) -> Pass:
-        """A batch forth and back."""
+    def forth_and_back(shapes: Mapping[str, Sequence[int]], *, afresh: bool) -> Pass:
         work = _PassOf(models, shapes, {RESET_NAME: afresh})
         for segment in info.segments:
             work.run(segment.forward, segment.names)
@@ -510,15 +521,21 @@ def plan_segments(
                 work.run(segment.backward, segment.names, gradient=True)
         return work.done()
 
-    afresh, adding = trained(afresh=True), trained(afresh=False)
-    held_out = _PassOf(models, evaluated)
-    for segment in info.segments:
-        held_out.run(segment.forward, segment.names)
-    held_out.run(package.eval_model.name, {}, ends=True)
+    def forth(shapes: Mapping[str, Sequence[int]]) -> Pass:
+        work = _PassOf(models, shapes)
+        for segment in info.segments:
+            work.run(segment.forward, segment.names)
+        work.run(package.eval_model.name, {}, ends=True)
+        return work.done()
+
+    afresh, adding = (forth_and_back(trained[0], afresh=afresh) for afresh in (True, False))
+    last = package.manifest.accumulation_steps == 1
+    left = tuple(forth_and_back(shapes, afresh=last) for shapes in trained[1:])
+    held_out = tuple(forth(shapes) for shapes in evaluated)
     names = [name for name in info.files() if name != info.weights]
     training = [models.sessions[name] for name in (*names, package.training_model.name)]
     evaluation = models.sessions[package.eval_model.name]
-    return Models(tuple(training), (evaluation,), afresh, adding, held_out.done())
+    return Models(tuple(training), (evaluation,), afresh, adding, left, held_out)
 
 
 class _Models:

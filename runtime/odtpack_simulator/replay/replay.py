@@ -464,7 +464,8 @@ def final_loss(result: ReplayResult) -> float | None:
 FAR: Final = 1.5  # From this multiple of the planned peak on, a limit is not replayed
 
 HELD_STEPS: Final = 3
-"""Optimizer steps under a limit: memory is the same in every step from the second on."""
+"""Optimizer steps under a limit of each of two processes, if there are as many: memory is the same
+in every step from a process's second on."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -485,7 +486,10 @@ def hold(job: Job) -> ReplayResult:
     # `resuming` that of loading in the second.
     job = dataclasses.replace(job, resume=True, keep_checkpoint=None)
     job.saved_checkpoint.unlink(missing_ok=True)
-    first = _held(dataclasses.replace(job, max_steps=HELD_STEPS))
+    # The second makes two steps, if there are three in all: an arena that no evaluation came
+    # before may hold more.
+    steps = max(1, min(HELD_STEPS, job.schedule.steps - 2))
+    first = _held(dataclasses.replace(job, max_steps=steps))
     if first.outcome == "killed":
         return first
     second = _held(dataclasses.replace(job, max_steps=2 * HELD_STEPS))

@@ -166,7 +166,10 @@ def _peak_figure(result: SimulationResult) -> tuple[str, str, str]:
     measured = memory.measured_peak_bytes
     peak = judged_peak(predicted, measured)
     if measured is not None:
-        how = f"predicted; {measured_words(predicted, measured)}"
+        how = f"predicted; {measured_words(memory.replayed_bytes, measured)}"
+        if memory.replayed_bytes < predicted:
+            highest = max(memory.phases, key=lambda phase: phase.predicted_bytes)
+            how += f", without {highest.phase}"
     limited = [
         (device.memory.need_bytes / device.memory.limit_bytes, device.name, device)
         for device in result.devices

@@ -438,7 +438,9 @@ def test_regions_are_onnx_runtimes(
         return chunk
 
     monkeypatch.setattr(Arena, "_open_region", noted)
-    plan_memory(this.package, this.shapes)
+    session = this.package.manifest.session
+    plans = plan_arenas(this.package, this.shapes, SessionUse(sharing_of(session), False))
+    list(plans.phases(plans.arenas(session)))
     files = []
     for key, array in (("input", this.inputs), ("labels", this.labels)):
         files.append(f"{tmp_path}/{key}.npy")

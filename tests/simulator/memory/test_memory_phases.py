@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -157,6 +158,26 @@ def test_phases_of_a_replay(
     assert most == pytest.approx(result.phase_peaks["loading"], rel=0.25)
 
 
+@pytest.mark.parametrize("size", [49, 33, 17])
+def test_batches_of_both_processes(size: int, case: Callable[[str], Case], tmp_path: Path) -> None:
+    """Passes of 49 samples, in batches of which the last may be smaller.
+
+    The second process does not evaluate first. Free chunks lie elsewhere: it takes up to a tenth
+    more, or less.
+    """
+    this = case("volumes")
+    held = len(this.inputs) // 5
+    shapes = {name: (size, *shape[1:]) for name, shape in this.shapes.items()}
+    plan = plan_memory(this.package, shapes, evaluated=held, samples=[len(this.inputs) - held])
+    kept = str(tmp_path / "kept")
+    job = this.job(tmp_path, batch_size=size, epochs=4, keep_checkpoint=kept, save_every=1)
+    whole = run_training_child(dataclasses.replace(job, keep_checkpoint=None))
+    run_training_child(dataclasses.replace(job, max_steps=1))
+    resumed = run_training_child(dataclasses.replace(job, resume=True))
+    need = max(whole.peak_bytes or 0, resumed.peak_bytes or 0)
+    assert plan.peak.nbytes == pytest.approx(need, rel=0.03)
+
+
 def test_an_evaluation_of_fewer_samples_than_a_batch(
     case: Callable[[str], Case], tmp_path: Path
 ) -> None:
@@ -166,9 +187,15 @@ def test_an_evaluation_of_fewer_samples_than_a_batch(
     size = len(this.inputs) - held
     shapes = {name: (size, *shape[1:]) for name, shape in this.shapes.items()}
     few, most, none = (plan_memory(this.package, shapes, evaluated=n) for n in (held, None, 0))
+    once = plan_memory(this.package, shapes, evaluated=held, steps=1)
     need = run_training_child(this.job(tmp_path, batch_size=size)).peak_bytes
     assert need is not None
-    assert need < few.peak.nbytes < 0.95 * most.peak.nbytes
+    assert need < once.peak.nbytes < 0.95 * few.peak.nbytes < 0.95 * most.peak.nbytes
+    first, whole = (
+        next(phase.nbytes for phase in plan.phases if phase.name == "first evaluation")
+        for plan in (few, most)
+    )
+    assert first < 0.5 * whole
     assert [peak.phase for peak in none.phase_peaks() if peak.phase == "evaluation"] == []
     assert plan_memory(this.package, shapes, evaluated=2 * size) == most
 

@@ -69,6 +69,24 @@ def test_what_address_space_refuses_is_settled_by_what_is_resident(
     assert len(tried) == 4  # it is resumed as well
 
 
+@pytest.mark.parametrize(("steps", "first"), [(1, 1), (2, 1), (3, 1), (4, 2), (5, 3), (9, 3)])
+def test_the_second_process_makes_two_steps_where_there_are_three(
+    steps: int, first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int | None] = []
+
+    def run(job: Job) -> ReplayResult:
+        made.append(job.max_steps)
+        return ReplayResult(None, "completed")
+
+    monkeypatch.setattr(replay, "run_training_child", run)
+    size = JOB.schedule.train_samples
+    job = dataclasses.replace(JOB, folder=str(tmp_path), batch_size=size, epochs=steps)
+    assert job.schedule.steps == steps
+    replay.hold(job)
+    assert made == [first, 6]
+
+
 def test_a_training_that_was_ended_is_held_to_the_limit_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +102,7 @@ def test_a_training_that_was_ended_is_held_to_the_limit_again(
         return ReplayResult(100, "killed", 0, detail="out of memory in loading the package")
 
     monkeypatch.setattr(replay, "run_training_child", run)
-    job = dataclasses.replace(JOB, folder=str(tmp_path), limit_bytes=100)
+    job = dataclasses.replace(JOB, folder=str(tmp_path), epochs=9, limit_bytes=100)
     job.saved_checkpoint.write_text("of a replay under another limit")
     found = replay.hold(job)
     assert [(each.resume, each.max_steps) for each in made] == [(True, 3), (True, 6)]
