@@ -74,7 +74,7 @@ def find(
 def _discarded(graph: ir.Graph, needed: set[ir.Value]) -> set[ir.Node]:
     """Nodes of which a Where picks elements, with only element-wise ones and views between."""
     values: set[ir.Value | None] = set()
-    nodes = set()
+    nodes: set[ir.Node] = set()
     for node in reversed(graph):
         if node.domain:
             continue
