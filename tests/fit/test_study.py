@@ -29,7 +29,7 @@ from tests.refused import refused
 from tests.simulator.packages import make_profile
 
 EPOCHS = 3
-FLOOR, CEILING = 0.6, 1000
+FLOOR, CEILING = 0.6, 1_000_000_000
 
 
 def candidate(number: int, *, rate: float = 0.1, optimizer: str = "sgd") -> Candidate:
@@ -149,7 +149,7 @@ def test_brute_force_agrees(seed: int, ground: SearchContext, files: Files, tmp_
     )
     candidates = space.candidates()
     numbers = [each.number for each in candidates]
-    peaks = {number: int(random.integers(400, 1600)) for number in numbers}
+    peaks = {number: int(random.integers(400, 1600)) * 10**6 for number in numbers}
     level = random.uniform(0.4, 1.0)
     ends = {number: float(np.round(random.uniform(level - 0.2, 1), 2)) for number in numbers}
     starts = random.permutation([*ends.values()])  # what is seen early says nothing of the end

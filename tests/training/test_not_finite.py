@@ -144,8 +144,7 @@ agraph (float[N, 4] input) => (float[N, 3] output)
 {
     a = MatMul(input, first)
     z = MatMul(input, second)
-    s = Abs(z)
-    r = Sqrt(s)
+    r = Sqrt(z)
     b = Add(a, r)
     c = MatMul(input, third)
     output = Add(b, c)
@@ -396,7 +395,8 @@ def layers(*, rooted: bool = False) -> onnx.ModelProto:
         f"""<ir_version: 8, opset_import: ["": 17]>
         net (float[batch, 40] input) => (float[batch, 40] output) {{
             hidden = MatMul (input, first)
-            large = Abs (hidden)
+            sign = Sign (hidden)
+            large = Mul (hidden, sign)
             bent = {bent}
             output = MatMul (bent, second)
         }}"""

@@ -11,16 +11,7 @@ from odtpack.autodiff import context, discards
 from odtpack.autodiff.context import REGISTRY, Context, Registry, Rule, WithCaptured
 from odtpack.autodiff.stop_gradient import STRAIGHT_THROUGH
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import (
-    ancestors,
-    captures,
-    dims_of,
-    maker,
-    producer,
-    reads,
-    subgraphs,
-    wider,
-)
+from odtpack.graph.graphs import ancestors, captures, dims_of, maker, reads, subgraphs, wider
 from odtpack.graph.ops import Ops
 
 # It knows no operators. A rule gives the cotangents of a node's inputs, and of what its
@@ -232,9 +223,10 @@ def _no_gradient(
     )
     if node.op_type == "ConcatFromSequence":
         hint = (
-            "write the loop that fills the list with torch's scan, and export it with dynamo=True"
-            if producer(node.inputs[0], "Loop") is not None
-            else "export it with dynamo=False, which writes EmbeddingBag without sequences"
+            "export it with dynamo=False, which writes EmbeddingBag without sequences"
+            if any(key.startswith("pkg.torch") for key in node.metadata_props)
+            else "write the loop that fills the list with torch's scan, and export it with "
+            "dynamo=True"
         )
     return OdtpackError(
         "no-gradient",
