@@ -33,26 +33,26 @@ def recurrent() -> onnx.ModelProto:
             at = Constant <value_ints = [0]> ()
             batch = Gather (sizes, at)
             two = Constant <value_ints = [2]> ()
-            hidden = Constant <value_ints = [6]> ()
+            hidden = Constant <value_ints = [24]> ()
             state = Concat <axis = 0> (two, batch, hidden)
             zero = ConstantOfShape (state)
-            both = LSTM <direction = "bidirectional", hidden_size = 6> (x, w1, r1, b1, , zero, zero)
+            both = LSTM <direction = "bidirectional", hidden_size = 24> (x, w1, r1, b1, , zero, zero)
             swapped = Transpose <perm = [0, 2, 1, 3]> (both)
-            shape = Constant <value_ints = [12, -1, 12]> ()
+            shape = Constant <value_ints = [12, -1, 48]> ()
             joined = Reshape (swapped, shape)
-            states, last = GRU <hidden_size = 5, linear_before_reset = 1> (joined, w2, r2, b2)
+            states, last = GRU <hidden_size = 20, linear_before_reset = 1> (joined, w2, r2, b2)
             found = Squeeze (last, at)
             output = Gemm (found, w3, b3)
         }"""
     )
     shapes = {
-        "w1": (2, 24, 8),
-        "r1": (2, 24, 6),
-        "b1": (2, 48),
-        "w2": (1, 15, 12),
-        "r2": (1, 15, 5),
-        "b2": (1, 30),
-        "w3": (5, 10),
+        "w1": (2, 96, 8),
+        "r1": (2, 96, 24),
+        "b1": (2, 192),
+        "w2": (1, 60, 48),
+        "r2": (1, 60, 20),
+        "b2": (1, 120),
+        "w3": (20, 10),
         "b3": (10,),
     }
     random = np.random.default_rng(0)
@@ -131,7 +131,7 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], OptimType, int]] = {
         4,
     ),
     "transformer": (zoo.transformer_encoder, OptimType.AdamW, 1),
-    "recurrent": (recurrent, OptimType.AdamW, 8),
+    "recurrent": (recurrent, OptimType.AdamW, 64),
     "turns": (turns, OptimType.SGD, 64),
     "tables": (tables, OptimType.SGD, 64),
     "volumes": (volumes, OptimType.AdamW, 16),
