@@ -114,7 +114,7 @@ def default_footprint(profile: DeviceProfile) -> AppFootprint:
 
 _PERCENT: Final = 3
 MARGIN: Final = _PERCENT / 100
-MARGIN_BYTES: Final = 500_000
+MARGIN_BYTES: Final = 400_000
 """A planned peak may be too low by this share of it, or by so many bytes if they are more: see
 docs/memory.md for what was measured.
 
