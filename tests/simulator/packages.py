@@ -36,7 +36,7 @@ def recurrent() -> onnx.ModelProto:
             hidden = Constant <value_ints = [24]> ()
             state = Concat <axis = 0> (two, batch, hidden)
             zero = ConstantOfShape (state)
-            both = LSTM <direction = "bidirectional", hidden_size = 24> (x, w1, r1, b1, , zero, zero)
+            both = LSTM <direction = "bidirectional", hidden_size = 24> (x, w1, r1, b1,,zero, zero)
             swapped = Transpose <perm = [0, 2, 1, 3]> (both)
             shape = Constant <value_ints = [12, -1, 48]> ()
             joined = Reshape (swapped, shape)

@@ -168,6 +168,7 @@ def load_source(
     _drop_trailing_absent(loaded.graph)
     if not as_stored:
         exporters.restore(loaded.graph)
+        _write_log_sigmoids(loaded.graph)
         constants = {n for n, v in loaded.graph.initializers.items() if is_lifted_constant(v)}
         shared_tensors.split(loaded.graph, constants)
     shared_tensors.tie(loaded.graph, named)
@@ -273,6 +274,18 @@ def _meant(dims: Dims | None, names: Collection[str]) -> Dims | None:
         dim if isinstance(dim, int) or dim in names or (dim in single and is_known(dim)) else None
         for dim in dims
     )
+
+
+def _write_log_sigmoids(graph: ir.Graph) -> None:
+    """Write log(sigmoid(x)), an exporter's logsigmoid, as -softplus(-x), which is always finite."""
+    for log in list(nodes_of(graph)):
+        sigmoid = producer(log.inputs[0], "Sigmoid") if log.op_type == "Log" else None
+        if sigmoid is None or log.domain:
+            continue
+        op = Ops(graph, "sigmoid/")
+        with op.before(log):
+            y = op.Neg(op.Softplus(op.Neg(sigmoid.inputs[0])))
+        replace(log.outputs[0], y, [log])
 
 
 def _gather_elements(graph: ir.Graph) -> None:
@@ -401,28 +414,15 @@ def _write_kept(ctx: Context) -> bool:
     return True
 
 
-def _write_log_sigmoid(ctx: Context) -> bool:
-    """Write log(sigmoid(x)), an exporter's logsigmoid, as -softplus(-x), which is always finite."""
-    sigmoid = producer(ctx.x(), "Sigmoid")
-    if sigmoid is None:
-        return False
-    with ctx.op.before(ctx.node):
-        y = ctx.op.Neg(ctx.op.Softplus(ctx.op.Neg(sigmoid.inputs[0])))
-    replace(ctx.node.outputs[0], y, [ctx.node])
-    return True
-
-
 _AS_RUN: Final[dict[str, Callable[[Context], bool]]] = {
     "AveragePool": _write_pool,
     "Conv": _write_dilated,
     "ConvTranspose": _write_transposed,
-    "Log": _write_log_sigmoid,
     "LpPool": _write_pool,
     "MaxPool": _write_pool,
     "Resize": _write_kept,
 }
-"""Change a node so that the standard means what ONNX Runtime does, or what was exported; whether it
-was changed."""
+"""Change a node so that the standard means what ONNX Runtime does; whether it was changed."""
 
 
 def _infer_open_sizes(model: ir.Model) -> ir.Model:
