@@ -352,8 +352,9 @@ class DeviceMemory(Part):
     the plan does not fit, is far below the limit, or a lower limit was kept; and ``held_bytes`` to
     how much: what the limit leaves a training. ``limit_entitled``: the limit is that of an
     app with the entitlement for more memory. From ``warning_bytes`` on the system warns the
-    app that memory is low. ``phase`` is the first part that needs the peak. ``gpu_own_bytes`` is
-    the memory that a GPU has of its own; null where it shares the app's, or is not known.
+    app that memory is low. ``phase`` is the part whose tensors are the reason of the peak.
+    ``gpu_own_bytes`` is the memory that a GPU has of its own; null where it shares the app's, or
+    is not known.
     ``unbounded``: the plan does not know how often a Loop turns that keeps something of every turn.
     """
 
@@ -400,7 +401,12 @@ class DeviceMemory(Part):
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the training: the planned one, unless a replay took more than its margin."""
+        """The peak of the training: the planned one, unless a replay took more than its margin.
+
+        Where the plan knows no bound, it is the measured one.
+        """
+        if self.unbounded and self.measured_peak_bytes is not None:
+            return self.measured_peak_bytes
         return judged_peak(self.predicted_peak_bytes, self.measured_peak_bytes)
 
     @property

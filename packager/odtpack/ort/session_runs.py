@@ -226,16 +226,18 @@ def fitted(
         """The most in all variants, and in that of the plan: peak, and what training holds."""
         # Where something else is the peak. What is known so far, phase after phase.
         most = planned = (0, 0)
-        for ballast, evaluates in ((0, True), (0, False), *((each, True) for each in _BALLASTS)):
+        lives = (True, False), (True, True), (False, False)  # evaluates, is resumed
+        variants = [*((0, *life) for life in lives), *((each, True, False) for each in _BALLASTS)]
+        for ballast, evaluates, resumed in variants:
             peak = steps = 0
             for keeps in (True, False):  # the first is mostly the larger
                 arenas = plans.arenas(session, ballast, [keeps])
-                for phase in plans.phases(arenas, evaluates=evaluates):
+                for phase in plans.phases(arenas, evaluates=evaluates, resumed=resumed):
                     peak = max(peak, phase.nbytes - ballast)
                     if phase.name == "training step":
                         steps = max(steps, phase.nbytes - ballast)
                     if evaluates and not ballast:
-                        planned = peak, steps
+                        planned = max(planned, (peak, steps))
                     most = max(most, (peak, steps))
                     yield *most, *planned
 

@@ -212,14 +212,6 @@ def _memory_limit(
         )
         if memory.phase is not None:
             message += f"; the highest phase is {memory.phase}"
-        if device.os == "linux" and memory.sharing == "none":
-            message += (
-                f"; with glibc that holds with MALLOC_MMAP_THRESHOLD_={MAPPED_FROM} and "
-                "MALLOC_ARENA_MAX=1 in the app's environment: without them a training without an "
-                "arena took up to 40 % more"
-            )
-        if memory.unbounded:
-            message += f"; {_UNBOUNDED}: the measured peak alone is the verdict's reason"
         outcome = typically
         if at_worst == "fits":
             status = "pass"
@@ -231,6 +223,14 @@ def _memory_limit(
         elif typically == "close":
             level = close
             message += f": {too_close(peak, limit - memory.others_bytes)}"
+        if device.os == "linux" and memory.sharing == "none":
+            message += (
+                f"; under glibc the plan holds with MALLOC_MMAP_THRESHOLD_={MAPPED_FROM} and "
+                "MALLOC_ARENA_MAX=1 in the app's environment: without them a training without an "
+                "arena took up to 40 % more"
+            )
+        if memory.unbounded:
+            message += f"; {_UNBOUNDED}: the measured peak decides"
     judged = target if target is not None else memory.need_bytes
     check = Check(
         metric="memory_limit",

@@ -221,7 +221,7 @@ class ArenaPlans:
         ungraded = [*self.fed, *models.afresh.kept]
         added = [*running, *(planning.gradients_copy(self.manifest.parameters) if adds else ())]
         # Where batches differ, an arena still grows in later passes.
-        for number in range(_PASSES if models.left else 1):
+        for number in range(_PASSES if models.left and not self.once else 1):
             if resumed or number:  # the moments were read or written
                 yield life.run("training step", running, models.afresh)
             elif self.heap is None or len(models.afresh.runs) > 1:
@@ -270,8 +270,9 @@ class ArenaPlans:
     @cached_property
     def _unknown(self) -> tuple[tuple[str, ...], bool]:
         """Tensors whose size depends on data, and whether the turns of a Loop do."""
-        work = filter(None, (self.models.afresh, *self.models.held_out, self.update))
-        plans = [run.plan for each in work for run in each.runs]
+        models = self.models
+        work = (models.afresh, models.adding, *models.left, *models.held_out, self.update)
+        plans = [run.plan for each in filter(None, work) for run in each.runs]
         names = dict.fromkeys(name for plan in plans for name in plan.unknown)
         return tuple(names), any(plan.unbounded for plan in plans)
 
@@ -318,10 +319,11 @@ def plan_arenas(
     left = sorted({count % batch for count in samples} - {0}, reverse=True) if cut else []
     whole = min(batch, evaluated or batch)
     rest = [evaluated % whole] if cut and evaluated and evaluated % whole else []
-    trained, held_out = (
-        [{n: (size, *s[1:]) if s else s for n, s in shapes.items()} for size in sizes]
-        for sizes in ((batch, *left), (whole, *rest))
-    )
+
+    def of(size: int) -> Mapping[str, Sequence[int]]:
+        return {n: (size, *s[1:]) if s and s[0] == batch else s for n, s in shapes.items()}
+
+    trained, held_out = [shapes, *map(of, left)], [*map(of, (whole, *rest))]
     if manifest.segments is None:
         path = package.step_model if is_whole and package.step_model else package.training_model
         models = _one_model(
@@ -488,7 +490,8 @@ def plan_changes(
             (None, freeze, stateless),
             (size, freeze, stateless),
         ]
-        return [variants.planned(*each) for each in dict.fromkeys(wanted) if any(each)]
+        found = (variants.planned(*each) for each in dict.fromkeys(wanted) if any(each))
+        return [each for each in found if each is not None]
 
 
 @dataclasses.dataclass
@@ -532,8 +535,10 @@ class _Variants:
             title = f"the first {length} of {count} trained layers (up to '{last}')"
             yield _Freeze(title if length > 1 else f"the first trained layer ('{last}')", names)
 
-    def planned(self, size: int | None, freeze: _Freeze | None, stateless: bool) -> PlannedChange:
-        """The peak with these changes."""
+    def planned(
+        self, size: int | None, freeze: _Freeze | None, stateless: bool
+    ) -> PlannedChange | None:
+        """The peak with these changes; None where the plan knows no bound."""
         package, shapes = self.package, dict(self.shapes)
         manifest = package.manifest
         if size is not None:
@@ -568,6 +573,8 @@ class _Variants:
             **self.data,
             **use._asdict(),
         )
+        if plan.unbounded:
+            return None
         return PlannedChange(
             micro_batch=size,
             freeze=None if freeze is None else freeze.title[:1000],

@@ -101,10 +101,10 @@ class MemoryPlan:
         if self.unbounded:
             raise OdtpackError(
                 "memory-not-planned",
-                "a Loop keeps what it computes in every turn, and neither its trip count nor the "
-                "shapes of the inputs say how often it turns",
-                hint="give the Loop a trip count that is a constant or a size of an input; "
-                "'odtpack simulate' measures the peak of the model as it is",
+                "a Loop keeps values, and neither constants nor the shapes of the inputs say how "
+                "many or how large",
+                hint="give the Loop a trip count that is a constant or a size of an input, and one "
+                "shape to what it carries; 'odtpack simulate' measures the model as it is",
             )
         return self
 
@@ -120,7 +120,8 @@ class MemoryPlan:
         # higher. The reason is the one that uses most of it.
         peak = self.peak
         high = [phase for phase in self.phases if phase.nbytes >= (1 - _SAME) * peak.nbytes]
-        reason = min(high, key=lambda phase: sum(i.nbytes for i in phase.items if i.name == _KEPT))
+        kept = {p: sum(i.nbytes for i in p.items if i.name == _KEPT) for p in high}
+        reason = min(high, key=lambda phase: (kept[phase], -phase.nbytes))
         more = Item(f"more in '{peak.name}'", peak.nbytes - reason.nbytes, "activations")
         return Phase(reason.name, (*reason.items, more) if more.nbytes else reason.items)
 

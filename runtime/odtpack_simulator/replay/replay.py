@@ -464,8 +464,8 @@ def final_loss(result: ReplayResult) -> float | None:
 FAR: Final = 1.5  # From this multiple of the planned peak on, a limit is not replayed
 
 HELD_STEPS: Final = 3
-"""Optimizer steps under a limit of each of two processes, if there are as many: memory is the same
-in every step from a process's second on."""
+"""Optimizer steps under a limit of each of two processes, if there are as many: with whole batches
+memory is the same in every step from a process's second on."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

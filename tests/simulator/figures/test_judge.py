@@ -560,6 +560,11 @@ def test_a_plan_that_knows_no_bound_promises_nothing(measured: int | None, statu
     found = check(judge(on_devices(make_result([DEVICE]), memory=memory)), "memory_limit")
     assert found.status == status
     assert "how often a Loop turns" in found.message
+    budgets = '[budgets]\npeak_memory = "1 GB"\nmemory_headroom = "1 %"'
+    result = judged(on_devices(make_result([DEVICE]), memory=memory), budgets)
+    assert [check(result, each).status for each in ("peak_memory", "memory_headroom")] == [
+        status
+    ] * 2
 
 
 # A better device is never judged worse.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Callable
@@ -26,10 +27,29 @@ from odtpack_simulator.memory.planning import MEASURED_AS, Item, MemoryPlan, Pha
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from tests import zoo
+from tests.model.test_inputs import speech
 from tests.packaging_tools import batch
 from tests.simulator.packages import MODELS, Case
 
 SMALL_MODELS = [name for name in MODELS if name != "batchnorm"]  # it has thousands of nodes
+
+
+def test_inputs_whose_first_axis_is_not_that_of_samples(tmp_path: Path) -> None:
+    """A smaller last batch is cut along the axes that count samples."""
+    build_package(speech(), tmp_path / "p", loss="mse", self_check=False)
+    shapes = {"x": (8, 4), "rate": (), "state": (2, 8, 4), "target": (8, 3)}
+    plan = plan_memory(Package.open(tmp_path / "p"), shapes, evaluated=8)
+    assert plan.peak.nbytes > 0
+
+
+def test_one_step_of_several_batches(case: Callable[[str], Case]) -> None:
+    """The last of them may be smaller: no second step is planned for it."""
+    this = case("cnn")
+    manifest = dataclasses.replace(this.package.manifest, accumulation_steps=4)
+    package = dataclasses.replace(this.package, manifest=manifest)
+    for samples in (4 * this.batch_size, 3 * this.batch_size + 1):
+        plan = plan_memory(package, this.shapes, samples=[samples], steps=1)
+        assert "training step" not in [phase.name for phase in plan.phases]
 
 
 @pytest.mark.parametrize("name", SMALL_MODELS)
