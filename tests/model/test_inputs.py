@@ -241,6 +241,49 @@ def test_states_that_cannot_be_carried(
     assert said in f"{caught.value.what} {caught.value.hint}"
 
 
+TWO = """<ir_version: 8, opset_import: ["": 17]>
+two (float[{0}, 4] x, float rate) => (float[{0}, 3] near, float[{0}, 3] far, float[{0}, 4] more) {{
+    near = MatMul(x, w)
+    far = Mul(near, rate)
+    more = Neg(x)
+}}"""
+
+
+@pytest.mark.parametrize("format_", ["onnx", "ort"])
+@pytest.mark.parametrize(
+    ("shape", "settings", "known"),
+    [
+        ("T, N", ("x=axis:1", "rate=3"), []),
+        ("?, ?", ("x=axis:1", "rate=3"), []),
+        ("T, N", ("rate=3",), ["more"]),
+        ("?, ?", ("rate=3",), ["more"]),
+    ],
+)
+def test_what_the_loss_does_not_read_is_exported_of_the_same_inputs(
+    shape: str, settings: tuple[str, ...], known: list[str], format_: str, tmp_path: Path
+) -> None:
+    """The model for inference has inputs as they came, the evaluation model as they are fed."""
+    model = parser.parse_model(TWO.format(shape))
+    model.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
+    build_package(model, tmp_path / "p", loss="mse", loss_inputs=("near",), inputs=settings)
+    package = Package.open(tmp_path / "p")
+    path = package.eval_model
+    if format_ == "ort":
+        options = onnxruntime.SessionOptions()
+        options.optimized_model_filepath = str(path := tmp_path / "eval.ort")
+        options.add_session_config_entry("session.save_model_format", "ORT")
+        onnxruntime.InferenceSession(package.eval_model, options)
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    with Module(package.training_model, state, path) as module:
+        for name in ("far", "more"):
+            if name in known:
+                module.export_model_for_inferencing(tmp_path / "m.onnx", [name])
+                assert [each.name for each in onnx.load(tmp_path / "m.onnx").graph.input] == ["x"]
+            else:
+                with refused("unknown-output", f"'{name}'"):
+                    module.export_model_for_inferencing(tmp_path / "m.onnx", [name])
+
+
 OPEN = """<ir_version: 8, opset_import: ["": 17]>
 any (float[batch, tokens] x) => (float[batch, tokens] y) {
     y = MatMul(x, w)

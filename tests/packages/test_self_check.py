@@ -20,6 +20,7 @@ from odtpack_runtime.package.verify import verify_package, write_inference_model
 from tests import zoo
 from tests.packages.samples import build, small_model
 from tests.refused import refused
+from tests.training.forward import linear
 
 
 def checked(folder: Path, **options: object) -> SelfCheckInfo:
@@ -99,6 +100,33 @@ def test_why_there_is_none(tmp_path: Path) -> None:
     assert Package.open(tmp_path / "without").manifest.self_check is None
     with pytest.raises(OdtpackError, match="built without one"):
         self_check(Package.open(tmp_path / "without"))
+
+
+@pytest.mark.parametrize(
+    ("node", "drawn"),
+    [
+        ("Dropout(h, half, yes)", "Dropout"),
+        ("Dropout(h, none, yes)", None),
+        ("Dropout(h, half)", None),
+        ("RandomNormalLike(h)", "RandomNormalLike"),
+    ],
+)
+def test_what_draws_numbers_has_no_losses(node: str, drawn: str | None, tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 8] x) => (float[N, 4] y) '
+        "<float none = {0}, float half = {0.5}, bool yes = {1}> "
+        f"{{ h = MatMul(x, body) d = {node} s = Add(h, d) y = MatMul(s, head) }}"
+    )
+    random = np.random.default_rng(0)
+    for name, shape in {"body": (8, 32), "head": (32, 4)}.items():
+        array = random.normal(size=shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    info = checked(tmp_path / "p", model=model, optimizer=SGD(), train=["head"])
+    reason = None if drawn is None else f"what {drawn} draws in training differs each time"
+    assert info.reason == reason
+    found = verify_package(tmp_path / "p")
+    assert found.steps.training_loss is not None
+    assert str(found.checked[-1]).endswith(reason or "against the losses of the self-check")
 
 
 def test_verify_compares_the_losses(tmp_path: Path) -> None:
@@ -195,3 +223,15 @@ def test_a_model_may_predict_one_number(tmp_path: Path) -> None:
         { a = Mul(x, p) y = ReduceMax<keepdims = 0>(a) }""")
     manifest = build_package(model, tmp_path / "package", loss="mse", optimizer=SGD())
     assert [parameter.name for parameter in manifest.parameters] == ["p"]
+
+
+def test_a_target_that_the_model_has_is_none_of_its_inputs_for_inference(tmp_path: Path) -> None:
+    model = linear(
+        inputs=", float[N, 2] target",
+        outputs="float[N, 2] y, float[N, 2] off",
+        more="off = Sub(y, target)",
+    )
+    folder = build(tmp_path / "p", model=model, loss="mse", loss_inputs=("y",))
+    info = Package.open(folder).manifest.inference
+    assert info is not None
+    assert (info.inputs, info.outputs) == (("x",), ("y",))

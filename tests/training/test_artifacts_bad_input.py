@@ -111,6 +111,8 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str, str]] = {
      "reserved-name", "'target'"),
     "target is an input of a type": (lambda: linear(inputs=", double[N, 2] target"), {},
      "reserved-name", "'target'"),
+    "target is read": (lambda: linear(inputs=", float[N, 2] target", outputs="float[N, 2] z",
+     more="z = Mul(y, target)"), {}, "reserved-name", "'target'"),
     "target is a parameter": (lambda: renamed(linear(), "b", "target"), {"requires_grad": ["w"]},
      "reserved-name", "'target'"),
     "target is a value": (lambda: renamed(linear(), "h", "target"), {}, "reserved-name",

@@ -203,7 +203,8 @@ def draws(node: ir.Node) -> bool:
         return node.op_type in RANDOM_OPERATORS
     training = node.inputs[2] if len(node.inputs) > 2 else None
     known = constant(training, largest=1)
-    return training is not None and (known is None or bool(known.item()))
+    on = training is not None and (known is None or bool(known.item()))
+    return on and scalar(node.inputs[1]) != 0
 
 
 def turn_dropout_off(graph: ir.Graph) -> None:

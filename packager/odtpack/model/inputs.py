@@ -183,6 +183,8 @@ def _carry(graph: ir.Graph, value: ir.Value, output: str, text: str) -> None:
 
 def _turn(op: Ops, value: ir.Value, axis: int) -> None:
     graph, dims = op.graph, list(dims_of(value) or ())
+    # A name, so that the shape tells that it is turned.
+    dims[0] = dims[0] or f"{value.name}.0"
     first = ir.Shape([dims[axis], *dims[:axis], *dims[axis + 1 :]])
     given = ir.val(value.name, type=value.type, shape=first)
     graph.inputs[graph.inputs.index(value)] = given

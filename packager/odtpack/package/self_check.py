@@ -82,6 +82,7 @@ def checked(
     inputs: Sequence[Mapping[str, object]],
     prediction: tuple[str, Dims | None],
     losses: bool,
+    drawn: str | None = None,
     foreign: Collection[str] = (),
     library: Path | None = None,
     remark: Remark = silent,
@@ -91,8 +92,9 @@ def checked(
     # losses come from a run, so they are not part of what a recipe's digest promises.
     # `manifest` lies beside the files; None if there is no optimizer. `inputs`: as it has them.
     # `prediction`: what the loss reads first: its name and dimensions. `losses`: whether to record
-    # some for devices. `foreign`: domains of the user's operators, which `library` holds.
-    info = None if manifest is None or not losses else _reason_without(manifest, foreign)
+    # some for devices. `drawn`: an operator of the training model that draws numbers. `foreign`:
+    # domains of the user's operators, which `library` holds.
+    info = None if manifest is None or not losses else _reason_without(manifest, drawn, foreign)
     if foreign and library is None:
         remark(f"the models were not run: no library with {', '.join(sorted(foreign))} is given")
     else:
@@ -198,7 +200,9 @@ def _none(reason: str) -> SelfCheckInfo:
     return SelfCheckInfo(reason=reason)
 
 
-def _reason_without(manifest: Manifest, foreign: Collection[str]) -> SelfCheckInfo | None:
+def _reason_without(
+    manifest: Manifest, drawn: str | None, foreign: Collection[str]
+) -> SelfCheckInfo | None:
     """The self-check of a package that can have none, with the reason; None if it can."""
     if manifest.segments is not None:
         return _none("it is trained segment by segment")
@@ -208,6 +212,8 @@ def _reason_without(manifest: Manifest, foreign: Collection[str]) -> SelfCheckIn
         return _none("it needs operators of the user's")
     if manifest.privacy is not None:
         return _none("the noise of private training differs each time")
+    if drawn is not None:
+        return _none(f"what {drawn} draws in training differs each time")
     if not any(item.role == "trainable" for item in manifest.parameters):
         return _none("nothing is trained")
     if sum(item.size_bytes or 0 for item in manifest.parameters) > _LARGEST_BYTES:

@@ -145,10 +145,11 @@ def write_loss(
             hint="leave some out",
         )
     taken = value_names(graph)
+    needed = set().union(*map(read_by, values[:count]))
     for target in targets[len(values) - count :]:
         name = target.name + suffix
         own = next((v for v in graph.inputs if v.name == name), None)
-        if own is not None and _fits(own, target):
+        if own is not None and name not in needed and _fits(own, target):
             own.shape = ir.Shape(target.dims)  # sizes of one name are checked to be equal
         elif name in taken:
             raise OdtpackError(
@@ -448,7 +449,7 @@ def _served(ready: Prepared, task: Task) -> tuple[str, ...]:
     own_loss = ready.forward.graph.outputs[0].name if task.loss is None else None
     beyond = tuple(() if task.attached is None else task.attached.roles)
     if task.loss is not None:
-        beyond = task.spec.loss_inputs[len(task.loss.reads) :]
+        beyond = (*task.spec.loss_inputs[len(task.loss.reads) :], *ready.info.roles)
     wanted = [*(value.name or "" for value in ready.plain.graph.outputs), *task.spec.outputs]
     return tuple(select(ready.plain.graph, wanted, own_loss, beyond))
 

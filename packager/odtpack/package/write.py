@@ -21,7 +21,7 @@ import odtpack
 from odtpack import targets
 from odtpack.choices import SESSIONS
 from odtpack.errors import OdtpackError, shortened
-from odtpack.graph.graphs import Dims, dims_of, nodes_of
+from odtpack.graph.graphs import Dims, dims_of, draws, nodes_of
 from odtpack.memory.spec import MemoryReport, MemorySpec
 from odtpack.option import options_of
 from odtpack.ort import kernel_needs
@@ -184,6 +184,7 @@ def write_package(
                 inputs=_compared(graphs),
                 prediction=_prediction(graphs),
                 losses=task.spec.self_check,
+                drawn=next((n.op_type for n in nodes_of(graphs.training.graph) if draws(n)), None),
                 foreign=domains - {"", *STANDARD_DOMAINS},
                 library=task.custom_op_library,
                 remark=remark,

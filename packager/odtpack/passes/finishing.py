@@ -76,13 +76,15 @@ def keep_dropout(op: Ops, graph: ir.Graph) -> bool:
     """Let nodes compute ratio and mode, in subgraphs too; return whether that was needed."""
     reset = next((value for value in graph.inputs if value.name == RESET_NAME), None)
     on: ir.Value | None = None
-    alike: Counter[tuple[ir.Value | None, ...]] = Counter()
+    alike: Counter[tuple[ir.Value | float | None, ...]] = Counter()
     modes: dict[tuple[ir.Graph | None, ir.Value], list[ir.Value]] = {}
     ratios: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
     for node in () if reset is None else list(nodes_of(graph)):
         if node.op_type != "Dropout" or not graphs.draws(node):
             continue
-        values = tuple(node.inputs)
+        # Equal constants become one value later.
+        settings = (0.5 if node.inputs[1] is None else node.inputs[1], node.inputs[2])
+        values = (node.inputs[0], *map(_known, settings))
         number = alike[values]
         alike[values] += 1
         is_masked = any(mask.uses() or mask.is_graph_output() for mask in node.outputs[1:])
@@ -103,6 +105,11 @@ def keep_dropout(op: Ops, graph: ir.Graph) -> bool:
         node.replace_input_with(1, ratios[read])
         node.replace_input_with(2, read[1])
     return on is not None
+
+
+def _known(setting: ir.Value | float | None) -> ir.Value | float | None:
+    number = graphs.scalar(setting) if isinstance(setting, ir.Value) else None
+    return setting if number is None else number
 
 
 # Unpacks a weight of few bits for each node that reads it, when that node is at work.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -26,6 +26,7 @@ from odtpack_runtime.files.protobuf_wire import (
     Piece,
     bytes_field,
     fields,
+    messages,
     name_of,
     number_field,
     size,
@@ -158,7 +159,10 @@ def export_inference_model(
         if not model.computes(output_names) and (found := template()) is not None:
             whole = _load(found.path, found.fragments(parameters), apart=apart)
             if whole.computes(output_names):
-                model, parameters = whole, {}
+                whole.keep_only(output_names, str(found.path))
+                # Settings of inputs change the evaluation model's.
+                if whole.data().items() <= model.data(parameters).items():
+                    model, parameters = whole, {}
         model.keep_only(output_names, str(eval_model))
         values = _in_own_type(model, parameters)
         pieces = model.pieces(values)
@@ -283,6 +287,14 @@ class _Model:
     def computes(self, names: Iterable[str]) -> bool:
         """Whether nodes compute all of some values."""
         return set(names) <= {name for node in self.nodes for name in node.outputs}
+
+    def data(self, parameters: Collection[str] = ()) -> dict[str, list[memoryview]]:
+        """Type and shape of every input that is no parameter."""
+        return {
+            name: messages(memoryview(value), wire.VALUE_TYPE)
+            for name, value in self.inputs.items()
+            if name not in parameters
+        }
 
     def keep_only(self, output_names: Sequence[str], where: str) -> None:
         """Leave only what the named values need, and make them the outputs."""

@@ -408,8 +408,8 @@ class Module:
             inference_model_uri: Destination; its folder must exist. A name that ends in
                 ``.ort`` gives a model in ORT format.
             graph_output_names: Outputs of the model to write: any values that
-                the evaluation model computes, or the package's forward model.
-                What they do not need is left out.
+                the evaluation model computes, or the package's forward model
+                of the same inputs. What they do not need is left out.
 
         Raises:
             OdtpackError: No evaluation model was given, a name is unknown, or the file cannot
