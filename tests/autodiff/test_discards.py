@@ -118,6 +118,8 @@ NORMS = {
     "modulus": "a = Mul(r, r) h = Mul(r, half) b = Pow(h, two) q = Add(a, b) n = Sqrt(q)",
     "product of norms": "a = ReduceSumSquare <axes = [1]> (r) b = ReduceL1 <axes = [1]> (r) "
     "q = Mul(a, b) s = Sqrt(q) n = Max(s, half)",
+    "weighted norm": "q = Mul(r, r) k = Constant <value = float[3] {2, 0.5, 1}> () f = Mul(q, k) "
+    "s = ReduceSum(f, axis) n = Sqrt(s)",
     "distance by a product": "t = Transpose(r) q = MatMul(r, t) f = Max(zero, q) g = Sqrt(f) "
     "n = ReduceSum(g, axis)",
 }  # fmt: skip
@@ -179,6 +181,19 @@ def test_a_norm_that_is_zero_has_a_gradient(name: str) -> None:
     body = f"{ROW} {NORMS[name]} {SCALED}"
     w = normal(len(X), seed=3)
     check("float[6] x, float[6] w", MORE + body, {"x": X / 50, "w": w}, ["x", "w"])
+
+
+@pytest.mark.parametrize("metric", ["{-1, 1, 1}", "{1, 1, -1}"])
+@pytest.mark.parametrize("tail", ["n = Where(in, d, zero)", "m = Exp(d) n = Where(in, m, zero)"])
+def test_a_sum_with_negative_factors_is_no_norm(metric: str, tail: str) -> None:
+    """A product of Minkowski is negative in places, where its root is NaN."""
+    body = (
+        f"r = Reshape(x, shape) q = Mul(r, r) k = Constant <value = float[3] {metric}> () "
+        f"p = Mul(q, k) s = ReduceSum(p, axis) in = Greater(s, zero) d = Sqrt(s) {tail} {SCALED}"
+    )
+    x = np.array([3, 1, 1, 1, 2, 1], np.float32)
+    x = x if metric.startswith("{-") else x[::-1].copy()
+    check("float[6] x, float[6] w", MORE + body, {"x": x, "w": normal(6, seed=3)}, ["x", "w"])
 
 
 UNCHANGED = {

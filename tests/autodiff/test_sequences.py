@@ -10,6 +10,7 @@ import torch
 
 from odtpack.autodiff.expand import expand
 from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import dims_of, nodes_of
 from odtpack.graph.inference import infer_shapes
 from odtpack.model.loading import load_model
 from tests.autodiff.oracle import LEVELS, add_gradients, normal, session
@@ -100,6 +101,23 @@ def test_what_is_known_only_when_the_model_runs_is_refused(
     expanded = expand(model(body, "float[n, 6] y", batch=batch), ["x"])
     with refused("no-gradient", f"operator {operator} .* has no gradient"):
         add_gradients(expanded, ["x"])
+
+
+def test_elements_inside_of_a_branch_have_the_shape_of_a_run() -> None:
+    """The standard ignores keepdims beside a length, ONNX Runtime does not."""
+    body = (
+        "f = Equal(at, zero) y = If (f) <then_branch = t () => (float[p, q] a) {"
+        " s = SplitToSequence<axis = 1, keepdims = 0>(x, one) b = SequenceAt(s, zero)"
+        " c = SequenceConstruct(b, b) a = ConcatFromSequence<axis = 1, new_axis = 1>(c) },"
+        " else_branch = e () => (float[r, s] d) { d = Slice(x, pair0, pair2, pair1) }>"
+    )
+    loaded = model(MORE + body, "float[3, 2] y")
+    inner = {v.name: dims_of(v) for node in nodes_of(loaded.graph) for v in node.outputs}
+    assert inner["b"] == (3,)
+    for level in LEVELS:
+        feeds = {"x": normal(3, 6), "at": np.array(0)}
+        (found,) = session(ir.to_proto(loaded), level).run(["y"], feeds)
+        np.testing.assert_array_equal(found, normal(3, 6)[:, [0, 0]])
 
 
 POSITIONS = {

@@ -264,6 +264,29 @@ def test_a_reshape_to_computed_sizes_has_a_rank() -> None:
     assert (isinstance(rows, int), width) == (False, 4)
 
 
+def test_what_follows_a_branch_and_cannot_be_inferred_has_its_annotation() -> None:
+    model = onnx.parser.parse_model(
+        """
+        <ir_version: 8, opset_import: ["": 17, "com.example": 1]>
+        g (float[n, 1, 4] x) => (float[n, 4] y)
+        <int64[1] one = {1}, float[n, 4] a, float[n, 4] b, float[n, 1, 4] c> {
+            shape = Shape(x)
+            size = Gather(shape, one)
+            single = Equal(size, one)
+            s = If (single) <
+                then_branch = yes () => (float[] s1) { s1 = Squeeze(x, one) },
+                else_branch = no () => (float[] s2) { s2 = Identity(x) }>
+            c = Neg(s)
+            a = com.example.Own(c)
+            b = com.example.Own(a)
+            y = Softmax <axis = -1> (b)
+        }
+        """
+    )
+    found = {v.name: dims_of(v) for node in load_model(model).graph for v in node.outputs}
+    assert found["c"] == found["a"] == found["b"] == found["y"] == ("n", 4)
+
+
 def test_a_name_that_two_axes_of_a_value_have_says_nothing() -> None:
     """PyTorch's older exporter gives one to axes of different sizes."""
     model = onnx.parser.parse_model(

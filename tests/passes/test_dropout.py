@@ -83,7 +83,7 @@ def test_a_mode_that_the_app_gives_may_be_off() -> None:
 def test_settings_are_computed_once() -> None:
     body = "a = Abs(x) d = Dropout(a, half, yes) e = Exp(d) f = Dropout(e, half, yes) y = Neg(f)"
     model = changed(keep_dropout, graph(body))
-    expected = ["Equal", "Squeeze", "Abs", "And", "Where", "Dropout", "Exp", "Dropout", "Neg"]
+    expected = ["Equal", "Squeeze", "Abs", "Equal", "Where", "Dropout", "Exp", "Dropout", "Neg"]
     assert op_types(model.graph) == expected
 
 

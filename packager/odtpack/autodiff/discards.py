@@ -13,7 +13,8 @@ The other way round a cotangent may be infinite where the slope is zero:
     y = Sqrt(Relu(x))                                             the slope of Sqrt at 0
 
 Rules that mask a cotangent select there (:meth:`Context.unbounded`). Of a norm, a deviation or a
-distance that is 0, both meet, and the slope is taken to be 0 (:meth:`Context.rooted`).
+distance that is 0, both meet, and the slope is taken to be 0 (:meth:`Context.rooted`). So it is of
+the root of any Abs, or of a Clip or Max whose bound is 0, as distances are written with those.
 """
 
 from __future__ import annotations
@@ -281,12 +282,30 @@ def roots(graph: ir.Graph, needed: set[ir.Value]) -> set[ir.Node]:
     """Nodes that take a root of a sum of squares or absolute values, as norms and deviations do."""
     # At 0 the slope of the root is infinite, and that of the sum is zero. PyTorch's derivatives of
     # norm, std and cdist mask it (norm_backward, std_backward, _euclidean_dist_backward).
-    sums, found = set[ir.Value | None](), set[ir.Node]()
+    sums, found, sizes = set[ir.Value | None](), set[ir.Node](), set[ir.Value | None]()
+
+    def is_positive(value: ir.Value | None) -> bool:
+        if value in needed:
+            return False
+        array = constant(value, _LARGEST_MASK)
+        return value in sizes or (array is not None and bool((array >= 0).all()))
+
+    def keeps(factor: ir.Value | None) -> bool:
+        # A sum times a number below 0, as of a Minkowski norm, may be 0 or less where no part is 0.
+        return factor in sums or is_positive(factor)
+
     for node in graph:
         if node.domain or not node.inputs:
             continue
         kind, inputs = node.op_type, node.inputs
         first, second = (*inputs, None)[:2]
+        others = {v for v in inputs if v is not None and ir.convenience.get_const_tensor(v) is None}
+        if (
+            kind in ("Shape", "Size")
+            or (others and others <= sizes)
+            or (kind == "Cast" and is_positive(first))  # sizes that are known
+        ):
+            sizes.update(node.outputs)
         exponent = scalar(second) if kind == "Pow" and second not in needed else None
         summed = [value in sums for value in inputs]
         if summed[0] and (kind == "Sqrt" or (exponent is not None and 0 < exponent < 1)):
@@ -297,8 +316,8 @@ def roots(graph: ir.Graph, needed: set[ir.Value]) -> set[ir.Node]:
             or (kind in _KEEPING_ZERO and summed[0])
             or (kind in ("Add", "Sum") and all(summed))
             or (kind == "Mul" and first is second)
-            or (kind == "Mul" and any(summed) and all(v in sums or v not in needed for v in inputs))
-            or (kind == "Div" and summed[0] and second not in needed)
+            or (kind == "Mul" and any(summed) and all(map(keeps, inputs)))
+            or (kind == "Div" and summed[0] and second not in needed and keeps(second))
             or (exponent is not None and exponent > 0 and (summed[0] or exponent % 2 == 0))
             # The square of a distance by way of a product of matrices, which rounding makes less.
             or (kind in ("Clip", "Max") and _range(node, needed)[0] == 0)

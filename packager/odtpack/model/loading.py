@@ -243,9 +243,15 @@ def _infer_anew(model: ir.Model) -> ir.Model:
     model = _fold_branches(infer_shapes(model))
     # What follows a branch that is moved may be annotated as if the other one ran.
     guessed: set[ir.Value] = set()
-    for node in model.graph:
+    for node in nodes_of(model.graph):
         after = any(value in guessed for value in reads(node))
-        guessed.update(value for value in node.outputs if after or value.meta.get(MOVED))
+        # Of an operator without inference, as a foreign one, nothing but the annotation is known.
+        known = all(dims_of(value) is not None for value in reads(node))
+        guessed.update(
+            value
+            for value in node.outputs
+            if value.meta.get(MOVED) or (after and not (known and dims_of(value) is None))
+        )
     filled = False
     for value, (type_, dims) in declared.items():
         if value.type is None and type_ is not None:
@@ -290,17 +296,19 @@ def _write_log_sigmoids(graph: ir.Graph) -> None:
 
 def _gather_elements(graph: ir.Graph) -> None:
     """Let loops gather the elements of split tensors that they read, one in a turn."""
-    for node in list(graph):
+    for node in list(nodes_of(graph)):
         if node.op_type == "SplitToSequence" and not node.attributes.get_int("keepdims", 1):
-            _gather_elements_of(node, graph)
+            given = constant(node.inputs[1], largest=1) if len(node.inputs) > 1 else None
+            # Beside lengths the standard ignores keepdims. ONNX Runtime does not beside a constant
+            # scalar of 1.
+            if given is not None and given.ndim == 0 and given.item() == 1:
+                node.resize_inputs(1)
+            if node.graph is graph:
+                _gather_elements_of(node, graph)
 
 
 def _gather_elements_of(split: ir.Node, graph: ir.Graph) -> None:
-    x, *lengths = split.inputs
-    given = constant(lengths[0], largest=1) if lengths else None
-    # Beside lengths the standard ignores keepdims. ONNX Runtime does not beside the length 1.
-    if given is not None and given.ndim == 0 and given.item() == 1:
-        split.resize_inputs(1)
+    x = split.inputs[0]
     users = [use.node for use in split.outputs[0].uses()]
     kinds, inner = {user.op_type for user in users}, any(u.graph is not graph for u in users)
     others = kinds - {"SequenceAt", "SequenceLength"} or split.outputs[0].is_graph_output()

@@ -62,14 +62,17 @@ def keep_epsilon(op: Ops, graph: ir.Graph) -> None:
 # node, with one mask, of two that read the same values. So
 #
 #     y = Dropout(x, ratio, training)         on = Squeeze(Equal(reset, reset))
-#     z = Dropout(x, ratio, training)         t  = And(training, on)    y = Dropout(x, r, t)
+#     z = Dropout(x, ratio, training)         t  = Equal(training, on)  y = Dropout(x, r, t)
 #                                       ->    r  = Where(t, ratio, ratio)
-#                                             t2 = And(t, on)           z = Dropout(x, r2, t2)
+#                                             t2 = Equal(t, on)         z = Dropout(x, r2, t2)
 #                                             r2 = Where(t2, ratio, ratio)
 #
 # These are scalars, which all nodes of a graph share. Those of the graph around a subgraph are not
 # computed by a node of it, so that each subgraph has its own. With t alone a Dropout of an input of
 # the graph would still be removed, and what reads y would read t.
+#
+# Equal(t, on) is t, as And(t, on) is. WebGPU has a kernel of And and none of Dropout: there t would
+# be copied back from it.
 
 
 def keep_dropout(op: Ops, graph: ir.Graph) -> bool:
@@ -98,7 +101,7 @@ def keep_dropout(op: Ops, graph: ir.Graph) -> bool:
             training = operand(node, 2)
             chain = modes.setdefault((node.graph, training), [training])
             while len(chain) <= number + 1:
-                chain.append(op.And(chain[-1], on))
+                chain.append(op.Equal(chain[-1], on))
             read = ratio, chain[number + 1]
             if read not in ratios:
                 ratios[read] = op.Where(read[1], ratio, ratio)
