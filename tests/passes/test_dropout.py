@@ -22,7 +22,7 @@ from tests.passes.tools import assert_unchanged, changed, op_types, parse
 
 def depth(mode: ir.Value | None) -> int:
     """How many nodes compute the mode of a Dropout, one after the other."""
-    node = graphs.producer(mode, "And")
+    node = graphs.producer(mode, "Equal")
     return 0 if node is None else 1 + depth(node.inputs[0])
 
 
