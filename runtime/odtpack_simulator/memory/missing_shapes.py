@@ -48,9 +48,8 @@ _ARITHMETIC = frozenset(
 )
 """Operators by which graphs compute sizes, and along which axes they were broadcast."""
 
-_ENDLESS = (
-    1 << 31
-) - 1  # Turns of a Loop that are no bound: exporters write the largest number there is
+# Turns of a Loop that are no bound: exporters write the largest number there is.
+_ENDLESS = (1 << 31) - 1
 
 _ALIKE = {"FusedConv": "Conv", "FusedGemm": "Gemm", "Gelu": "Relu", "QuickGelu": "Relu"}
 """Operators of com.microsoft whose output has the shape that an ONNX operator's would have."""

@@ -201,6 +201,9 @@ LOOPS = {
     "more than there are numbers": (
         "n = Constant <value_int = 9223372036854775807> ()", "n", "Tanh (s)", None
     ),
+    "the most that 32 bits hold": (
+        "n = Constant <value_int = 2147483647> ()", "n", "Tanh (s)", None
+    ),
     "data": ("n = ReduceMax <keepdims = 0> (count)", "n", "Tanh (s)", None),
     "no number": ("n = Identity (zero)", "", "Tanh (s)", None),
     "a state that grows": (
