@@ -299,7 +299,10 @@ def roots(graph: ir.Graph, needed: set[ir.Value]) -> set[ir.Node]:
             continue
         kind, inputs = node.op_type, node.inputs
         first, second = (*inputs, None)[:2]
-        others = {v for v in inputs if v is not None and ir.convenience.get_const_tensor(v) is None}
+        others = {
+            v for v in inputs
+            if v is not None and v.const_value is None and producer(v, "Constant") is None
+        }  # fmt: skip
         if (
             kind in ("Shape", "Size")
             or (others and others <= sizes)
