@@ -38,7 +38,7 @@ from tests import native_library, zoo
 from tests.packaging_tools import batch
 
 NETWORKS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {
-    "mlp": (zoo.mlp, 64),
+    "mlp": (lambda: zoo.mlp((784, 1000, 10)), 64),
     "cnn": (lambda: zoo.cnn(hidden=128), 32),
     "mobilenet": (zoo.mobilenet_v2, 8),
     "transformer": (zoo.transformer_encoder, 8),
