@@ -113,7 +113,8 @@ def roots() -> onnx.ModelProto:
     roots (float[batch, 4] input) => (float[batch, 3] output)
     {{
         scaled = Mul(input, scale)
-        size = Abs(scaled)
+        sign = Sign(scaled)
+        size = Mul(scaled, sign)
         root = Sqrt(size)
         output = Gemm<transB = 1>(root, weight, bias)
     }}""")
