@@ -410,6 +410,11 @@ class DeviceMemory(Part):
         return judged_peak(self.predicted_peak_bytes, self.measured_peak_bytes)
 
     @property
+    def has_no_bound(self) -> bool:
+        """Whether neither the plan nor a measurement says what the training takes at most."""
+        return self.unbounded and self.measured_peak_bytes is None
+
+    @property
     def is_measured(self) -> bool:
         """Whether the peak to judge was measured, and the plan is too low."""
         return self.peak_bytes != self.predicted_peak_bytes

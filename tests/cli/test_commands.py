@@ -178,7 +178,7 @@ class TestTrain:
     def test_dropout_follows_from_the_seed_and_the_step(
         self, run: Run, tmp_path: Path, options: tuple[object, ...]
     ) -> None:
-        """Batches of a step have masks of their own, and a training goes on with the next ones."""
+        """Each batch of a step has another mask, and a resumed training draws the next one."""
         model = onnx.parser.parse_model(
             '<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, 3] y) '
             "<float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float r = {0.5}, "

@@ -241,17 +241,7 @@ def _infer_anew(model: ir.Model) -> ir.Model:
         declared[value] = value.type, _meant(dims_of(value), names)
         value.type, value.shape = None, None
     model = _fold_branches(infer_shapes(model))
-    # What follows a branch that is moved may be annotated as if the other one ran.
-    guessed: set[ir.Value] = set()
-    for node in nodes_of(model.graph):
-        after = any(value in guessed for value in reads(node))
-        # Of an operator without inference, as a foreign one, nothing but the annotation is known.
-        known = all(dims_of(value) is not None for value in reads(node))
-        guessed.update(
-            value
-            for value in node.outputs
-            if value.meta.get(MOVED) or (after and not (known and dims_of(value) is None))
-        )
+    guessed = _after_branches(model.graph)
     filled = False
     for value, (type_, dims) in declared.items():
         if value.type is None and type_ is not None:
@@ -266,6 +256,19 @@ def _infer_anew(model: ir.Model) -> ir.Model:
         if merged != list(found or ()) or found is None:
             value.shape, filled = ir.Shape(merged), True
     return infer_shapes(model) if filled else model
+
+
+def _after_branches(graph: ir.Graph) -> set[ir.Value]:
+    """What follows a branch that was moved: it may be annotated as if the other one ran."""
+    found: set[ir.Value] = set()
+    for node in nodes_of(graph):
+        found.update(value for value in node.outputs if value.meta.get(MOVED))
+        read = [*reads(node)] if found else []
+        if not found.isdisjoint(read):
+            # Of an operator without inference, as a foreign one, only the annotation is known.
+            known = all(dims_of(value) is not None for value in read)
+            found.update(v for v in node.outputs if not known or dims_of(v) is not None)
+    return found
 
 
 def _meant(dims: Dims | None, names: Collection[str]) -> Dims | None:

@@ -197,7 +197,7 @@ def _memory_limit(
             f"{_process(memory)}; the device's limit {_where(memory)} "
             "is unknown: a peak_memory limit in the budgets would stand in for it"
         )
-    elif memory.unbounded and memory.measured_peak_bytes is None:
+    elif memory.has_no_bound:
         status, outcome = "not judged", "not judged"
         message = f"{_process(memory)} at least: {_UNBOUNDED}, and no replay has measured it"
     else:

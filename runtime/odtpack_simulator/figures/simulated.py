@@ -83,13 +83,15 @@ def _metric(subject: Subject) -> Figure:
 
 # Memory on a device.
 
+_NO_BOUND: Final = "the plan knows no bound of what a Loop keeps, and nothing measured it"
+
 
 def _peak(subject: Subject) -> Figure:
     memory = subject.on.memory
     if memory.outcome == "killed":
         return _unknown("the replay was ended at the device's limit, before its peak was known")
-    if memory.unbounded and memory.measured_peak_bytes is None:
-        return _unknown("the plan knows no bound of what a Loop keeps, and nothing measured it")
+    if memory.has_no_bound:
+        return _unknown(_NO_BOUND)
     kind: FigureKind = "measured" if memory.is_measured else "predicted"
     return Figure(value=memory.peak_bytes, kind=kind, noise=_repeats(subject, memory.peak_bytes))
 
@@ -108,8 +110,8 @@ def _headroom(subject: Subject) -> Figure:
     total = memory.limit_bytes
     if not total:
         return _unknown("the device's limit is unknown")
-    if memory.unbounded and memory.measured_peak_bytes is None:
-        return _unknown("the plan knows no bound of what a Loop keeps, and nothing measured it")
+    if memory.has_no_bound:
+        return _unknown(_NO_BOUND)
     need = with_margin(memory.peak_bytes) + memory.others_bytes
     least = min(total, memory.limit_low_bytes or total)
     # Exact where the share is a whole percent.

@@ -295,7 +295,7 @@ def devices_of_result(
             raise OdtpackError(
                 "fleet-times", f"The result has no times for the current profile of {profile.name}."
             )
-        if known.memory.unbounded and known.memory.measured_peak_bytes is None:
+        if known.memory.has_no_bound:
             raise OdtpackError(
                 "memory-not-planned",
                 "The result plans a Loop of which nothing says how much it keeps, and has no "
