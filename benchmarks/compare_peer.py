@@ -8,8 +8,8 @@
 docs/benchmarks.md says how it is measured. Beside the median ratio stands that of the fastest steps
 of all rounds, which other work on the machine disturbs least. ``--quick`` makes a round of 10 steps
 of AdamW on one thread. A loop is ``step_on`` with the step model (``step``, the default), module,
-optimizer.step and lazy_reset_grad as the rival's (``train``), or ``step_on`` of a package that was
-built with ``--native`` and the library of ``make native`` (``native``).
+optimizer.step and lazy_reset_grad as the rival's (``train``), or either of a package that was built
+with ``--native`` and the library of ``make native`` (``native``, ``native-train``).
 """
 
 import argparse
@@ -98,7 +98,7 @@ def measure(
     for optimizer in optimizers:
         ours, native, theirs = (folder / f"{who}-{optimizer}" for who in ("ours", "native", "peer"))
         packaging_tools.generate(proto, ours, packaging_tools.OPTIMIZERS[optimizer])
-        if "native" in given.loop:
+        if any(loop.startswith("native") for loop in given.loop):
             build_native(model, native, optimizer)
         if workload.rival == PEER:
             frozen = packaging_tools.statistic_names(proto)
@@ -113,9 +113,10 @@ def measure(
                 passes = apart.call(worker.forward, model=model, **count)
                 floors.append(3 * statistics.median(passes))
                 for loop, mine in loops.items():
-                    package = native if loop == "native" else ours
+                    package = native if loop.startswith("native") else ours
+                    by_step_model = not loop.endswith("train")
                     answer = apart.call(
-                        worker.train, folder=package, step_model=loop != "train", **count
+                        worker.train, folder=package, step_model=by_step_model, **count
                     )
                     mine.append(sample(answer))
                 if workload.rival == PEER:
@@ -156,13 +157,16 @@ def main() -> int:
         warm_up=5, loop=[str], quick=False,
     )  # fmt: skip
     given.loop = given.loop or ["step"]
+    if unknown := {*given.loop} - {"step", "train", "native", "native-train"}:
+        print(f"compare_peer: no loop is called {min(unknown)}", file=sys.stderr)
+        return 2
     if given.quick:
         given.rounds, given.steps, given.warm_up = 1, 10, 3
         given.threads, given.optimizer = [1], ["adamw"]
     if (reason := client.peer_available()) is not None:
         print(f"compare_peer: {reason}", file=sys.stderr)
         return 2
-    if "native" in given.loop:
+    if any(loop.startswith("native") for loop in given.loop):
         os.environ[VARIABLE] = str(library())
     rows: list[Row] = []
     for name in given.workload:
