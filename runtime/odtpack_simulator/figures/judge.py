@@ -483,7 +483,7 @@ def _check(
             text += f" ({_against(metric, placed, base)})"
             # Figures of a package repeat with the seed; those of a device are measured.
             noise = chance(metric, base, figure) if metric.scope == "device" else None
-            if status == "fail" and noise is not None and abs(actual - base.value) <= noise:
+            if status == "fail" and noise is not None and abs(actual - limit) <= noise:
                 level = "warn"
                 scatter = format_value(noise, figure.unit)
                 text += f": as far as the measurement scatters (± {scatter})"
