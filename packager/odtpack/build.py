@@ -24,7 +24,6 @@ from odtpack.adapters.inference import decoder_with_adapter
 from odtpack.adapters.layers import layer_name, transposed
 from odtpack.choices import STOCK
 from odtpack.errors import OdtpackError, check_choice, check_type, some
-from odtpack.graph.graphs import paused_collector
 from odtpack.losses import Loss, make_loss
 from odtpack.losses.common.base import settled_on
 from odtpack.memory.spec import read_memory
@@ -55,7 +54,7 @@ from odtpack.package.candidates import (
     zero_rows,
 )
 from odtpack.package.self_check import MEASURE
-from odtpack.package.task import Remark, Task, silent
+from odtpack.package.task import Remark, Task, paused_collector, silent
 from odtpack.package.training import attach_losses, read_by, select
 from odtpack.package.write import check_folder, write_artifacts
 from odtpack.quantized import quantize_base

@@ -18,7 +18,7 @@ from onnx import numpy_helper
 
 from benchmarks.fidelity import models
 from odtpack import losses
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 from odtpack.memory import compile as memory_compile
 from odtpack.memory.compile import gradients_at_once, weights_late
 from odtpack.memory.recompute import Choice

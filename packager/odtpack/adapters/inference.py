@@ -20,8 +20,7 @@ from odtpack.adapters.layers import find_layers, packed_layers
 from odtpack.adapters.low_rank import A, B
 from odtpack.adapters.modules import by_layer, modules_of, together
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import dims_of
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, dims_of
 from odtpack.model.loading import name_nodes
 from odtpack.model.source import ModelLike, open_model
 from odtpack.spec import AdapterSpec

@@ -7,9 +7,8 @@ import onnx_ir as ir
 from odtpack.autodiff.context import Context
 from odtpack.contrib import attention, elementary, quantized  # noqa: F401 (fills the table)
 from odtpack.contrib.table import DOMAIN, TABLE
-from odtpack.graph.graphs import nodes_of, replace
+from odtpack.graph.graphs import Ops, nodes_of, replace
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 
 
 def covered() -> list[str]:

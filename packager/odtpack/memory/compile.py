@@ -19,10 +19,9 @@ import onnx_ir.passes.common as common_passes
 
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.fold import fold
-from odtpack.graph.graphs import Dims, ancestors, dims_of
+from odtpack.graph.fold import fold, merge_equal
+from odtpack.graph.graphs import Dims, Ops, ancestors, dims_of
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 from odtpack.memory import early_masks, recompute, schedule
 from odtpack.memory.recompute import Choice, choose
 from odtpack.memory.schedule import (
@@ -71,7 +70,7 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     shapes = input_shapes(model.graph, spec)
     trial = model.clone()
     # ONNX Runtime merges equal nodes: what is chosen for its step would miss a duplicate.
-    graphs.merge(trial.graph)
+    merge_equal(trial.graph)
     before = Step(_load(trial, shapes))
     total = sum(before.seconds)
     peak = before.timeline().peak

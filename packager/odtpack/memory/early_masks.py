@@ -17,8 +17,7 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.graph.graphs import ancestors, dims_of, typed
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, ancestors, dims_of, typed
 from odtpack.memory.schedule import Step
 from odtpack.memory.spec import WORTH
 from odtpack_simulator.memory.kernel_memory import ALIASES

@@ -27,6 +27,7 @@ from odtpack.graph.graphs import (
     Dims,
     InlinePass,
     Names,
+    Ops,
     constant,
     defined,
     dims_of,
@@ -40,7 +41,6 @@ from odtpack.graph.graphs import (
     replace,
 )
 from odtpack.graph.inference import contradiction, infer_shapes, is_known
-from odtpack.graph.ops import Ops
 from odtpack.model import exporters, old_opsets, shared_tensors, source
 from odtpack.model.exporters import module_names
 from odtpack.model.inputs import fix_sizes

@@ -12,7 +12,7 @@ from odtpack import choices, targets
 from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 from odtpack.model.loading import load_source
 from odtpack.model.source import Source
 from odtpack.optimizers import FIRST, SECOND, SGD, AdamW, Clip, Optimizer

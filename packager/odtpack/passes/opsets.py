@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from odtpack.graph.graphs import nodes_of
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, nodes_of
 
 _FROM, TO = 13, 17
 BLOCKS = 21
