@@ -26,7 +26,6 @@ from odtpack.choices import STOCK
 from odtpack.errors import OdtpackError, check_choice, check_type, some
 from odtpack.losses import Loss, make_loss
 from odtpack.losses.common.base import settled_on
-from odtpack.memory.spec import read_memory
 from odtpack.model import old_opsets
 from odtpack.model.exporters import absent, homes
 from odtpack.model.head import add_head
@@ -163,7 +162,7 @@ def build(
     """
     check_type("folder", folder, (str, os.PathLike), "'package'")
     adapter = spec.adapter_spec()
-    memory = read_memory(spec)
+    memory = spec.memory_spec()
     destination = check_folder(folder)
     chosen = None if spec.loss == "none" else make_loss(spec.loss, spec.loss_options)
     _check_used(spec, chosen)

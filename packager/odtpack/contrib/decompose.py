@@ -16,6 +16,11 @@ def covered() -> list[str]:
     return sorted(TABLE)
 
 
+def needs_blocks(graph: ir.Graph) -> bool:
+    """Whether a graph has nodes that are written in :data:`.quantized.BLOCKED_OPSET` only."""
+    return any(node.domain == DOMAIN and node.op_type == "MatMulNBits" for node in graph)
+
+
 def decompose(model: ir.Model) -> ir.Model:
     """Write every contributed node that can be in standard operators."""
     # model: In topological order, with types and shapes inferred, as of what is returned; changed

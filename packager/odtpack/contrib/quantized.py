@@ -23,7 +23,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.stop_gradient import has_stand_in, stand_in
-from odtpack.contrib.table import DOMAIN, Outputs, decomposition, known_rank, not_covered
+from odtpack.contrib.table import Outputs, decomposition, known_rank, not_covered
 from odtpack.graph.graphs import (
     LOOK_UP,
     Ops,
@@ -57,11 +57,6 @@ class _Matrix:
     bits: int  # 4 or 8
     columns: int  # K
     block: int  # columns of a block
-
-
-def needs_blocks(graph: ir.Graph) -> bool:
-    """Whether a graph has nodes that are written in that opset only."""
-    return any(node.domain == DOMAIN and node.op_type == "MatMulNBits" for node in graph)
 
 
 @decomposition("MatMulNBits")

@@ -7,20 +7,22 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import onnx_ir as ir
 
 from odtpack import choices, losses
 from odtpack.graph.graphs import Ops
-from odtpack.memory.spec import MemoryReport, MemorySpec
 from odtpack.optimizers import Optimizer
 from odtpack.ort import kernel_needs, webgpu
 from odtpack.package.parameters import Parameter
 from odtpack.passes import aliases
 from odtpack.passes.gradient_buffers import accumulate
-from odtpack.spec import BuildSpec
+from odtpack.spec import BuildSpec, MemorySpec
 from odtpack_runtime.package.manifest import AdapterInfo, SegmentInfo
+
+if TYPE_CHECKING:
+    from odtpack.memory.compile import MemoryReport
 
 
 @dataclasses.dataclass(frozen=True)

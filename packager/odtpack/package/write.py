@@ -22,7 +22,6 @@ from odtpack import targets
 from odtpack.choices import SESSIONS
 from odtpack.errors import OdtpackError, shortened
 from odtpack.graph.graphs import Dims, dims_of, draws, nodes_of
-from odtpack.memory.spec import MemoryReport, MemorySpec
 from odtpack.option import options_of
 from odtpack.ort import kernel_needs
 from odtpack.ort.files import with_ort_files, write_ort_files
@@ -36,7 +35,7 @@ from odtpack.package.task import Graphs, OptimizerStep, Remark, Task, silent
 from odtpack.package.training import STATE_SUFFIX, build_graphs, read_by
 from odtpack.passes import native
 from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX
-from odtpack.spec import AdapterSpec, BuildSpec
+from odtpack.spec import AdapterSpec, BuildSpec, MemorySpec
 from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.parameters import CHUNK_ELEMENTS, Layout
@@ -54,6 +53,7 @@ from odtpack_runtime.session.options import usual_session
 from odtpack_runtime.training.optimizer_contract import read_contract
 
 if TYPE_CHECKING:
+    from odtpack.memory.compile import MemoryReport
     from odtpack_simulator.memory.planning import MemoryPlan
 
 
