@@ -32,8 +32,7 @@ from odtpack.optimizers import (
 from odtpack.optimizers import (
     Optimizer as Formula,
 )
-from odtpack.package.optimizer_update import resolve_update
-from odtpack.package.task import Task
+from odtpack.package.task import Task, resolve_update
 from odtpack.package.training import build_graphs
 from odtpack.spec import MemorySpec
 from odtpack.step import chunks

@@ -86,9 +86,7 @@ def decoder_with_adapter(
     # model: The decoder, which is not changed. adapter: Of kind ``lora``. Its parameters become
     # inputs of their names, in float32, that may be left out: they are zero then, which changes
     # nothing. any_inputs: Take a model that is no decoder, too.
-    given = open_model(model)
-    decoder = ir.from_proto(given.proto)
-    given.restore(decoder.graph)
+    decoder = open_model(model).model()
     graph = decoder.graph
     name_nodes(graph)
     layers = modules_of(graph, (*find_layers(graph), *packed_layers(graph)))

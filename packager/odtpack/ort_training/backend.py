@@ -19,8 +19,15 @@ from odtpack.optimizers import FIRST, SECOND, SGD, AdamW, Clip, Optimizer
 from odtpack.optimizers.adamw import PYTORCH, REFERENCE
 from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.ort.kernel_needs import Need
-from odtpack.package.optimizer_update import ResolvedUpdate
-from odtpack.package.task import STOCK, Accumulator, Backend, Graphs, OptimizerStep, WebGpu
+from odtpack.package.task import (
+    STOCK,
+    Accumulator,
+    Backend,
+    Graphs,
+    OptimizerStep,
+    ResolvedUpdate,
+    WebGpu,
+)
 from odtpack.passes.batch_norm import OP_TYPE as BATCH_NORM
 from odtpack.passes.batch_norm import count_per_channel
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState

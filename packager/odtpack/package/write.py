@@ -27,11 +27,10 @@ from odtpack.ort import kernel_needs
 from odtpack.ort.files import with_ort_files, write_ort_files
 from odtpack.ort.kernel_needs import Need, oldest_of_files
 from odtpack.ort.session_runs import TRAINING_MODELS
-from odtpack.package.optimizer_update import resolve_update
 from odtpack.package.parameters import master_type
 from odtpack.package.segments.build import build_segments, check_options, stage_segments
 from odtpack.package.self_check import checked
-from odtpack.package.task import Graphs, OptimizerStep, Remark, Task, silent
+from odtpack.package.task import Graphs, OptimizerStep, Remark, Task, resolve_update, silent
 from odtpack.package.training import STATE_SUFFIX, build_graphs, read_by
 from odtpack.passes import native
 from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX
