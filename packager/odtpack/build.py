@@ -26,7 +26,6 @@ from odtpack.choices import STOCK
 from odtpack.errors import OdtpackError, check_choice, check_type, some
 from odtpack.losses import Loss, make_loss
 from odtpack.losses.common.base import settled_on
-from odtpack.model import old_opsets
 from odtpack.model.exporters import absent, homes
 from odtpack.model.head import add_head
 from odtpack.model.inputs import settle
@@ -56,6 +55,7 @@ from odtpack.package.self_check import MEASURE
 from odtpack.package.task import Remark, Task, paused_collector, silent
 from odtpack.package.training import attach_losses, read_by, select
 from odtpack.package.write import check_folder, write_artifacts
+from odtpack.passes import opsets
 from odtpack.quantized import quantize_base
 from odtpack.spec import AdapterSpec, BuildSpec
 from odtpack_runtime.apart.worker import worker
@@ -174,7 +174,7 @@ def build(
         cache, wanted = loaded.meta.get(CACHE, ()), spec.train
         old = loaded.meta.get(CONVERTED_FROM)
         if old is not None:
-            say(f"the model has opset {old}, and is converted to {old_opsets.NEWEST}")
+            say(f"the model has opset {old}, and is converted to {opsets.TO}")
         if ones := loaded.meta.get(SQUEEZED):
             sizes = [f"axis {axis} of {name}" for name, axis in ones]
             say(

@@ -2,7 +2,7 @@
 
 Exporters and function bodies compute axes and bounds from shapes, node by node:
 Shape, Gather, Concat, Range. Gradient rules need to know the results. An If on such a
-result is replaced by the branch that is taken.
+result is replaced by the branch that is taken. Nodes that compute the same are merged.
 """
 
 from __future__ import annotations
@@ -235,11 +235,8 @@ def _squeezed(node: ir.Node) -> tuple[str, int] | None:
     return (str(value.name), axis) if (axis - read) % value.shape.rank() == 0 else None
 
 
-# Merges nodes that compute the same, as ONNX Runtime's optimizers do.
-
-
 def merge_equal(graph: ir.Graph, nodes: Iterable[ir.Node] | None = None) -> None:
-    """Let the first of several equal nodes do for all."""
+    """Let the first of several equal nodes do for all, as ONNX Runtime's optimizers do."""
     # graph: A sorted graph, whose subgraphs stay as they are. nodes: Those of it to merge, in its
     # order; all if None.
     found: dict[Hashable, ir.Node] = {}

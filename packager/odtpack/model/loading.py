@@ -41,7 +41,7 @@ from odtpack.graph.graphs import (
     replace,
 )
 from odtpack.graph.inference import contradiction, infer_shapes, is_known
-from odtpack.model import exporters, old_opsets, shared_tensors
+from odtpack.model import exporters, shared_tensors
 from odtpack.model.exporters import module_names
 from odtpack.model.inputs import fix_sizes
 from odtpack.model.source import ModelLike, Source, check_bytes, open_model
@@ -134,7 +134,7 @@ def load_source(
         fix_sizes(given.proto.graph, sizes)
     check_functions(given.proto, given.where)
     _check(given.proto, given.where)
-    converted = old_opsets.convert(given.proto, given.arrays, given.where)
+    converted = opsets.convert(given.proto, given.arrays, given.where)
     loaded = given.model()
     if converted is not None:
         loaded.meta[CONVERTED_FROM] = converted
@@ -529,7 +529,7 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
     if opset is None:
         raise OdtpackError("no-opset", "the model imports no standard operators", where=where)
-    targets.lowest_target(targets.MIN_OPSET if opset in old_opsets.CONVERTED else opset)
+    targets.lowest_target(targets.MIN_OPSET if opset in opsets.CONVERTED else opset)
     check_texts(proto, where)
     try:
         if proto.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:

@@ -1,4 +1,4 @@
-"""A build on its way: what runs the package, what is built for it, and the graphs that are made."""
+"""A build on its way: what runs it, what is built for it, its graphs, the step of its optimizer."""
 
 from __future__ import annotations
 
