@@ -19,10 +19,10 @@ import onnxruntime
 
 from benchmarks.workloads import WORKLOADS, Workload
 from odtpack import losses
-from odtpack.memory.spec import MemorySpec
 from odtpack.model.loading import load_model
 from odtpack.package.task import Graphs, Task
 from odtpack.package.training import build_graphs
+from odtpack.spec import MemorySpec
 from scripts.harness import head, in_turns, options, row
 from tests.packaging_tools import batch, trainable_names
 

@@ -22,10 +22,10 @@ from odtpack.build import build_package
 from odtpack.choices import OrtFormat
 from odtpack.cli import main
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import _Collector, paused_collector
 from odtpack.ort import kernel_needs
 from odtpack.ort.files import add_ort_files
 from odtpack.ort.kernel_needs import oldest_runtime, require
+from odtpack.package.task import _Collector, paused_collector
 from odtpack_runtime import CheckpointState, Package
 from odtpack_runtime.package.verify import write_inference_model
 from scripts.kernel_table import listed

@@ -20,12 +20,7 @@ import onnx_ir as ir
 from odtpack import choices, losses, optimizers
 from odtpack.choices import OrtFormat
 from odtpack.errors import OdtpackError, UnknownNameError, WrongTypeError, check_type
-from odtpack.graph.graphs import (
-    TRAINABLE_TYPES,
-    is_lifted_constant,
-    paused_collector,
-    running_statistics,
-)
+from odtpack.graph.graphs import TRAINABLE_TYPES, is_lifted_constant, running_statistics
 from odtpack.losses.common.base import Classes, settled_on
 from odtpack.model.exporters import matching, module_names
 from odtpack.model.loading import load_model, named_cause
@@ -38,7 +33,7 @@ from odtpack.optimizers import Clip
 from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.ort_training.backend import backend_for
 from odtpack.package.candidates import candidates, reached
-from odtpack.package.task import OptimizerStep, Task
+from odtpack.package.task import OptimizerStep, Task, paused_collector
 from odtpack.package.write import write_artifacts
 from odtpack.spec import BuildSpec
 

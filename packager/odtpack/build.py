@@ -24,11 +24,8 @@ from odtpack.adapters.inference import decoder_with_adapter
 from odtpack.adapters.layers import layer_name, transposed
 from odtpack.choices import STOCK
 from odtpack.errors import OdtpackError, check_choice, check_type, some
-from odtpack.graph.graphs import paused_collector
 from odtpack.losses import Loss, make_loss
 from odtpack.losses.common.base import settled_on
-from odtpack.memory.spec import read_memory
-from odtpack.model import old_opsets
 from odtpack.model.exporters import absent, homes
 from odtpack.model.head import add_head
 from odtpack.model.inputs import settle
@@ -55,9 +52,10 @@ from odtpack.package.candidates import (
     zero_rows,
 )
 from odtpack.package.self_check import MEASURE
-from odtpack.package.task import Remark, Task, silent
+from odtpack.package.task import Remark, Task, paused_collector, silent
 from odtpack.package.training import attach_losses, read_by, select
 from odtpack.package.write import check_folder, write_artifacts
+from odtpack.passes import opsets
 from odtpack.quantized import quantize_base
 from odtpack.spec import AdapterSpec, BuildSpec
 from odtpack_runtime.apart.worker import worker
@@ -164,7 +162,7 @@ def build(
     """
     check_type("folder", folder, (str, os.PathLike), "'package'")
     adapter = spec.adapter_spec()
-    memory = read_memory(spec)
+    memory = spec.memory_spec()
     destination = check_folder(folder)
     chosen = None if spec.loss == "none" else make_loss(spec.loss, spec.loss_options)
     _check_used(spec, chosen)
@@ -176,7 +174,7 @@ def build(
         cache, wanted = loaded.meta.get(CACHE, ()), spec.train
         old = loaded.meta.get(CONVERTED_FROM)
         if old is not None:
-            say(f"the model has opset {old}, and is converted to {old_opsets.NEWEST}")
+            say(f"the model has opset {old}, and is converted to {opsets.TO}")
         if ones := loaded.meta.get(SQUEEZED):
             sizes = [f"axis {axis} of {name}" for name, axis in ones]
             say(

@@ -16,9 +16,8 @@ from odtpack.adapters.layers import Layer, find_layers, home_of
 from odtpack.choices import BaseKind
 from odtpack.errors import OdtpackError, some
 from odtpack.graph import graphs
-from odtpack.graph.graphs import LOOK_UP, mark_constant, redirect, typed
+from odtpack.graph.graphs import LOOK_UP, Ops, mark_constant, redirect, typed
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 from odtpack.model.exporters import matching, module_names
 from odtpack.model.source import release_pages
 from odtpack.passes.finishing import SMALLEST

@@ -298,6 +298,25 @@ class AdapterSpec:
 
 
 @dataclasses.dataclass(frozen=True)
+class MemorySpec:
+    """For which shapes the memory of a training step is made small, and how far."""
+
+    # Sizes of open axes of the inputs by name.
+    sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    batch: int = 8  # size of every other open first axis
+    other: int = 64  # size of every other open axis
+    # Bytes that the whole training may take at its peak, see :mod:`odtpack.package.write`.
+    budget: int | None = None
+    # Bytes of activations that a training step may have at its peak, those of the sessions' nodes
+    # that are added counted; as few as ``slowdown`` allows if None.
+    limit: int | None = None
+    # Part of the training model's time that computing again may take, by the estimate of
+    # :mod:`odtpack.memory.schedule`; of a build without a budget by default.
+    slowdown: float = 0.05
+    worth: float = 0.03  # part of the activations below which a saving is left
+
+
+@dataclasses.dataclass(frozen=True)
 class BuildSpec:
     """Everything that decides a package, in plain values; the order is that of ``--help``.
 
@@ -619,6 +638,39 @@ class BuildSpec:
                     hint="name its kind: --adapter lora",
                 )
         return None
+
+    def memory_spec(self) -> MemorySpec:
+        """The problem that is posed to the memory compiler.
+
+        Raises:
+            OdtpackError: A budget that cannot be kept or read, or its settings and no budget.
+        """
+        from odtpack.errors import OdtpackError
+        from odtpack_simulator.values.units import parse_quantity
+
+        if self.memory_budget is None:
+            if self.memory_batch is not None or self.memory_sizes:
+                raise OdtpackError(
+                    "option-not-used",
+                    "a batch size and sizes are given for a memory budget, and there is none",
+                    hint="add --memory-budget, as in --memory-budget '60 MB'",
+                )
+            return MemorySpec()
+        if self.runtime != choices.STOCK:
+            raise OdtpackError(
+                "target-cannot", "a memory budget is kept with stock ONNX Runtime only",
+                hint="leave --memory-budget or --target out",
+            )  # fmt: skip
+        named = {}
+        for text in self.memory_sizes:
+            name, _, size = text.rpartition("=")
+            if not name or not size.isascii() or not size.isdigit() or int(size) < 1:
+                raise OdtpackError(
+                    "bad-memory-budget", f"{text!r} is not NAME=SIZE with a size of 1 or more"
+                )
+            named[name] = int(size)
+        budget = int(parse_quantity(self.memory_budget, "bytes"))
+        return MemorySpec(named, self.memory_batch or MemorySpec.batch, budget=budget)
 
 
 _ADAPTER = options_of(AdapterSpec)[1:]

@@ -19,7 +19,7 @@ from odtpack.adapters import insert_adapter
 from odtpack.adapters.layers import find_layers
 from odtpack.build import build_package
 from odtpack.choices import BaseKind
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 from odtpack.model.loading import load_model
 from odtpack.package.segments import cut as packed
 from odtpack.quantized import quantize_base

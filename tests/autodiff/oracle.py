@@ -26,8 +26,8 @@ from onnx.reference import ReferenceEvaluator
 from odtpack import contrib, targets
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
+from odtpack.graph.graphs import Ops
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 from odtpack.passes import precision
 from tests.autodiff.points import (  # noqa: F401  (tables of cases take them from here)
     Array,

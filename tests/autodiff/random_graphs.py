@@ -16,8 +16,8 @@ import onnx_ir as ir
 from hypothesis import strategies as st
 
 from odtpack import targets
+from odtpack.graph.graphs import Ops
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 from tests.autodiff.oracle import Array
 
 BATCH = 2

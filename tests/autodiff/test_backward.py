@@ -14,8 +14,8 @@ from odtpack.autodiff import Registry, differentiate
 from odtpack.autodiff.backward import ancestors
 from odtpack.autodiff.context import Context, Cotangents, Rule
 from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import Ops
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 from odtpack.ort import webgpu
 from odtpack_runtime.session.device import Device
 from tests.autodiff.oracle import (

@@ -14,8 +14,8 @@ from odtpack.autodiff import REGISTRY, Registry
 from odtpack.autodiff.expand import expand
 from odtpack.errors import OdtpackError
 from odtpack.graph.fold import fold
+from odtpack.graph.graphs import Ops
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 from odtpack.model.loading import load_model
 from tests.autodiff.cases import elementwise, matrix, transformers
 from tests.autodiff.oracle import (

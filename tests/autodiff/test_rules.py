@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from odtpack.autodiff import REGISTRY, differentiate
 from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.autodiff.expand import expand
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 from odtpack.passes import batch_norm, patterns
 from tests.autodiff.cases import (
     elementwise,

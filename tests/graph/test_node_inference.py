@@ -11,7 +11,8 @@ import onnx_ir as ir
 import pytest
 
 from odtpack.autodiff.expand import expand
-from odtpack.graph import graphs, inference
+from odtpack.graph import inference
+from odtpack.graph.fold import merge_equal
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.inference import Found, NodeInference
 from odtpack.model.loading import load_model
@@ -151,7 +152,7 @@ def merged(body: str, outputs: str = "float[3] y") -> list[str]:
     """The operators that are left of the nodes of a graph."""
     text = f'<ir_version: 9, opset_import: ["" : 18]> g (float[3] x) => ({outputs}) {{ {body} }}'
     graph = ir.from_proto(onnx.parser.parse_model(text)).graph
-    graphs.merge(graph)
+    merge_equal(graph)
     onnx.checker.check_model(ir.to_proto(ir.Model(graph, ir_version=9)))
     return [node.op_type for node in graph]
 

@@ -26,10 +26,10 @@ from odtpack.memory import compile as memory_compile
 from odtpack.memory.compile import input_shapes
 from odtpack.memory.recompute import Choice
 from odtpack.memory.schedule import Step
-from odtpack.memory.spec import MemorySpec
 from odtpack.model.loading import load_model
 from odtpack.package.task import Graphs, Task
 from odtpack.package.training import build_graphs
+from odtpack.spec import MemorySpec
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import RESET_NAME
 from odtpack_simulator.memory.arena import allocate

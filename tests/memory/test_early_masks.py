@@ -16,10 +16,10 @@ import pytest
 from odtpack import losses
 from odtpack.memory import early_masks
 from odtpack.memory.schedule import Step
-from odtpack.memory.spec import MemorySpec
 from odtpack.model.loading import load_model
 from odtpack.package.task import Graphs, Task
 from odtpack.package.training import build_graphs
+from odtpack.spec import MemorySpec
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph
 from tests import zoo
 from tests.memory.test_compile import BATCH, ROOT, feeds, run, written

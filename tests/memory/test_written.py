@@ -18,15 +18,15 @@ from onnx import numpy_helper
 
 from benchmarks.fidelity import models
 from odtpack import losses
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 from odtpack.memory import compile as memory_compile
 from odtpack.memory.compile import gradients_at_once, weights_late
 from odtpack.memory.recompute import Choice
 from odtpack.memory.schedule import ControlEdge, SizeNames, Step, Timeline, arrange, places_of
-from odtpack.memory.spec import MemorySpec
 from odtpack.model.loading import load_model
 from odtpack.package.task import Graphs, Task
 from odtpack.package.training import build_graphs
+from odtpack.spec import MemorySpec
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value, load_runtime_graph
 
 WIDTH = 128

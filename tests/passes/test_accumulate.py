@@ -9,8 +9,7 @@ import onnxruntime
 import pytest
 
 from odtpack.autodiff.backward import SUM_OF_COTANGENTS
-from odtpack.graph.graphs import static_dims
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, static_dims
 from odtpack.passes import aliases, gradient_buffers
 from odtpack.passes.gradient_buffers import accumulate
 from tests.passes.tools import check, op_types, outline, parse, run

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from odtpack.autodiff import differentiate
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 from odtpack.passes import attention
 from tests.passes.tools import check, op_types, parse, run
 

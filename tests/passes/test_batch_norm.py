@@ -8,7 +8,7 @@ import torch
 from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 from odtpack.passes import batch_norm
 from tests.passes.tools import check, op_types, parse, run
 from tests.refused import refused

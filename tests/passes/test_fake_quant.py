@@ -10,7 +10,7 @@ import torch
 
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.context import INTERNAL_DOMAIN
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 from odtpack.losses import make_loss
 from odtpack.model.loading import load_model
 from odtpack.package.candidates import resolve

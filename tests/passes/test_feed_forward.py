@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 import torch
 
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 from odtpack.passes import feed_forward
 from tests.passes.test_attention import _with_gradients
 from tests.passes.tools import op_types, parse, run

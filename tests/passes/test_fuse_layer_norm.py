@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.autodiff.context import INTERNAL_DOMAIN
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 from odtpack.passes import patterns
 from odtpack.passes.finishing import keep_epsilon
 from odtpack.passes.patterns import fuse_layer_norm

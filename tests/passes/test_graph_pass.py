@@ -10,7 +10,7 @@ from odtpack.autodiff import differentiate
 from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.autodiff.stop_gradient import lower, stop
 from odtpack.errors import OdtpackError
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 from odtpack.passes.opsets import upgrade
 from odtpack.passes.pipeline import ALL, apply
 from tests.passes.tools import assert_same, check, parse, random_feeds

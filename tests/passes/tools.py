@@ -10,8 +10,8 @@ import onnx_ir as ir
 import onnxruntime
 
 from odtpack import targets
+from odtpack.graph.graphs import Ops
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 
 Rewrite = Callable[[Ops, ir.Graph], bool | None]
 

@@ -9,8 +9,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
-from odtpack.graph.graphs import static_dims
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, static_dims
 from odtpack.optimizers import SGD, Adam, AdamW, Lion, Optimizer
 from odtpack.passes import aliases
 from odtpack.step import chunks

@@ -20,7 +20,6 @@ from onnxruntime import GraphOptimizationLevel as Level
 
 from odtpack import losses
 from odtpack.build import build_package
-from odtpack.memory.spec import MemorySpec
 from odtpack.model.loading import load_model
 from odtpack.optimizers import (
     SGD,
@@ -33,9 +32,9 @@ from odtpack.optimizers import (
 from odtpack.optimizers import (
     Optimizer as Formula,
 )
-from odtpack.package.optimizer_update import resolve_update
-from odtpack.package.task import Task
+from odtpack.package.task import Task, resolve_update
 from odtpack.package.training import build_graphs
+from odtpack.spec import MemorySpec
 from odtpack.step import chunks
 from odtpack.step import model as step_models
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer

@@ -20,8 +20,7 @@ from odtpack.adapters.layers import find_layers, packed_layers
 from odtpack.adapters.low_rank import A, B
 from odtpack.adapters.modules import by_layer, modules_of, together
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import dims_of
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, dims_of
 from odtpack.model.loading import name_nodes
 from odtpack.model.source import ModelLike, open_model
 from odtpack.spec import AdapterSpec
@@ -87,9 +86,7 @@ def decoder_with_adapter(
     # model: The decoder, which is not changed. adapter: Of kind ``lora``. Its parameters become
     # inputs of their names, in float32, that may be left out: they are zero then, which changes
     # nothing. any_inputs: Take a model that is no decoder, too.
-    given = open_model(model)
-    decoder = ir.from_proto(given.proto)
-    given.restore(decoder.graph)
+    decoder = open_model(model).model()
     graph = decoder.graph
     name_nodes(graph)
     layers = modules_of(graph, (*find_layers(graph), *packed_layers(graph)))

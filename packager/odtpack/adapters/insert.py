@@ -13,9 +13,8 @@ from odtpack.adapters.layers import Layer, Use, find_layers
 from odtpack.adapters.low_rank import Table, find_tables, take_place
 from odtpack.adapters.modules import Module, Share, by_layer, modules_of, together
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.graphs import dims_of, maker, redirect
+from odtpack.graph.graphs import Ops, dims_of, maker, redirect
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 from odtpack.model.shared_tensors import weight_array
 from odtpack.spec import AdapterSpec
 from odtpack_runtime.package.adapter import PREFIX

@@ -12,8 +12,7 @@ import onnx_ir as ir
 
 from odtpack.adapters.layers import Layer, Stored, Use, home_of, layer_name
 from odtpack.autodiff.stop_gradient import stop
-from odtpack.graph.graphs import LOOK_UP, dims_of, is_lifted_constant, maker, redirect, typed
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import LOOK_UP, Ops, dims_of, is_lifted_constant, maker, redirect, typed
 from odtpack.model.exporters import module_names
 from odtpack.spec import AdapterSpec
 

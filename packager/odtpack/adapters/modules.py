@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from odtpack.adapters.layers import Layer, Linear
 from odtpack.adapters.low_rank import A, B
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 from odtpack.model.exporters import joined, parted
 
 _Given = TypeVar("_Given")

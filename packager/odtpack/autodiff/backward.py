@@ -11,8 +11,7 @@ from odtpack.autodiff import context, discards
 from odtpack.autodiff.context import REGISTRY, Context, Registry, Rule, WithCaptured
 from odtpack.autodiff.stop_gradient import STRAIGHT_THROUGH
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import ancestors, captures, dims_of, maker, reads, subgraphs, wider
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, ancestors, captures, dims_of, maker, reads, subgraphs, wider
 
 # It knows no operators. A rule gives the cotangents of a node's inputs, and of what its
 # subgraphs read from around them, from those of its outputs; the walk decides which are

@@ -19,6 +19,7 @@ from odtpack.graph import inference
 from odtpack.graph.graphs import (
     RANDOM_OPERATORS,
     Dims,
+    Ops,
     captures,
     defined,
     dims_of,
@@ -27,7 +28,6 @@ from odtpack.graph.graphs import (
     subgraphs,
     typed,
 )
-from odtpack.graph.ops import Ops
 
 # The backward nodes of a body read values of the forward body, which they cannot see from
 # where they end up. Each such value is either handed over, as one more output of the forward

@@ -11,8 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import Dims, constant, dims_of
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Dims, Ops, constant, dims_of
 
 Differentiate = Callable[
     [ir.Graph, Mapping[ir.Value, ir.Value], Iterable[ir.Value], Ops], dict[ir.Value, ir.Value]

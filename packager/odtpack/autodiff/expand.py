@@ -15,6 +15,7 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.fold import fold, share_constants
 from odtpack.graph.graphs import (
     InlinePass,
+    Ops,
     ancestors,
     captures,
     constant,
@@ -25,7 +26,6 @@ from odtpack.graph.graphs import (
     subgraphs,
 )
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 
 # The ONNX specification defines many operators as functions of others (Celu, Mish,
 # GroupNormalization, Attention, ...), and a model may bring functions of its own. A body in

@@ -11,8 +11,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import add_at
 from odtpack.autodiff.context import Context
-from odtpack.graph.graphs import dims_of
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, dims_of
 
 # Along each axis a sample is a sum over a few neighbouring elements ("taps") whose weights
 # depend on the position: one for nearest, two for linear, four for cubic interpolation. The

@@ -13,8 +13,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.errors import UnknownNameError, near_names
-from odtpack.graph.graphs import nodes_of, replace, typed
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, nodes_of, replace, typed
 
 _OP_TYPE = "StopGradient"
 STRAIGHT_THROUGH = "StraightThrough"

@@ -13,8 +13,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
-from odtpack.graph.graphs import Dims
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Dims, Ops
 
 
 class _Taps:

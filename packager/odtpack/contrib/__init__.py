@@ -9,8 +9,7 @@ A node that a function does not cover stays as it is: it runs, and is an error o
 gradient would have to pass it.
 """
 
-from odtpack.contrib.decompose import covered, decompose
-from odtpack.contrib.quantized import needs_blocks
+from odtpack.contrib.decompose import covered, decompose, needs_blocks
 from odtpack.contrib.table import DOMAIN
 
 __all__ = ["DOMAIN", "covered", "decompose", "needs_blocks"]

@@ -19,8 +19,7 @@ from odtpack.contrib.table import (
     not_covered,
     rms_norm,
 )
-from odtpack.graph.graphs import dims_of, mark_constant, wider
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, dims_of, mark_constant, wider
 
 # Attention with its projections, masks and caches, as ONNX Runtime's CPU kernels read them.
 #

@@ -7,14 +7,18 @@ import onnx_ir as ir
 from odtpack.autodiff.context import Context
 from odtpack.contrib import attention, elementary, quantized  # noqa: F401 (fills the table)
 from odtpack.contrib.table import DOMAIN, TABLE
-from odtpack.graph.graphs import nodes_of, replace
+from odtpack.graph.graphs import Ops, nodes_of, replace
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 
 
 def covered() -> list[str]:
     """Contributed operators for which there is a decomposition."""
     return sorted(TABLE)
+
+
+def needs_blocks(graph: ir.Graph) -> bool:
+    """Whether a graph has nodes that are written in :data:`.quantized.BLOCKED_OPSET` only."""
+    return any(node.domain == DOMAIN and node.op_type == "MatMulNBits" for node in graph)
 
 
 def decompose(model: ir.Model) -> ir.Model:

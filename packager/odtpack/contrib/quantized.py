@@ -16,16 +16,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.stop_gradient import has_stand_in, stand_in
-from odtpack.contrib.table import DOMAIN, Outputs, decomposition, known_rank, not_covered
+from odtpack.contrib.table import Outputs, decomposition, known_rank, not_covered
 from odtpack.graph.graphs import (
     LOOK_UP,
+    Ops,
     constant,
     dims_of,
     maker,
@@ -34,7 +35,6 @@ from odtpack.graph.graphs import (
     replace,
     typed,
 )
-from odtpack.graph.ops import Ops
 
 BLOCKED_OPSET = 21
 """Opset whose DequantizeLinear takes blocks, and 4 bits."""
@@ -57,11 +57,6 @@ class _Matrix:
     bits: int  # 4 or 8
     columns: int  # K
     block: int  # columns of a block
-
-
-def needs_blocks(graph: ir.Graph) -> bool:
-    """Whether a graph has nodes that are written in that opset only."""
-    return any(node.domain == DOMAIN and node.op_type == "MatMulNBits" for node in graph)
 
 
 @decomposition("MatMulNBits")
@@ -452,3 +447,49 @@ def _numbers(
         numbers = op.Mul(numbers, spread(scale))
     numbers.type, numbers.shape = ir.TensorType(ir.DataType.FLOAT), codes.shape
     return numbers
+
+
+# Codes of 4 bits, two in a byte: no kernel but DequantizeLinear takes them apart.
+
+FOUR_BITS = {ir.DataType.INT4: 8, ir.DataType.UINT4: 0}
+"""Types, and what is added to their numbers."""
+
+
+def four_bit_codes(tensor: ir.TensorProtocol) -> np.ndarray:
+    """The numbers, from 0 on, as UINT8."""
+    return (tensor.numpy().astype(np.int8) + FOUR_BITS[tensor.dtype]).astype(np.uint8)
+
+
+def packed_four_bits(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """A tensor as a model takes it that unpacks it: of 4 bits as UINT8 [n / 2]."""
+    # In the order of MatMulNBits, which reads the same bytes of the file in an inference model.
+    if tensor.dtype not in FOUR_BITS:
+        return tensor
+
+    def read() -> ir.TensorProtocol:
+        flat = four_bit_codes(tensor).reshape(-1)
+        both = flat[::2].copy()
+        both[: flat.size // 2] |= flat[1::2] << 4
+        return ir.tensor(both, name=tensor.name)
+
+    shape = ir.Shape([-(-math.prod(tensor.shape.numpy()) // 2)])
+    return ir.LazyTensor(read, dtype=ir.DataType.UINT8, shape=shape, name=tensor.name)
+
+
+def unpack_four_bits(op: Ops, value: ir.Value, shift: ir.Value, shape: Sequence[int]) -> ir.Value:
+    """Write what makes numbers from 0 on of packed ones; ``shift`` is 4, or 1/16 as FLOAT."""
+    if shift.dtype == ir.DataType.FLOAT:  # where there are no kernels for bits
+        both = op.cast(value, ir.DataType.FLOAT)
+        high = op.Floor(op.Mul(both, shift))
+        low = op.Sub(both, op.Mul(high, 16.0))
+    else:
+        all_bits = op.constant(np.full((), 255, np.uint8))
+        low = op.BitwiseAnd(value, op.BitShift(all_bits, shift, direction="RIGHT"))
+        high = op.BitShift(value, shift, direction="RIGHT")
+    # A Transpose puts them in turn faster than a Concat of columns does.
+    rows = op.Concat(op.unsqueeze(low, 0), op.unsqueeze(high, 0), axis=0)
+    both = op.reshape(op.transpose(rows, 1, 0), -1)
+    if math.prod(shape) % 2:
+        both = op.slice(both, [0], [0], [math.prod(shape)])
+    found = op.reshape(both, *shape)
+    return op.cast(found, ir.DataType.UINT8) if shift.dtype == ir.DataType.FLOAT else found

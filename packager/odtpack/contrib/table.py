@@ -10,8 +10,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import REASON
 from odtpack.autodiff.context import Context
-from odtpack.graph.graphs import dims_of
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, dims_of
 
 DOMAIN = "com.microsoft"
 Outputs = ir.Value | Sequence[ir.Value | None]

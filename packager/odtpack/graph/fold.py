@@ -2,19 +2,21 @@
 
 Exporters and function bodies compute axes and bounds from shapes, node by node:
 Shape, Gather, Concat, Range. Gradient rules need to know the results. An If on such a
-result is replaced by the branch that is taken.
+result is replaced by the branch that is taken. Nodes that compute the same are merged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Iterable
 
 import numpy as np
 import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from odtpack.graph.graphs import (
+    PLAIN_ATTRIBUTES,
+    RANDOM_OPERATORS,
     Dims,
     Names,
     constant,
@@ -231,3 +233,37 @@ def _squeezed(node: ir.Node) -> tuple[str, int] | None:
         return None
     axis, read = int(axes.item()), int(index.item())
     return (str(value.name), axis) if (axis - read) % value.shape.rank() == 0 else None
+
+
+def merge_equal(graph: ir.Graph, nodes: Iterable[ir.Node] | None = None) -> None:
+    """Let the first of several equal nodes do for all, as ONNX Runtime's optimizers do."""
+    # graph: A sorted graph, whose subgraphs stay as they are. nodes: Those of it to merge, in its
+    # order; all if None.
+    found: dict[Hashable, ir.Node] = {}
+    for node in list(graph if nodes is None else nodes):
+        key = _merge_key(node)
+        if key is None:
+            continue
+        first = found.setdefault(key, node)
+        if first is node or any(value.is_graph_output() for value in node.outputs):
+            continue
+        for kept, value in zip(first.outputs, node.outputs, strict=True):
+            if kept.shape is None:
+                kept.shape = value.shape
+        ir.convenience.replace_all_uses_with(node.outputs, first.outputs)
+        graph.remove(node, safe=True)
+
+
+def _merge_key(node: ir.Node) -> Hashable:
+    """A key that equal nodes share; None for a node that must not be merged."""
+    attributes = sorted(node.attributes.items())
+    if node.domain or node.op_type in RANDOM_OPERATORS:
+        return None
+    if any(attribute.type not in PLAIN_ATTRIBUTES for _, attribute in attributes):
+        return None
+    return (
+        node.op_type,
+        tuple(node.inputs),
+        tuple(bool(value.name) for value in node.outputs),
+        tuple((name, str(attribute.value)) for name, attribute in attributes),
+    )

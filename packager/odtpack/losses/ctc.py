@@ -25,8 +25,7 @@ from odtpack.option import option
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from odtpack.graph.graphs import Dims
-    from odtpack.graph.ops import Ops
+    from odtpack.graph.graphs import Dims, Ops
 
     Body = Callable[[Ops, ir.Value, ir.Value, ir.Value, ir.Value], tuple[ir.Value, ir.Value]]
 
@@ -259,7 +258,7 @@ def _scan(
     """Run a recursion over the steps; return its second result at every step, [T, N, L]."""
     import onnx_ir as ir
 
-    from odtpack.graph.ops import Ops
+    from odtpack.graph.graphs import Ops
 
     stem = op.fresh_name("recursion")
     state = ir.val(f"{stem}/state", dtype=ir.DataType.FLOAT)

@@ -21,7 +21,7 @@ from odtpack.option import option
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from odtpack.graph.ops import Ops
+    from odtpack.graph.graphs import Ops
 
 _LEAST = 1e-37  # whose logarithm float32 holds
 

@@ -10,7 +10,7 @@ from odtpack.losses.common.base import Elementwise, like
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from odtpack.graph.ops import Ops
+    from odtpack.graph.graphs import Ops
 
 
 @dataclasses.dataclass(frozen=True)

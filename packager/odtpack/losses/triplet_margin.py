@@ -12,7 +12,7 @@ from odtpack.option import option
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from odtpack.graph.ops import Ops
+    from odtpack.graph.graphs import Ops
 
 
 @dataclasses.dataclass(frozen=True)

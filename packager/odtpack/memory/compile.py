@@ -19,10 +19,9 @@ import onnx_ir.passes.common as common_passes
 
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.fold import fold
-from odtpack.graph.graphs import Dims, ancestors, dims_of
+from odtpack.graph.fold import fold, merge_equal
+from odtpack.graph.graphs import Dims, Ops, ancestors, dims_of
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 from odtpack.memory import early_masks, recompute, schedule
 from odtpack.memory.recompute import Choice, choose
 from odtpack.memory.schedule import (
@@ -34,8 +33,8 @@ from odtpack.memory.schedule import (
     places_of,
     take_ranks,
 )
-from odtpack.memory.spec import Decision, MemoryReport, MemorySpec
 from odtpack.passes.compact import inferred_left_out
+from odtpack.spec import MemorySpec
 from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph, load_runtime_graph
 
@@ -45,6 +44,31 @@ _SMALLEST: Final = 1 << 21
 _SURE: Final = 0.15
 """Part of the activations from which on a saving need not be looked at once more: of ten networks,
 what is planned was at most 7 % below what ONNX Runtime makes of it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """One tensor that is not kept for the backward pass."""
+
+    name: str  # what it is, for people: ``layers.0.linear1/Gelu``
+    nbytes: int  # its size for the shapes that were asked for
+    seconds: float  # estimated time of computing it again
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryReport:
+    """What the compiler did to a training model."""
+
+    before: int  # bytes of activations at the peak of a step as differentiated
+    after: int  # the same as emitted
+    seconds: float  # estimated time of a step as differentiated
+    spec: MemorySpec  # what it was asked for
+    decisions: tuple[Decision, ...] = ()  # what is computed again, the largest first
+
+    @property
+    def slowdown(self) -> float:
+        """Estimated part of the time of a step that computing again adds."""
+        return sum(each.seconds for each in self.decisions) / self.seconds if self.seconds else 0.0
 
 
 def compile_memory(
@@ -71,7 +95,7 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     shapes = input_shapes(model.graph, spec)
     trial = model.clone()
     # ONNX Runtime merges equal nodes: what is chosen for its step would miss a duplicate.
-    graphs.merge(trial.graph)
+    merge_equal(trial.graph)
     before = Step(_load(trial, shapes))
     total = sum(before.seconds)
     peak = before.timeline().peak

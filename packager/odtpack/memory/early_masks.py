@@ -17,10 +17,9 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.graph.graphs import ancestors, dims_of, typed
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, ancestors, dims_of, typed
 from odtpack.memory.schedule import Step
-from odtpack.memory.spec import WORTH
+from odtpack.spec import MemorySpec
 from odtpack_simulator.memory.kernel_memory import ALIASES
 
 _LARGE: Final = 1 << 14
@@ -68,7 +67,7 @@ def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
     search = _Search(graph, step)
     groups, loss = list(search.groups()), graph.outputs[0]
     saved = sum(group.saved for group in groups)
-    if dims_of(loss) is None or saved <= WORTH * step.timeline().peak:
+    if dims_of(loss) is None or saved <= MemorySpec.worth * step.timeline().peak:
         return frozenset()
     masks = [_as_bytes(op, mask, step) for group in groups for mask in group.masks]
     early = ancestors(graph.outputs[:1]) - ancestors(graph.outputs[1:])

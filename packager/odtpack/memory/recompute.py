@@ -23,8 +23,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from odtpack.graph.graphs import ancestors, draws, maker, reads, subgraphs
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, ancestors, draws, maker, reads, subgraphs
 from odtpack.memory import schedule
 from odtpack.memory.schedule import (
     AGAIN,

@@ -16,8 +16,7 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.graph.graphs import RANDOM_OPERATORS, ancestors, dims_of, reads, subgraphs
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import RANDOM_OPERATORS, Ops, ancestors, dims_of, reads, subgraphs
 from odtpack_runtime.session.graph_signature import RESET_NAME, UPDATE_SUFFIX
 from odtpack_simulator.memory.arena import Allocation, Known, allocate
 from odtpack_simulator.memory.kernel_memory import ALIASES, IN_PLACE

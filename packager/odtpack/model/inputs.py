@@ -12,6 +12,7 @@ from odtpack.errors import OdtpackError, UnknownNameError, near_names
 from odtpack.graph.graphs import (
     CARRIED,
     TRAINABLE_TYPES,
+    Ops,
     dims_of,
     mark_constant,
     reads,
@@ -20,7 +21,6 @@ from odtpack.graph.graphs import (
     typed,
 )
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 
 
 def settle(model: ir.Model, settings: Sequence[str]) -> ir.Model | None:

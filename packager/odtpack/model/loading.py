@@ -27,6 +27,7 @@ from odtpack.graph.graphs import (
     Dims,
     InlinePass,
     Names,
+    Ops,
     constant,
     defined,
     dims_of,
@@ -40,11 +41,10 @@ from odtpack.graph.graphs import (
     replace,
 )
 from odtpack.graph.inference import contradiction, infer_shapes, is_known
-from odtpack.graph.ops import Ops
-from odtpack.model import exporters, old_opsets, shared_tensors, source
+from odtpack.model import exporters, shared_tensors
 from odtpack.model.exporters import module_names
 from odtpack.model.inputs import fix_sizes
-from odtpack.model.source import ModelLike, open_model
+from odtpack.model.source import ModelLike, Source, check_bytes, open_model
 from odtpack.passes import opsets
 from odtpack_runtime.files.protobuf_wire import tensors
 from odtpack_runtime.package.records import MAX_ELEMENTS
@@ -77,7 +77,7 @@ def load_model(
     # which are not taken for folded copies of others. untie: Patterns of shared tensors of which
     # each place gets its own copy (see :mod:`odtpack.model.shared_tensors`). stop: Values through
     # which no gradient passes. sizes: Axes that are fixed (see :func:`.inputs.fix_sizes`).
-    loaded = load_source(source.open_model(model), named, untie, stop, sizes)
+    loaded = load_source(open_model(model), named, untie, stop, sizes)
     refuse_bfloat16(loaded.graph)
     return loaded
 
@@ -118,7 +118,7 @@ def _open_axes(graph: onnx.GraphProto) -> None:
 
 
 def load_source(
-    given: source.Source,
+    given: Source,
     named: Collection[str] = (),
     untie: Sequence[str] = (),
     stop: Sequence[str] = (),
@@ -134,21 +134,13 @@ def load_source(
         fix_sizes(given.proto.graph, sizes)
     check_functions(given.proto, given.where)
     _check(given.proto, given.where)
-    converted = old_opsets.convert(given.proto, given.arrays, given.where)
-    try:
-        loaded = ir.from_proto(given.proto)
-    except ir.serde.SerdeError as error:
-        raise OdtpackError(
-            "invalid-model",
-            f"the model is damaged: {str(error).splitlines()[0]}",
-            where=given.where,
-        ) from error
+    converted = opsets.convert(given.proto, given.arrays, given.where)
+    loaded = given.model()
     if converted is not None:
         loaded.meta[CONVERTED_FROM] = converted
     _name_standard_domain(loaded.graph.opset_imports)
     for function in loaded.functions.values():
         _name_standard_domain(function.opset_imports)
-    given.restore(loaded.graph)
     # The passes that make initializers of Constant nodes leave a trace of it.
     bodies = (n for f in loaded.functions.values() for n in f.all_nodes())
     for node in (*nodes_of(loaded.graph), *bodies):
@@ -537,7 +529,7 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
     opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
     if opset is None:
         raise OdtpackError("no-opset", "the model imports no standard operators", where=where)
-    targets.lowest_target(targets.MIN_OPSET if opset in old_opsets.CONVERTED else opset)
+    targets.lowest_target(targets.MIN_OPSET if opset in opsets.CONVERTED else opset)
     check_texts(proto, where)
     try:
         if proto.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
@@ -569,7 +561,7 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
             where=where,
         )
     for tensor in tensors(proto):
-        source.check_bytes(tensor, where)
+        check_bytes(tensor, where)
 
 
 def check_texts(proto: onnx.ModelProto, where: str) -> None:
@@ -834,10 +826,8 @@ def named_cause(model: ModelLike) -> Iterator[None]:
         yield
     except OdtpackError as error:
         given = None
-        with suppress(OdtpackError, ir.serde.SerdeError):  # it cannot be read: that is the error
-            source = open_model(model)
-            given = ir.from_proto(source.proto)
-            source.restore(given.graph)
+        with suppress(OdtpackError):  # it cannot be read: that is the error
+            given = open_model(model).model()
             name_nodes(given.graph)
         if given is None:
             raise

@@ -43,12 +43,25 @@ class Source:
     # Values of the detached initializers, by name; not to be written to.
     arrays: dict[str, np.ndarray]
 
-    def restore(self, graph: ir.Graph) -> None:
-        """Give the initializers of the graph, read from :attr:`proto`, their values."""
+    def model(self) -> ir.Model:
+        """The model with the values of its large initializers.
+
+        Raises:
+            OdtpackError: It is damaged (``invalid-model``).
+        """
+        try:
+            model = ir.from_proto(self.proto)
+        except ir.serde.SerdeError as error:
+            raise OdtpackError(
+                "invalid-model",
+                f"the model is damaged: {str(error).splitlines()[0]}",
+                where=self.where,
+            ) from error
         for name, array in self.arrays.items():
-            value = graph.initializers[name]
+            value = model.graph.initializers[name]
             value.const_value = ir.Tensor(array, name=name)
             value.shape = ir.Shape(array.shape)
+        return model
 
 
 def open_model(model: ModelLike) -> Source:

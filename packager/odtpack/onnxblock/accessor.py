@@ -17,9 +17,8 @@ import onnx_ir as ir
 
 from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError, UnknownNameError
-from odtpack.graph.graphs import Names
+from odtpack.graph.graphs import Names, Ops
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 from odtpack.losses import TargetRole
 
 Equation = Callable[[Ops, list[ir.Value]], Sequence[ir.Value]]

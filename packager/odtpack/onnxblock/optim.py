@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from odtpack import optimizers, targets
 from odtpack.errors import OdtpackError, WrongTypeError
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 from odtpack.onnxblock.blocks import Block, current, empty_base
 from odtpack.onnxblock.models import ForwardBlock, Parameters, parameters
 from odtpack.optimizers.common.model import NORM_EPSILON

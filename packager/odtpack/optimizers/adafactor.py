@@ -13,7 +13,7 @@ from odtpack.option import option
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from odtpack.graph.ops import Ops
+    from odtpack.graph.graphs import Ops
 
 ROWS, COLUMNS = "row_variances", "column_variances"
 

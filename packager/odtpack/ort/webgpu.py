@@ -26,9 +26,8 @@ from odtpack.autodiff.rules.reduce import reduced_axes
 from odtpack.autodiff.windows import pool_windows
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.graphs import nodes_of
+from odtpack.graph.graphs import MOST_JOINED, Ops, nodes_of
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import MOST_JOINED, Ops
 from odtpack.ort.kernel_needs import constrained
 from odtpack.passes import finishing
 

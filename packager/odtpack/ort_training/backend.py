@@ -12,15 +12,22 @@ from odtpack import choices, targets
 from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 from odtpack.model.loading import load_source
 from odtpack.model.source import Source
 from odtpack.optimizers import FIRST, SECOND, SGD, AdamW, Clip, Optimizer
 from odtpack.optimizers.adamw import PYTORCH, REFERENCE
 from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.ort.kernel_needs import Need
-from odtpack.package.optimizer_update import ResolvedUpdate
-from odtpack.package.task import STOCK, Accumulator, Backend, Graphs, OptimizerStep, WebGpu
+from odtpack.package.task import (
+    STOCK,
+    Accumulator,
+    Backend,
+    Graphs,
+    OptimizerStep,
+    ResolvedUpdate,
+    WebGpu,
+)
 from odtpack.passes.batch_norm import OP_TYPE as BATCH_NORM
 from odtpack.passes.batch_norm import count_per_channel
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState

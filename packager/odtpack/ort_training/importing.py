@@ -19,14 +19,13 @@ import onnx_ir as ir
 from odtpack import losses
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.graphs import dims_of, paused_collector
+from odtpack.graph.graphs import dims_of
 from odtpack.model.loading import load_source, refuse_bfloat16
 from odtpack.model.source import Source, check_bytes
 from odtpack.optimizers import Clip, Optimizer
 from odtpack.ort_training.artifacts import Artifacts, open_artifacts
 from odtpack.ort_training.backend import INTERNAL_BATCH_NORM, carried_state, read_optimizer
-from odtpack.package.optimizer_update import resolve_update
-from odtpack.package.task import Graphs, LossInfo, Remark, Task
+from odtpack.package.task import Graphs, LossInfo, Remark, Task, paused_collector, resolve_update
 from odtpack.package.training import build_graphs, read_by
 from odtpack.package.write import Made, check_folder, write_package
 from odtpack.spec import BuildSpec

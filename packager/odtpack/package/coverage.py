@@ -15,9 +15,8 @@ from odtpack.autodiff.backward import REASON, dependents, differentiate, opset_o
 from odtpack.autodiff.context import INTERNAL_DOMAIN, REGISTRY
 from odtpack.autodiff.expand import expand
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import reads, subgraphs
+from odtpack.graph.graphs import Ops, reads, subgraphs
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 from odtpack.ort import webgpu
 from odtpack.passes import precision
 from odtpack.targets import MAX_OPSET, MIN_OPSET

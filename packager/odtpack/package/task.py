@@ -1,24 +1,33 @@
-"""A build on its way: what runs the package, what is built for it, and the graphs that are made."""
+"""A build on its way: what runs it, what is built for it, its graphs, the step of its optimizer."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import onnx_ir as ir
 
 from odtpack import choices, losses
-from odtpack.graph.ops import Ops
-from odtpack.memory.spec import MemoryReport, MemorySpec
-from odtpack.optimizers import Optimizer
+from odtpack.errors import OdtpackError
+from odtpack.graph.graphs import Ops, dims_of
+from odtpack.optimizers import Clip, Group, GroupRule, Optimizer, optimizer_model, resolve_groups
+from odtpack.optimizers.common.base import memory_order
+from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.ort import kernel_needs, webgpu
-from odtpack.package.parameters import Parameter
+from odtpack.package.parameters import Parameter, master_type
 from odtpack.passes import aliases
-from odtpack.passes.gradient_buffers import accumulate
-from odtpack.spec import BuildSpec
+from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX, accumulate
+from odtpack.spec import BuildSpec, MemorySpec
 from odtpack_runtime.package.manifest import AdapterInfo, SegmentInfo
+from odtpack_runtime.training.optimizer_contract import Privacy
+from odtpack_runtime.training.schedules import ScheduleSpec
+
+if TYPE_CHECKING:
+    from odtpack.memory.compile import MemoryReport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,3 +205,159 @@ class Graphs:
     def opset(self) -> int:
         """Opset of the training model."""
         return self.training.graph.opset_imports[""]
+
+
+# What happens around an optimizer's formula: clipping, parameter groups, a schedule, privacy.
+
+
+@dataclasses.dataclass(frozen=True)
+class ResolvedUpdate:
+    """An optimizer and an update, applied to the parameters of one model."""
+
+    optimizer: Optimizer
+    clip: Clip
+    groups: tuple[Group, ...]
+    schedule: ScheduleSpec | None
+    privacy: Privacy | None = None
+
+    def model(self, graphs: Graphs) -> ir.Model:
+        """The optimizer model; see :func:`odtpack.optimizers.optimizer_model`."""
+        return optimizer_model(
+            self.optimizer,
+            graphs.opset,
+            clip=self.clip,
+            groups=self.groups,
+            privacy=self.privacy,
+            dtype=master_type(graphs.parameters),
+        )
+
+    def step_model(self, graphs: Graphs) -> ir.Model | None:
+        """The training model that updates each parameter with its gradient."""
+        # Not where a step needs all gradients at once (clipping by their norm, privacy, Adafactor),
+        # those of several batches, or those of inputs.
+        from odtpack.step.model import can_update, step_model
+
+        names = {p.name for p in graphs.parameters}
+        wanted = any(
+            str(value.name).removesuffix(OUTPUT_SUFFIX) not in names
+            for value in graphs.training.graph.outputs
+            if str(value.name).endswith(OUTPUT_SUFFIX)
+        )
+        if wanted or graphs.task.spec.accumulation_steps > 1 or self.privacy is not None:
+            return None
+        if not graphs.task.backend.is_stock or not can_update(self.optimizer, self.clip):
+            return None
+        return step_model(
+            graphs.training, names, self.optimizer, clip=self.clip, groups=self.groups,
+            branches=graphs.task.backend.branches,
+        )  # fmt: skip
+
+    def describe(self) -> dict[str, Any]:
+        """The parts of a manifest that describe it."""
+        content: dict[str, Any] = {
+            "optimizer": {"kind": self.optimizer.kind, **self.optimizer.settings()},
+            "groups": [dataclasses.asdict(group) for group in self.groups],
+        }
+        if self.clip != NO_CLIP:
+            content["clip"] = dataclasses.asdict(self.clip)
+        if self.privacy is not None:
+            content["privacy"] = dataclasses.asdict(self.privacy)
+        if self.schedule is not None:
+            content["schedule"] = dataclasses.asdict(self.schedule)
+        return content
+
+
+def resolve_update(graphs: Graphs) -> OptimizerStep | None:
+    """Apply the optimizer, and what goes around its formula, to the parameters of a model."""
+    optimizer, spec, backend = graphs.task.optimizer, graphs.task.spec, graphs.task.backend
+    if not isinstance(optimizer, Optimizer):
+        return None if optimizer is None else backend.step(optimizer)
+    clip = Clip(spec.clip_norm, spec.clip_value)
+    privacy = None
+    if spec.privacy_clip is not None:
+        noise = 1.0 if spec.privacy_noise is None else spec.privacy_noise
+        privacy = Privacy(spec.privacy_clip, noise)
+        _check_private(clip, graphs)
+    ranks = {
+        parameter.name: len(parameter.tensor.shape)
+        for parameter in graphs.parameters
+        if parameter.role == "trainable"
+    }
+    rules = [GroupRule(*group) for group in spec.groups]
+    decay = optimizer.weight_decay
+    groups = resolve_groups(ranks, rules, decay, decay_vectors=spec.decay_vectors)
+    if len(groups) > 1:
+        graphs.training.metadata_props["odtpack.parameter_order"] = memory_order(groups)
+    elif groups and groups[0] == Group(1.0, decay, tuple(ranks)):
+        groups = ()
+    return backend.step(ResolvedUpdate(optimizer, clip, groups, spec.schedule, privacy))
+
+
+def _check_private(clip: Clip, graphs: Graphs) -> None:
+    """Check that gradients of single samples can be had, and that nothing else reveals samples."""
+    parameters = {parameter.name for parameter in graphs.parameters}
+    shapes = {
+        value.name: dims_of(value) or ()
+        for value in graphs.evaluation.graph.inputs
+        if value.name not in parameters
+    }
+    fixed = [
+        name
+        for name, dims in shapes.items()
+        if not dims or (isinstance(dims[0], int) and dims[0] != 1)
+    ]
+    statistics = [p.name for p in graphs.parameters if p.role == "state"]
+    problem, hint = None, ""
+    if not graphs.task.backend.is_stock:
+        problem = "private gradients need stock ONNX Runtime"
+        hint = "leave --target out"
+    elif statistics:
+        problem = f"{statistics[0]!r}, a state or statistic of whole batches, has no noise"
+        hint = "use group or layer normalization, freeze the batch normalizations, carry no state"
+    elif fixed:
+        problem = f"the model's input {fixed[0]!r} does not take single samples"
+        hint = "export the model with a free batch size"
+    elif graphs.task.spec.accumulation_steps > 1:
+        problem = "a private step goes through its batch sample by sample as it is"
+        hint = "leave --accumulate out"
+    elif clip != NO_CLIP:
+        problem = "gradients are clipped sample by sample, and not a second time"
+        hint = "leave --clip-norm and --clip-value out"
+    if problem is not None:
+        raise OdtpackError("private-training", problem, hint=hint or None)
+
+
+class _Collector:
+    """What is known of the collector."""
+
+    # `left_behind`: whether an earlier graph may still wait to be freed.
+    # `frozen`: Whether the program froze objects of its own. It is asked until it has: to count
+    # them takes as long as a small build.
+
+    left_behind = False
+    frozen = False
+
+
+@contextmanager
+def paused_collector() -> Iterator[None]:
+    """Keep the collector from running inside a ``with`` block, or a function so decorated."""
+    # A graph is hundreds of thousands of small objects that all stay alive. Each collection walked
+    # through them to find nothing: a third of the time of a build, which was not linear for that
+    # reason. What is left is handed to the collector as old objects: as young ones all would be
+    # walked through at the next allocation, a fifth of the time of a build. A program that froze
+    # its own objects keeps them frozen; the build's cannot be told from them and stay young.
+    was_enabled = gc.isenabled()
+    if was_enabled and _Collector.left_behind:
+        gc.collect()
+        _Collector.left_behind = False
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            _Collector.frozen = _Collector.frozen or gc.get_freeze_count() > 0
+            if not _Collector.frozen:
+                gc.freeze()
+                gc.unfreeze()  # into the oldest generation
+                _Collector.left_behind = True
+            gc.enable()

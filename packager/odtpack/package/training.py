@@ -15,6 +15,7 @@ from odtpack.autodiff.expand import expand
 from odtpack.choices import WEBGPU
 from odtpack.errors import OdtpackError, UnknownNameError
 from odtpack.graph.graphs import (
+    Ops,
     ancestors,
     carried,
     dims_of,
@@ -24,7 +25,6 @@ from odtpack.graph.graphs import (
     static_dims,
 )
 from odtpack.graph.inference import infer_shapes, is_known
-from odtpack.graph.ops import Ops
 from odtpack.losses import make_loss
 from odtpack.losses.common.base import Classes, dims, rank, shaped
 from odtpack.model.exporters import module_names

@@ -22,21 +22,19 @@ from odtpack import targets
 from odtpack.choices import SESSIONS
 from odtpack.errors import OdtpackError, shortened
 from odtpack.graph.graphs import Dims, dims_of, draws, nodes_of
-from odtpack.memory.spec import MemoryReport, MemorySpec
 from odtpack.option import options_of
 from odtpack.ort import kernel_needs
 from odtpack.ort.files import with_ort_files, write_ort_files
 from odtpack.ort.kernel_needs import Need, oldest_of_files
 from odtpack.ort.session_runs import TRAINING_MODELS
-from odtpack.package.optimizer_update import resolve_update
 from odtpack.package.parameters import master_type
 from odtpack.package.segments.build import build_segments, check_options, stage_segments
 from odtpack.package.self_check import checked
-from odtpack.package.task import Graphs, OptimizerStep, Remark, Task, silent
+from odtpack.package.task import Graphs, OptimizerStep, Remark, Task, resolve_update, silent
 from odtpack.package.training import STATE_SUFFIX, build_graphs, read_by
 from odtpack.passes import native
 from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX
-from odtpack.spec import AdapterSpec, BuildSpec
+from odtpack.spec import AdapterSpec, BuildSpec, MemorySpec
 from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.parameters import CHUNK_ELEMENTS, Layout
@@ -54,6 +52,7 @@ from odtpack_runtime.session.options import usual_session
 from odtpack_runtime.training.optimizer_contract import read_contract
 
 if TYPE_CHECKING:
+    from odtpack.memory.compile import MemoryReport
     from odtpack_simulator.memory.planning import MemoryPlan
 
 

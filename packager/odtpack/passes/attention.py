@@ -18,8 +18,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.bodies import copy_node
 from odtpack.graph import graphs
-from odtpack.graph.graphs import dims_of
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, dims_of
 
 BLOCK: Final = 128
 """Queries of a block: fewer make its products slow."""

@@ -32,6 +32,7 @@ from odtpack.autodiff.rules.norm import per_channel, sum_per_channel
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
 from odtpack.graph.graphs import (
+    Ops,
     dims_of,
     is_training_batch_norm,
     nodes_of,
@@ -39,7 +40,6 @@ from odtpack.graph.graphs import (
     static_dims,
     wider,
 )
-from odtpack.graph.ops import Ops
 
 OP_TYPE = "BatchNormTraining"
 

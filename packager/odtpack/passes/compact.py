@@ -26,9 +26,8 @@ import onnx.defs
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack.graph.graphs import defined, subgraphs
+from odtpack.graph.graphs import Ops, defined, subgraphs
 from odtpack.graph.inference import NodeInference
-from odtpack.graph.ops import Ops
 
 # Bytes from which on a constant is worth the nodes that expand it.
 _LARGE_CONSTANT = 512

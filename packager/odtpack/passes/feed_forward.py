@@ -18,8 +18,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.bodies import copy_node
 from odtpack.graph import graphs
-from odtpack.graph.graphs import dims_of, reads, static_dims
-from odtpack.graph.ops import SHAPE, Ops
+from odtpack.graph.graphs import SHAPE, Ops, dims_of, reads, static_dims
 from odtpack.passes.finishing import SMALLEST
 
 BLOCK: Final = 5 << 18

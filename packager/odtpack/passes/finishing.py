@@ -14,9 +14,8 @@ from odtpack.autodiff.rules import convolution, pooling
 from odtpack.autodiff.windows import Windows, conv_windows, pool_windows
 from odtpack.errors import OdtpackError
 from odtpack.graph import graphs
-from odtpack.graph.graphs import dims_of, maker, nodes_of, operand, producer, subgraphs, typed
+from odtpack.graph.graphs import Ops, dims_of, maker, nodes_of, operand, producer, subgraphs, typed
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 from odtpack_runtime.session.graph_signature import RESET_NAME
 
 # Keeps ONNX Runtime from fusing a normalization whose epsilon it does not read.

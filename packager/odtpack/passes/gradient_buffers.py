@@ -11,8 +11,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import SUM_OF_COTANGENTS
 from odtpack.graph import graphs
-from odtpack.graph.graphs import nodes_of, operand, static_dims
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, nodes_of, operand, static_dims
 
 # Elements from which on entering an If is cheaper than Where. For a matrix that is soon:
 # the Where kernel handles a scalar against axes of length one element by element.

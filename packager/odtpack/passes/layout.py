@@ -11,8 +11,7 @@ from odtpack.autodiff import windows
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.windows import conv_windows
 from odtpack.graph import graphs
-from odtpack.graph.graphs import static_dims
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, static_dims
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX
 
 # Keeps channels in front through what lies between convolutions written as products.

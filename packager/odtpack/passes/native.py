@@ -23,9 +23,8 @@ from typing import Final
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack.graph.graphs import Dims, dims_of, reads, subgraphs
+from odtpack.graph.graphs import Dims, Ops, dims_of, reads, subgraphs
 from odtpack.graph.inference import NodeInference, type_initializers
-from odtpack.graph.ops import Ops
 from odtpack.passes import aliases, native_groups
 from odtpack.passes.compact import all_graphs, drop_types
 from odtpack.passes.native_groups import axes_of, row_groups, trial_sizes

@@ -37,9 +37,8 @@ import onnx_ir.passes.common as common_passes
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.rules.convolution import read_windows
 from odtpack.autodiff.windows import Region, Windows, conv_windows
-from odtpack.graph.graphs import Dims, constant, dims_of, producer, reads, static_dims
+from odtpack.graph.graphs import MARK, Dims, Ops, constant, dims_of, producer, reads, static_dims
 from odtpack.graph.inference import inferred_proto
-from odtpack.graph.ops import MARK, Ops
 from odtpack.passes.aliases import VIEWS
 from odtpack.passes.compact import all_graphs
 from odtpack_runtime.package.native import (

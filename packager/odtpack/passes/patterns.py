@@ -9,8 +9,7 @@ import onnx_ir as ir
 from odtpack.autodiff.context import INTERNAL_DOMAIN, Context
 from odtpack.autodiff.rules.reduce import reduced_axes
 from odtpack.graph import graphs
-from odtpack.graph.graphs import dims_of
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, dims_of
 
 # Recognizes a layer normalization that an exporter wrote out, and writes one node.
 #

@@ -15,8 +15,8 @@ from onnx_ir.passes import PostconditionError, PreconditionError
 from odtpack.autodiff import stop_gradient
 from odtpack.autodiff.context import INTERNAL_DOMAIN
 from odtpack.graph import graphs
+from odtpack.graph.graphs import Ops
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 from odtpack.passes import (
     attention,
     batch_norm,

@@ -22,8 +22,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.graph import graphs
-from odtpack.graph.graphs import static_dims
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, static_dims
 from odtpack.passes.batch_norm import RunningStatistic
 from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES, UPDATE_SUFFIX
 

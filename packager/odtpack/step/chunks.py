@@ -28,8 +28,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.graph import graphs
-from odtpack.graph.graphs import operand, reads, static_dims, typed
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, operand, reads, static_dims, typed
 from odtpack.passes import aliases
 from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX, product_of
 

@@ -28,9 +28,8 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack import targets
-from odtpack.graph import graphs
-from odtpack.graph.graphs import static_dims, used_names
-from odtpack.graph.ops import Ops
+from odtpack.graph.fold import merge_equal
+from odtpack.graph.graphs import Ops, static_dims, used_names
 from odtpack.memory.schedule import arrange
 from odtpack.optimizers.common.base import Group, Optimizer
 from odtpack.optimizers.common.model import Clip, clipped
@@ -104,7 +103,7 @@ def step_model(
     writer.take_place_of(reset)
     common_passes.DeduplicateInitializersPass()(model)
     # Scalars of the formula that several updates compute alike.
-    graphs.merge(graph, (node for node in graph if str(node.name).startswith(_PREFIX)))
+    merge_equal(graph, (node for node in graph if str(node.name).startswith(_PREFIX)))
     arrange(graph, places)
     inputs = {str(value.name): value for value in graph.inputs}
     for value in graph.outputs:

@@ -13,7 +13,7 @@ from odtpack.autodiff import sampling, windows
 from odtpack.autodiff.context import Context, Cotangents, vjp
 from odtpack.autodiff.rules.norm import sum_per_channel
 from odtpack.autodiff.windows import Windows, conv_windows, transposed_convolution
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 
 # ONNX has no operator for a convolution's weight gradient, and writing it as a convolution
 # with swapped axes runs at a third of the speed of a matrix product. So it is written as

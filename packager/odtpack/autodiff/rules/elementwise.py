@@ -10,8 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import INTERNAL_DOMAIN, Context, Cotangents, non_differentiable, vjp
-from odtpack.graph.graphs import constant, dims_of, producer
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, constant, dims_of, producer
 
 # Piecewise constant, boolean or integer results: the derivative is zero or undefined.
 non_differentiable(

@@ -12,8 +12,7 @@ import onnx_ir as ir
 from odtpack.autodiff import context
 from odtpack.autodiff.backward import add_at
 from odtpack.autodiff.context import Context, Cotangents, non_differentiable, vjp
-from odtpack.graph.graphs import Dims, wider
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Dims, Ops, wider
 
 non_differentiable("NonZero")
 

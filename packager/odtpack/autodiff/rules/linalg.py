@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context, Cotangents, vjp
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 
 
 def swap_last(op: Ops, value: ir.Value, rank: int) -> ir.Value:

@@ -10,8 +10,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.context import INTERNAL_DOMAIN, Context, Cotangents, non_differentiable, vjp
 from odtpack.autodiff.rules.reduce import count_averaged
-from odtpack.graph.graphs import wider
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, wider
 
 # Symbols: ``xhat`` is the normalized input, ``g`` its cotangent dy * scale, and a bar is a
 # mean over the normalized axes. All of them share dx = inv_std (g - g_bar - xhat (g xhat)_bar).

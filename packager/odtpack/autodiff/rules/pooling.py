@@ -22,7 +22,7 @@ from odtpack.autodiff.windows import (
     pool_windows,
     transposed_convolution,
 )
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 
 # Pooling. A maximum gives its cotangent to the first element that attains it.
 

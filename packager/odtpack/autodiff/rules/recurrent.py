@@ -10,8 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.context import Context, Cotangents, vjp
-from odtpack.graph.graphs import dims_of
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, dims_of
 
 # Activation functions inside recurrent operators, with their slopes.
 #

@@ -11,8 +11,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.backward import add_at
 from odtpack.autodiff.context import Context, Cotangents, non_differentiable, vjp
-from odtpack.graph.graphs import wider
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, wider
 
 non_differentiable("ArgMax", "ArgMin")
 

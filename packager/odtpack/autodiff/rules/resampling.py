@@ -15,7 +15,7 @@ from odtpack.autodiff import sampling
 from odtpack.autodiff.context import Context, Cotangents, vjp
 from odtpack.autodiff.rules.linalg import multiply_axis
 from odtpack.autodiff.sampling import Axis, Kernel, length, positions, weights
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops
 
 # Resize: along each axis a product with the matrix of interpolation weights, which holds few
 # numbers a row: of a long axis only they are stored.

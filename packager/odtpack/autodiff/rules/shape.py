@@ -14,8 +14,7 @@ from odtpack.autodiff import context
 from odtpack.autodiff.backward import add_at
 from odtpack.autodiff.context import Context, Cotangents, non_differentiable, vjp
 from odtpack.autodiff.rules.index import REDUCTION_SINCE
-from odtpack.graph.graphs import dims_of
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import Ops, dims_of
 
 non_differentiable(
     "Shape", "Size", "ConstantOfShape", "Constant", "EyeLike",

@@ -15,8 +15,7 @@ from odtpack.option import Option, option, options_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from odtpack.graph.graphs import Dims
-    from odtpack.graph.ops import Ops
+    from odtpack.graph.graphs import Dims, Ops
 
 
 # Losses import what writes graphs where they write: recipes read the declarations, and whether a

@@ -27,7 +27,7 @@ from odtpack.losses.common.base import dims, shaped
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from odtpack.graph.ops import Ops
+    from odtpack.graph.graphs import Ops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _part(
             return part, None
         scales = inner.Slice(head.scales, *bounds, inner.ints(0))
         return inner.cast(part, inner.type_of(head.scales)), scales
-    from odtpack.graph import ops
+    from odtpack.contrib import quantized
 
     assert head.codes is not None  # noqa: S101 - which has the blocks
     codes, scales, *points = [
@@ -211,7 +211,7 @@ def _part(
         for table, value in zip(tables, head.codes.inputs, strict=True)
         if table is not None and value is not None
     ]
-    offset = ops.FOUR_BITS.get(head.weight.dtype or inner.FLOAT)
+    offset = quantized.FOUR_BITS.get(head.weight.dtype or inner.FLOAT)
     if not points and offset:
         zero = inner.constant(np.full((), offset, np.uint8))
         points = [inner.Expand(zero, inner.Shape(scales))]
@@ -231,17 +231,21 @@ def _bytes(op: Ops, value: ir.Value | None) -> ir.Value | None:
     """A matrix; codes of 4 bits are stored as bytes, two in one where a row has an even number."""
     import onnx_ir as ir
 
-    from odtpack.graph import ops
+    from odtpack.contrib import quantized
     from odtpack.graph.graphs import mark_constant
 
     tensor = None if value is None else value.const_value
-    if value is None or tensor is None or tensor.dtype not in ops.FOUR_BITS:
+    if value is None or tensor is None or tensor.dtype not in quantized.FOUR_BITS:
         return value
     rows, columns = tensor.shape.numpy()
     paired = columns % 2 == 0
 
     def read() -> ir.TensorProtocol:
-        both = ops.packed_four_bits(tensor).numpy() if paired else ops.four_bit_codes(tensor)
+        both = (
+            quantized.packed_four_bits(tensor).numpy()
+            if paired
+            else quantized.four_bit_codes(tensor)
+        )
         return ir.tensor(both.reshape(rows, -1), name=name)
 
     name = op.fresh_name(f"{value.name}_bytes")
@@ -262,7 +266,7 @@ def _cut(
     words: int,
 ) -> ir.Value:
     """Some rows or columns of a matrix that is stored as a table."""
-    from odtpack.graph import ops
+    from odtpack.contrib import quantized
 
     rows, columns = _size(value)
     if _size(table) == (rows, columns):
@@ -273,7 +277,7 @@ def _cut(
     part = inner.Slice(table, *bounds, inner.ints(axis))
     four = inner.constant(np.full((), 4, np.uint8))
     size = (words, columns) if axis == 0 else (rows, words)
-    part = ops.unpack_four_bits(inner, inner.reshape(part, -1), four, size)
+    part = quantized.unpack_four_bits(inner, inner.reshape(part, -1), four, size)
     part.type = table.type
     return part
 
@@ -282,7 +286,7 @@ def _chosen_row(
     op: Ops, head: Head, tables: Sequence[ir.Value | None], labels: ir.Value
 ) -> ir.Value:
     """The weight's row of each token's word, [B, T, K], of codes in whole blocks."""
-    from odtpack.graph import ops
+    from odtpack.contrib import quantized
 
     assert head.codes is not None  # noqa: S101 - which has the blocks
     found = []
@@ -299,7 +303,7 @@ def _chosen_row(
     codes, scales, *points = found
     shape = 0, 0, -1, head.codes.attributes.get_int("block_size")
     numbers = op.reshape(op.cast(codes, op.type_of(scales)), *shape)
-    zero: ir.Value | float = float(ops.FOUR_BITS.get(head.weight.dtype or op.FLOAT) or 0)
+    zero: ir.Value | float = float(quantized.FOUR_BITS.get(head.weight.dtype or op.FLOAT) or 0)
     if points:
         zero = op.unsqueeze(op.cast(points[0], op.type_of(scales)), 3)
     numbers = op.Mul(op.Sub(numbers, zero), op.unsqueeze(scales, 3))

@@ -18,7 +18,7 @@ from odtpack.option import is_too_large, option, options_of
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from odtpack.graph.ops import Ops
+    from odtpack.graph.graphs import Ops
 
 
 # What Adam and AdamW share: two moments, and the change that follows from them.

@@ -20,7 +20,7 @@ from odtpack_runtime.training.optimizer_contract import PRIVACY
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from odtpack.graph.ops import Ops
+    from odtpack.graph.graphs import Ops
     from odtpack_runtime.training.optimizer_contract import Privacy
 
 NORM_EPSILON = 1e-6
@@ -93,7 +93,7 @@ def optimizer_model(
     import onnx_ir as ir
 
     from odtpack import targets
-    from odtpack.graph.ops import Ops
+    from odtpack.graph.graphs import Ops
     from odtpack.passes import aliases
     from odtpack.passes.compact import compact
 

@@ -11,11 +11,10 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff import differentiate
+from odtpack.contrib.quantized import packed_four_bits
 from odtpack.errors import OdtpackError
-from odtpack.graph import ops
-from odtpack.graph.graphs import draws, nodes_of, replace
+from odtpack.graph.graphs import Ops, draws, nodes_of, replace
 from odtpack.graph.inference import infer_shapes
-from odtpack.graph.ops import Ops
 from odtpack.package import training
 from odtpack.package.parameters import Parameter
 from odtpack.package.segments.cut import (
@@ -289,7 +288,7 @@ def build_segments(task: Task) -> Graphs:
             tuple(plan[index] for index in sorted(plan)),
             # The parts of a matrix follow each other.
             {
-                name: ops.packed_four_bits(tensors[name])
+                name: packed_four_bits(tensors[name])
                 for name in sorted(named, key=lambda name: places[part_of(name)])
             },
             tuple(v for v in graph.inputs if v.name not in {p.name for p in parameters}),

@@ -13,33 +13,40 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.backward import FLOATS, dependents, influences
+from odtpack.contrib.quantized import FOUR_BITS, four_bit_codes, packed_four_bits, unpack_four_bits
 from odtpack.errors import OdtpackError
-from odtpack.graph import ops
-from odtpack.graph.graphs import ancestors, dims_of, mark_constant, reads, static_dims, subgraphs
-from odtpack.graph.ops import Ops
+from odtpack.graph.graphs import (
+    Ops,
+    ancestors,
+    dims_of,
+    mark_constant,
+    reads,
+    static_dims,
+    subgraphs,
+)
 from odtpack.passes.finishing import SMALLEST
 
 
 def can_be_lifted(value: ir.Value) -> bool:
     """Whether an initializer can be an input: of 4 bits those that are unpacked alone can."""
     readers = (node.op_type == "DequantizeLinear" for node, _ in value.uses())
-    return value.dtype not in ops.FOUR_BITS or all(readers)
+    return value.dtype not in FOUR_BITS or all(readers)
 
 
 def unpack(graph: ir.Graph, values: Sequence[ir.Value], *, bits: bool = True) -> None:
     """Let a graph take initializers of 4 bits apart, which become packed bytes."""
     # `bits`: whether there are kernels that shift them.
     op = Ops(graph, "packed/")
-    stored = {value: tensor_of(value) for value in values if value.dtype in ops.FOUR_BITS}
+    stored = {value: tensor_of(value) for value in values if value.dtype in FOUR_BITS}
     for value, tensor in stored.items():
-        stored_as = ops.packed_four_bits(tensor)
+        stored_as = packed_four_bits(tensor)
         value.const_value, value.type = stored_as, ir.TensorType(ir.DataType.UINT8)
         value.shape = ir.Shape(stored_as.shape.numpy())
     for node in dict.fromkeys(node for value in stored for node, _ in value.uses()):
         assert node.graph is not None  # noqa: S101 - it reads what a graph has
         inner = op if node.graph is graph else op.inside(node.graph)
         codes, scale, *rest = [value for value in node.inputs if value is not None]
-        offset = ops.FOUR_BITS[(stored.get(codes) or tensor_of(codes)).dtype]
+        offset = FOUR_BITS[(stored.get(codes) or tensor_of(codes)).dtype]
         with inner.before(node):
             shift = _shift(inner, scale, bits)
             found = [_unpacked(inner, value, shift, stored) for value in (codes, *rest)]
@@ -77,8 +84,8 @@ def _unpacked(
 ) -> ir.Value:
     """Codes of 4 bits as UINT8, from 0 on."""
     if value not in stored:
-        return op.constant(ops.four_bit_codes(tensor_of(value)))
-    return ops.unpack_four_bits(op, value, shift, stored[value].shape.numpy())
+        return op.constant(four_bit_codes(tensor_of(value)))
+    return unpack_four_bits(op, value, shift, stored[value].shape.numpy())
 
 
 _ROWS = ".rows_"
