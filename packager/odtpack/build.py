@@ -23,7 +23,7 @@ from odtpack.adapters import Inserted, insert_adapter
 from odtpack.adapters.inference import decoder_with_adapter
 from odtpack.adapters.layers import layer_name, transposed
 from odtpack.choices import STOCK
-from odtpack.errors import OdtpackError, check_choice, check_type, some
+from odtpack.errors import OdtpackError, check_choice, check_type, quoted, some
 from odtpack.losses import Loss, make_loss
 from odtpack.losses.common.base import settled_on
 from odtpack.model.exporters import absent, homes
@@ -345,7 +345,7 @@ def _remarks(
     if left:
         yield (
             f"{some(left)}: a Constant node at the place of a weight, in a model "
-            f"whose weights are initializers, stays a constant; --train {left[0]!r} trains it"
+            f"whose weights are initializers, stays a constant; --train {quoted(left[0])} trains it"
         )
     if loss is None:
         yield from _beside_the_loss(model.graph, read[0])
@@ -369,5 +369,5 @@ def _beside_the_loss(graph: ir.Graph, loss: str) -> Iterator[str]:
         if more := beyond & read_by(values[name]):
             yield (
                 f"for inference the output {name!r} needs {', '.join(sorted(map(repr, more)))}, "
-                f"which {first!r} does not: export it with --outputs {first}"
+                f"which {first!r} does not: export it with --outputs {quoted(first)}"
             )

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError
+from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError, quoted
 
-__all__ = ["OdtpackError", "UnknownNameError", "WrongTypeError"]
+__all__ = ["OdtpackError", "UnknownNameError", "WrongTypeError", "quoted"]
 
 _MOST_SHOWN = 200
 

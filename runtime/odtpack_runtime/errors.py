@@ -34,6 +34,11 @@ def error_codes() -> dict[str, ErrorCode]:
     return {code: ErrorCode(**entry) for code, entry in table.items()}
 
 
+def quoted(name: str) -> str:
+    """A name from a model or a package as one word of a shell, for what a person will paste."""
+    return "'" + name.replace("'", "'\"'\"'") + "'"
+
+
 class OdtpackError(RuntimeError):
     """Bad input or usage, explained to the person who can correct it.
 

@@ -164,7 +164,7 @@ def test_every_loss_is_named_and_restored(run: Run, tmp_path: Path) -> None:
         ("temperature", "a buffer in PyTorch: --freeze 'temperature'", ["--freeze", "temperature"]),
         ("inner.weight", "--stop-gradient", ["--stop-gradient", "/Sigmoid_output_0"]),
         (
-            "embedding.weight", "--freeze-row embedding.weight=0",
+            "embedding.weight", "--freeze-row 'embedding.weight=0'",
             ["--freeze-row", "embedding.weight=0"],
         ),
     ]  # fmt: skip

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from odtpack.autodiff import context, discards
 from odtpack.autodiff.context import REGISTRY, Context, Registry, Rule, WithCaptured
 from odtpack.autodiff.stop_gradient import STRAIGHT_THROUGH
-from odtpack.errors import OdtpackError
+from odtpack.errors import OdtpackError, quoted
 from odtpack.graph.graphs import Ops, ancestors, captures, dims_of, maker, reads, subgraphs, wider
 
 # It knows no operators. A rule gives the cotangents of a node's inputs, and of what its
@@ -218,7 +218,8 @@ def _no_gradient(
     domain, why = node.domain or "ai.onnx", node.metadata_props.get(REASON)
     hint = (
         f"freeze {'it' if len(reaching) == 1 else 'them'} "
-        f"(--freeze {reaching[0] if reaching else 'GLOB'!r}), or replace the operator in the model"
+        f"(--freeze {quoted(reaching[0]) if reaching else 'GLOB'}), or replace the operator in the "
+        "model"
     )
     if node.op_type == "ConcatFromSequence":
         hint = (

@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 import onnx_ir as ir
 
 from odtpack.autodiff.context import INTERNAL_DOMAIN
-from odtpack.errors import UnknownNameError, near_names
+from odtpack.errors import UnknownNameError, near_names, quoted
 from odtpack.graph.graphs import Ops, nodes_of, replace, typed
 
 _OP_TYPE = "StopGradient"
@@ -52,7 +52,7 @@ def stop_at(graph: ir.Graph, wanted: Iterable[str]) -> None:
             raise UnknownNameError(
                 "unknown-value",
                 f"--stop-gradient names {text!r}, which the graph does not compute",
-                hint=f"freeze it (--freeze {text!r})"
+                hint=f"freeze it (--freeze {quoted(text)})"
                 if text in graph.initializers
                 else near_names(text, computed, "name an output of a node"),
             )

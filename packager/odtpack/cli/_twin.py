@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from odtpack.cli._fit import open_module
-from odtpack.errors import OdtpackError
+from odtpack.errors import OdtpackError, quoted
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.loop import loss_of
@@ -184,10 +184,11 @@ def _why(
     name: str, theirs: Any, ours: np.ndarray, wanted: np.ndarray, twin: Twin, *, same_loss: bool
 ) -> str:
     """Why a gradient differs, and the option that corrects it."""
+    freeze = f"--freeze {quoted(name)}, or --like names.txt for all of them"
     if name in twin.buffers:
-        return f"a buffer in PyTorch: --freeze {name!r}, or --like names.txt for all of them"
+        return f"a buffer in PyTorch: {freeze}"
     if not theirs.requires_grad:
-        return f"requires_grad is False: --freeze {name!r}, or --like names.txt for all of them"
+        return f"requires_grad is False: {freeze}"
     if not same_loss:
         if twin.modes:
             return (
@@ -197,7 +198,8 @@ def _why(
         return "the loss differs: other inputs, another loss, or a model of another mode"
     row = twin.padding.get(name)
     if row is not None and ours[row].any():
-        return f"row {row} is that of padding_idx and has no gradient: --freeze-row {name}={row}"
+        option = f"--freeze-row {quoted(f'{name}={row}')}"
+        return f"row {row} is that of padding_idx and has no gradient: {option}"
     reached = "" if wanted.any() else "no gradient reaches it in PyTorch: "
     return (
         f"{reached}the loss is the same, but the gradient differs, as with detach or a "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 from odtpack.cli import _console, _options
@@ -115,7 +116,10 @@ def import_(
     load_adapter(opened, state, adapter)
     CheckpointState.save_checkpoint(state, out)
     _console.wrote(out)
-    _console.say(f"next: odtpack train {package} --data DATA.npz --resume {out} --out trained.ckpt")
+    _console.say(
+        f"next: odtpack train {quote(str(package))} --data DATA.npz --resume {quote(str(out))} "
+        "--out trained.ckpt"
+    )
     _console.json_result(as_json, {"path": str(out)})
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from odtpack.cli import _console, _options
@@ -42,7 +43,7 @@ def prepare(
     check_writable(out, "--out", [texts, Path(spec.tokenizer), Path(spec.template)])
     found = _prepare(texts, out, spec)
     _console.wrote(out)
-    _console.say(f"next: odtpack train PKG --data {out}")
+    _console.say(f"next: odtpack train PKG --data {quote(str(out))}")
     _console.json_result(as_json, {"path": str(out), **dataclasses.asdict(found)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from odtpack.cli import _console, _options
@@ -134,7 +135,7 @@ def sign(
             "option-not-used",
             "--key signs a package, and "
             + ("no package is named" if package is None else "--new-key names another key for it"),
-            hint=f"odtpack sign PKG --key {key}",
+            hint=f"odtpack sign PKG --key {quote(str(key))}",
         )
     if package is None and release is not None:
         raise OdtpackError(
@@ -152,7 +153,7 @@ def sign(
         raise OdtpackError(
             "no-key",
             "signing needs a key, and no key is named",
-            hint=f"odtpack sign {package} --key key.pem",
+            hint=f"odtpack sign {quote(str(package))} --key key.pem",
         )
     if package is not None:
         signature = sign_package(package, secret, release=release)

@@ -20,7 +20,7 @@ from odtpack import targets
 from odtpack.autodiff import stop_gradient, windows
 from odtpack.autodiff.context import Context
 from odtpack.contrib import DOMAIN, decompose, needs_blocks
-from odtpack.errors import OdtpackError
+from odtpack.errors import OdtpackError, quoted
 from odtpack.graph.fold import MOVED, fold, share_constants, take_squeeze
 from odtpack.graph.graphs import (
     TRAINABLE_TYPES,
@@ -861,5 +861,5 @@ def _speak_of(graph: ir.Graph, error: OdtpackError) -> None:
     error.where = error.where and _QUOTED.sub(own, error.where)
     modules = module_names(graph) if error.hint else {}
     error.hint = error.hint and _QUOTED.sub(
-        lambda found: f"'{modules.get(found[1], found[1])}'", error.hint
+        lambda found: quoted(modules.get(found[1], found[1])), error.hint
     )

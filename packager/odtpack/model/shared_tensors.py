@@ -11,7 +11,7 @@ import onnx.reference
 import onnx_ir as ir
 
 from odtpack.autodiff.stop_gradient import has_stand_in
-from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.errors import OdtpackError, UnknownNameError, quoted
 from odtpack.graph.graphs import TRAINABLE_TYPES, Names, redirect, subgraphs, typed, used_names
 from odtpack.model.exporters import (
     COMPUTED,
@@ -42,7 +42,7 @@ class SharedTensor:
         shown = ", ".join(self.places[:3]) + (", ..." if self.places[3:] else "")
         return (
             f"{self.name} is read in {len(self.places)} places ({shown}) and trains as one "
-            f"tensor; --untie {self.name!r} gives each place its own"
+            f"tensor; --untie {quoted(self.name)} gives each place its own"
         )
 
 

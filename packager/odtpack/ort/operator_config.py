@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final
 
 import numpy as np
@@ -144,7 +145,7 @@ def read_config(path: Path) -> OperatorConfig:
         raise OdtpackError(
             "config-not-found",
             f"the configuration {str(path)!r} cannot be read: {error.strerror or error}",
-            hint=f"odtpack config PKG --out {path}",
+            hint=f"odtpack config PKG --out {quote(str(path))}",
         ) from error
     try:
         if len(data) > _MAX_BYTES:

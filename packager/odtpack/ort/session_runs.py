@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any, Final
 
 import numpy as np
@@ -98,7 +99,7 @@ def runs_of(
                 f"the package holds no {model} in ORT format"
                 + (f" for {', '.join(platforms)}" if platforms else ""),
                 where=str(package.path),
-                hint=f"odtpack ort {package.path}, or pass --format onnx",
+                hint=f"odtpack ort {quote(str(package.path))}, or pass --format onnx",
             )
         for file in files:
             target = None if file.platform is None else Platform(file.platform)

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.autodiff.backward import influences
-from odtpack.errors import OdtpackError, UnknownNameError, near_names, some
+from odtpack.errors import OdtpackError, UnknownNameError, near_names, quoted, some
 from odtpack.graph.graphs import (
     TRAINABLE_TYPES,
     carried,
@@ -163,7 +163,7 @@ def choose(
         doubts = {name: why for name, why in doubtful.items() if name in trained}
         if doubts:
             shown = some([f"{name} ({why})" for name, why in doubts.items()])
-            option = " ".join(f"--freeze {name!r}" for name in [*doubts][:4])
+            option = " ".join(f"--freeze {quoted(name)}" for name in [*doubts][:4])
             remarks.append(f"trained, and may be buffers: {shown}; if so, {option}")
     made = folded(model.graph)
     changed = [
@@ -522,7 +522,7 @@ def frozen_rows(
                 optimizer.weight_decay if decay is None else decay
             ):
                 problem = f"row {number} of {name!r} is not zero, and weight decay would change it"
-                hint = f"put it into a group without decay: --group {name + ':decay=0'!r}"
+                hint = f"put it into a group without decay: --group {quoted(f'{name}:decay=0')}"
             if problem is not None:
                 raise OdtpackError("bad-row", problem, hint=hint)
             found[name] = (*found.get(name, ()), int(number))
@@ -545,7 +545,7 @@ def zero_rows(
         if rows and len(rows) < len(array):
             yield (
                 f"row {rows[0]} of {name} is exactly zero, as padding_idx leaves it, and trains; "
-                f"--freeze-row {f'{name}={rows[0]}'!r} keeps it"
+                f"--freeze-row {quoted(f'{name}={rows[0]}')} keeps it"
             )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.choices import Storage
-from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.errors import OdtpackError, UnknownNameError, quoted
 from odtpack.graph.graphs import TRAINABLE_TYPES, carried, running_statistics
 from odtpack.quantized import to_int8
 from odtpack_runtime.session.graph_signature import OWN_TYPE_SUFFIX, UNSCALED_SUFFIX
@@ -182,7 +182,7 @@ def _check_trainable(graph: ir.Graph, names: Sequence[str], state: Collection[st
             "dtype-not-trainable",
             f"{', '.join(f'{name!r} is of type {kind}' for name, kind in others.items())}; "
             f"parameters to train must be of one of the types {allowed}",
-            hint=f"freeze it ({' '.join(f'--freeze {name!r}' for name in others)})",
+            hint=f"freeze it ({' '.join(f'--freeze {quoted(name)}' for name in others)})",
         )
 
 

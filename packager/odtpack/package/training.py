@@ -13,7 +13,7 @@ from odtpack import losses, targets
 from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
 from odtpack.choices import WEBGPU
-from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.errors import OdtpackError, UnknownNameError, quoted
 from odtpack.graph.graphs import (
     Ops,
     ancestors,
@@ -292,7 +292,7 @@ def prepare(task: Task) -> Prepared:
             raise OdtpackError(
                 "trained-and-frozen",
                 f"{name!r} is trained, but the loss {info.name} does not let a gradient through it",
-                hint=f"freeze it (--freeze {name!r}), or leave the loss's option words out",
+                hint=f"freeze it (--freeze {quoted(name)}), or leave the loss's option words out",
             )
     sources = (*task.train, *task.input_gradients, *states)
     if sources:
@@ -519,7 +519,7 @@ def require_reached(trained: Iterable[ir.Value], gradients: Collection[ir.Value]
         raise OdtpackError(
             "not-reached",
             f"the loss does not depend on what is trained: {', '.join(map(repr, names))}",
-            hint=f"freeze it ({' '.join(f'--freeze {name!r}' for name in names)}), or check "
+            hint=f"freeze it ({' '.join(f'--freeze {quoted(name)}' for name in names)}), or check "
             "loss_input_names",
         )
 

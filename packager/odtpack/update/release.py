@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from odtpack.ort.session_runs import TRAINING_MODELS
@@ -43,7 +44,7 @@ def new_key(path: str | os.PathLike[str]) -> Path:
         raise OdtpackError(
             "bad-key-name",
             f"{str(path)!r} ends in .pub, which is for the public key",
-            hint=f"odtpack sign --new-key {Path(path).with_suffix('.pem')}",
+            hint=f"odtpack sign --new-key {quote(str(Path(path).with_suffix('.pem')))}",
         )
     for file in (private, public):
         if os.path.lexists(file):
@@ -84,7 +85,7 @@ def sign_package(
         raise OdtpackError(
             "package-downgrade",
             f"the package is release {package.manifest.release}, and cannot become {release}",
-            hint=f"odtpack sign {path} --release {(package.manifest.release or 0) + 1}",
+            hint=f"odtpack sign {quote(str(path))} --release {(package.manifest.release or 0) + 1}",
         )
     text = dataclasses.replace(package.manifest, release=release).to_json().encode()
     with update_folder(package.path, last=manifest.name) as stage:

@@ -352,7 +352,7 @@ class Package:
             f"The package holds no {of} in ORT format of style {style}"
             + (f" for {platform}." if platform else " for all processors."),
             where=str(self.path),
-            hint=f"odtpack ort {self.path} {asked}",
+            hint=f"odtpack ort {shlex.quote(str(self.path))} {asked}",
         )
 
 
@@ -366,7 +366,7 @@ def find_manifest(path: str | os.PathLike[str]) -> Path:
                 "package-not-found",
                 f"{path.name} is a model, not a package folder.",
                 where=str(path),
-                hint=f"odtpack build {path} --out package --loss cross_entropy",
+                hint=f"odtpack build {shlex.quote(str(path))} --out package --loss cross_entropy",
             )
         return path
     candidates = [path / MANIFEST_NAME]

@@ -7,6 +7,7 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.checks import graphs_of, load_model, ort_operators
@@ -217,7 +218,7 @@ def check_signed(
             "not-signed",
             f"The package has no signature: there is no {path.name}.",
             where=str(manifest.parent),
-            hint=f"odtpack sign {manifest.parent} --key key.pem",
+            hint=f"odtpack sign {quote(str(manifest.parent))} --key key.pem",
         )
     signature = b""
     if path.is_file() and not path.is_symlink():
@@ -228,7 +229,7 @@ def check_signed(
             "signature-wrong",
             f"{path.name} is not a signature: it must be a file of {SIGNATURE_BYTES} bytes.",
             where=str(path),
-            hint=f"odtpack sign {manifest.parent} --key key.pem",
+            hint=f"odtpack sign {quote(str(manifest.parent))} --key key.pem",
         )
     if public_key is None:
         return None

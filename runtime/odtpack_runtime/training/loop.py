@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from odtpack_runtime.checkpoint.parameters import Array
-from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.errors import OdtpackError, quoted
 from odtpack_runtime.session.graph_signature import TensorSpec, check_labels
 from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.module import Module
@@ -170,12 +170,13 @@ def check_axes(inputs: Sequence[TensorSpec], where: str | None = None) -> None:
             problem = f"takes {size} on its first axis, and '{others[0].name}' {others[0].shape[0]}"
         else:
             continue
+        name = quoted(spec.name)
         raise OdtpackError(
             "data-shape",
             f"Input '{spec.name}' {problem}: batches are cut along the first axis of every input.",
             where=where,
-            hint=f"build with --input {spec.name}=zeros if it is a state that starts at zero, "
-            f"--input {spec.name}=NUMBER if it is always the same, or --input {spec.name}=axis:K "
+            hint=f"build with --input {name}=zeros if it is a state that starts at zero, "
+            f"--input {name}=NUMBER if it is always the same, or --input {name}=axis:K "
             "if axis K counts samples",
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -238,7 +239,7 @@ def _check_name(out: Path, *inputs: Path) -> None:
         raise OdtpackError(
             "profile-suffix",
             f"--out {str(out)!r} does not end in .toml, by which a profile is known",
-            hint=f"--out {out.with_suffix('.toml')}",
+            hint=f"--out {quote(str(out.with_suffix('.toml')))}",
         )
     check_writable(out, "--out", inputs)
 

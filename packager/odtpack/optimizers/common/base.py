@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.errors import OdtpackError, UnknownNameError, quoted
 from odtpack.option import is_too_large, option, options_of
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class GroupRule:
                 "bad-group",
                 f"lr of the group {self.pattern!r} is {self.learning_rate_scale:g}; as a float32 "
                 "it must be above 0 and finite",
-                hint=f"--freeze {self.pattern!r} keeps parameters where they are",
+                hint=f"--freeze {quoted(self.pattern)} keeps parameters where they are",
             )
 
 
