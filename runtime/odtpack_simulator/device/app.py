@@ -114,9 +114,10 @@ def default_footprint(profile: DeviceProfile) -> AppFootprint:
 
 _PERCENT: Final = 3
 MARGIN: Final = _PERCENT / 100
-MARGIN_BYTES: Final = 400_000
-"""A planned peak may be too low by this share of it, or by so many bytes if they are more: see
-docs/memory.md for what was measured.
+_SMALL_PERCENT: Final = 8
+_SMALL_BYTES: Final = 400_000
+"""A planned peak may be too low by 3 % of it; a small one by 8 % or by so many bytes, whichever is
+less: see docs/memory.md for what was measured.
 
 A training that is said to fit and does not is killed on a phone; one that is said not to fit
 and does is only measured again.
@@ -129,7 +130,8 @@ MemoryFit = Literal["fits", "close", "over"]
 def with_margin(peak_bytes: int) -> int:
     """The most that a training with this planned peak may take, in bytes."""
     # Rounded up, exactly.
-    return peak_bytes + max(-(-peak_bytes * _PERCENT // 100), MARGIN_BYTES)
+    share, small = (-(-peak_bytes * each // 100) for each in (_PERCENT, _SMALL_PERCENT))
+    return peak_bytes + max(share, min(small, _SMALL_BYTES))
 
 
 def memory_fit(peak_bytes: int, limit_bytes: int) -> MemoryFit:
