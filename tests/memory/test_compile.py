@@ -32,7 +32,7 @@ from odtpack.package.training import build_graphs
 from odtpack.spec import MemorySpec
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import RESET_NAME
-from odtpack_simulator.memory.arena import allocate
+from odtpack_simulator.memory.allocation import allocate
 from odtpack_simulator.memory.kernel_memory import ALIASES, IN_PLACE
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, load_runtime_graph

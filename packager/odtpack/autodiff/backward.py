@@ -218,8 +218,8 @@ def _no_gradient(
     domain, why = node.domain or "ai.onnx", node.metadata_props.get(REASON)
     hint = (
         f"freeze {'it' if len(reaching) == 1 else 'them'} "
-        f"(--freeze {quoted(reaching[0]) if reaching else 'GLOB'}), or replace the operator in the "
-        "model"
+        f"(--freeze {quoted(str(reaching[0])) if reaching else 'GLOB'}), "
+        "or replace the operator in the model"
     )
     if node.op_type == "ConcatFromSequence":
         hint = (

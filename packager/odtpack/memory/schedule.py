@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from odtpack.graph.graphs import RANDOM_OPERATORS, Ops, ancestors, dims_of, reads, subgraphs
 from odtpack_runtime.session.graph_signature import RESET_NAME, UPDATE_SUFFIX
-from odtpack_simulator.memory.arena import Allocation, Known, allocate
+from odtpack_simulator.memory.allocation import Allocation, Known, allocate
 from odtpack_simulator.memory.kernel_memory import ALIASES, IN_PLACE
 from odtpack_simulator.memory.operator_work import SMALL, Roof, Tensor, operator_work
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value

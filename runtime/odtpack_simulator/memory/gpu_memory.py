@@ -21,7 +21,7 @@ from odtpack_runtime.session.graph_signature import RESET_NAME
 from odtpack_runtime.training.optimizer import state_layout
 from odtpack_runtime.training.optimizer_contract import matrix
 from odtpack_simulator.memory import planning
-from odtpack_simulator.memory.arena import Allocation, allocate
+from odtpack_simulator.memory.allocation import Allocation, allocate
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value, load_runtime_graph
 
 # The provider (plug-in 0.4.0, `BufferManager`) rounds a request up to the next of these sizes and

@@ -279,10 +279,24 @@ class _Sizes:
 
     def get(self, name: str) -> Array | None:
         """The value of a tensor; None if it depends on data, is large, or no integer."""
-        if name not in self._known:
-            self._known[name] = None
-            self._known[name] = self._compute(name)
+        waiting, entered = [name], set[str]()  # no recursion: chains of nodes may be long
+        while waiting:
+            last = waiting[-1]
+            needed = self._operands(last) - self._known.keys()
+            if needed and last not in entered:
+                entered.add(last)
+                waiting += needed
+            elif waiting.pop() not in self._known:
+                self._known[last] = self._compute(last)
         return self._known[name]
+
+    def _operands(self, name: str) -> set[str]:
+        """Tensors whose values decide that of another."""
+        node = None if name in self._known else self._producers.get(name)
+        if node is None or name in self._constants or node.domain:
+            return set()
+        values = node.op_type in _ARITHMETIC and node.op_type not in ("Shape", "Size")
+        return {*filter(None, node.input)} if values else set()
 
     def read_by(self, node: onnx.NodeProto) -> dict[str, onnx.TensorProto]:
         """Those that a node with bodies reads, its bodies included, and that are no constants."""
@@ -324,7 +338,7 @@ class _Sizes:
                 return zeros
         feeds: dict[str, Array] = {}
         for operand in filter(None, node.input):
-            value = self.get(operand)
+            value = self._known.get(operand)
             if value is None:
                 return None
             feeds[operand] = value
@@ -338,7 +352,7 @@ class _Sizes:
     def _zeros(self, node: onnx.NodeProto) -> Array | None:
         """A product one factor of which is all zeros, where the other's shape is known."""
         for one, other in (tuple(node.input), tuple(node.input)[::-1]):
-            value, (kind, shape) = self.get(one), self._found.get(other, (0, None))
+            value, (kind, shape) = self._known.get(one), self._found.get(other, (0, None))
             if value is None or value.any() or kind != TensorProto.INT64 or not is_fixed(shape):
                 continue
             result = np.zeros(np.broadcast_shapes(value.shape, shape), np.int64)

@@ -27,7 +27,8 @@ from odtpack_runtime.session.segments import segment_name
 from odtpack_runtime.training.optimizer import state_layout
 from odtpack_runtime.training.optimizer_contract import OptimizerContract, matrix, read_contract
 from odtpack_simulator.device.kits import MAPPING_KITS, Kit
-from odtpack_simulator.memory.arena import Allocation, Arenas, allocate, allocated_size
+from odtpack_simulator.memory.allocation import Allocation, allocate, allocated_size
+from odtpack_simulator.memory.arena import Arenas
 from odtpack_simulator.memory.execution_order import reads, rename
 from odtpack_simulator.memory.kernel_memory import Shape
 from odtpack_simulator.memory.missing_shapes import Dims
@@ -330,7 +331,7 @@ class Session:
     def plan(
         self, threads: int, fresh_outputs: Iterable[str], conditions: Mapping[str, bool]
     ) -> Allocation:
-        """Buffers of one run; see :func:`~odtpack_simulator.memory.arena.allocate`."""
+        """Buffers of one run; see :func:`~odtpack_simulator.memory.allocation.allocate`."""
         fresh = set(fresh_outputs)
         outputs = [name for name in self.graph.outputs if name in fresh]
         return allocate(self.graph, threads, fresh_outputs=outputs, conditions=conditions)

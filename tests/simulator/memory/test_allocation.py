@@ -25,16 +25,14 @@ from onnx import TensorProto, helper
 
 from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime.package.records import SessionInfo
-from odtpack_simulator.memory import arena
+from odtpack_simulator.memory import allocation
+from odtpack_simulator.memory.allocation import Allocation, allocate, allocated_size
 from odtpack_simulator.memory.arena import (
     FIRST_REGION_BYTES,
     UNIT,
-    Allocation,
     Arena,
     Arenas,
     SessionUse,
-    allocate,
-    allocated_size,
     sharing_of,
 )
 from odtpack_simulator.memory.kernel_memory import ALIASES, in_place_input
@@ -261,11 +259,11 @@ def test_verifier_sees_a_shared_buffer(case: Callable[[str], Case]) -> None:
     """The verifier itself is worth something: a plan that shares too much does not pass."""
     graph = load_runtime_graph(case("mlp").package.eval_model, case("mlp").shapes)
     plan = allocate(graph)
-    merged = arena.Buffer("all", 10**9, 0, len(graph.nodes) - 1, {})
+    merged = allocation.Buffer("all", 10**9, 0, len(graph.nodes) - 1, {})
     for buffer in plan.buffers:
         merged.tensors |= buffer.tensors
     size = merged.size
-    uses = tuple(arena.NodeUse(size, 0) for _ in graph.nodes)
+    uses = tuple(allocation.NodeUse(size, 0) for _ in graph.nodes)
     with pytest.raises(AssertionError, match="overlap"):
         verify(graph, Allocation((merged,), uses, ()))
 

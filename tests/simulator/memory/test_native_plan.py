@@ -25,7 +25,8 @@ from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.fleet.devices import measure_devices
 from odtpack_simulator.fleet.fleet_file import parse_fleet
 from odtpack_simulator.fleet.population import split_data
-from odtpack_simulator.memory.arena import allocate, session_use
+from odtpack_simulator.memory.allocation import allocate
+from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import memory_options
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph

@@ -25,7 +25,7 @@ from odtpack_simulator.measure.calibration import (
     typical_step,
 )
 from odtpack_simulator.measure.host import clock_hz
-from odtpack_simulator.memory.arena import allocate
+from odtpack_simulator.memory.allocation import allocate
 from odtpack_simulator.memory.kernel_memory import ALIASES, IN_PLACE, NCHWC_DOMAIN, workspaces
 from odtpack_simulator.memory.operator_work import (
     COMPUTE_BOUND,

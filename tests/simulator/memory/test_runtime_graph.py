@@ -20,7 +20,7 @@ from onnx.reference import ReferenceEvaluator
 from odtpack.build import build_package
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.memory.arena import allocate
+from odtpack_simulator.memory.allocation import allocate
 from odtpack_simulator.memory.execution_order import (
     execution_order,
     rename_casts,
