@@ -27,7 +27,7 @@ import numpy.typing as npt
 from odtpack.errors import OdtpackError, near_names, shortened
 from odtpack.spec import TextSpec
 from odtpack_runtime.apart import worker as apart
-from odtpack_runtime.files.atomic import atomic_write
+from odtpack_runtime.files.atomic import atomic_write, open_regular
 
 IGNORED: Final = -100
 """The label that does not count."""
@@ -221,7 +221,7 @@ def _settings(spec: TextSpec) -> dict[str, Any]:
 
 def _read(path: Path, what: str, code: str) -> str:
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             content = stream.read(min(os.fstat(stream.fileno()).st_size, _MAX_FILE) + 1)
         if len(content) > _MAX_FILE:
             raise ValueError(f"it is larger than {_MAX_FILE} bytes")

@@ -8,8 +8,10 @@ from typing import Any
 import onnx.parser
 import pytest
 
+from odtpack.artifacts import LossType, generate_artifacts
 from odtpack_runtime.apart import worker
-from tests.cli.conftest import Refused, Run, Shared
+from tests.cli.conftest import Refused, Run, Shared, assert_refused, tree
+from tests.refused import refused as raises_refused
 
 
 def command(model: object, tmp_path: Path, *more: object) -> tuple[object, ...]:
@@ -159,6 +161,51 @@ def test_places_that_are_taken(
     (tmp_path / name).write_text("years of work")
     arguments = "build", shared.model, "--out", tmp_path / out, "--loss", "mse"
     refused(arguments, code, str(tmp_path), word)
+
+
+WEB_APP = '{"name": "my web app", "start_url": "/"}'
+
+
+@pytest.mark.parametrize(
+    "text", [WEB_APP, "", "\0" * 99, '{"schema_version": 2}'], ids=["app", "empty", "0", "newer"]
+)
+def test_a_manifest_of_something_else_makes_no_package(
+    refused: Refused, run: Run, shared: Shared, tmp_path: Path, text: str
+) -> None:
+    """Nor does a damaged one: what lies beside it may be anybody's."""
+    web = tmp_path / "web"
+    web.mkdir()
+    (web / "manifest.json").write_text(text)
+    (web / "checkpoint").write_text("mine")
+    words = "folder-not-empty", "manifest.json", "delete this one if it is a damaged package"
+    refused(("build", shared.model, "--out", web, "--loss", "mse"), *words)
+    refused(("import", tmp_path, "--out", web), *words)
+    (web / "checkpoint").unlink()
+    refused(("install", shared.package, "--android", web), *words)
+    with raises_refused("folder-not-empty", "manifest.json"):
+        generate_artifacts(
+            shared.model, ["fc.weight"], loss=LossType.MSELoss, artifact_directory=web
+        )
+    (web / "manifest.json").unlink()
+    (web / "manifest.json").symlink_to(shared.package / "manifest.json")
+    refused(("build", shared.model, "--out", web, "--loss", "mse"), "folder-not-empty", "is a link")
+
+
+def test_only_files_that_a_package_wrote_are_removed_or_replaced(
+    run: Run, shared: Shared, tmp_path: Path
+) -> None:
+    """A manifest of a stranger may list any name, and a user may have changed a file."""
+    old = tmp_path / "old"
+    build = "build", shared.model, "--out", old, "--loss", "mse"
+    run(*build, "--ort-format", code=0)
+    assert (old / "eval_model.ort").is_file()
+    (old / "training_model.ort").write_text("mine")
+    outcome = run(*build, code=0)
+    assert "note: training_model.ort stays: it is not the file that" in outcome.err
+    assert {path.name for path in old.glob("*.ort")} == {"training_model.ort"}
+    before = tree(old)
+    assert_refused(run(*build, "--ort-format"), "folder-not-empty", "'training_model.ort'", "move")
+    assert tree(old) == before
 
 
 def test_conversion_that_fails_leaves_nothing(

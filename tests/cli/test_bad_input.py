@@ -11,6 +11,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -20,6 +21,7 @@ from odtpack.artifacts import generate_artifacts
 from odtpack.build import build_package
 from odtpack.cli._files import check_creatable, check_writable
 from odtpack.errors import OdtpackError
+from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from tests.cli.conftest import Refused, Run, Shared, arrays, assert_refused, tree
@@ -415,6 +417,29 @@ def test_no_command_writes_over_what_it_reads(run: Run, shared: Shared, tmp_path
     ):
         assert_refused(run(*command), "cannot-write", "it is read by the same command")
     assert tree(tmp_path) == before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_no_command_waits_for_a_pipe(refused: Refused, shared: Shared, tmp_path: Path) -> None:
+    """Opening one waits until somebody writes to it."""
+    for name in ("pipe", "pair.data", "tokenizer_config.json"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "texts.jsonl").write_text('{"text": "a"}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with mock.patch.object(writer, "EXTERNAL_DATA_THRESHOLD", 64):
+        write_checkpoint(tmp_path / "whole", read_checkpoint(shared.package / "checkpoint"))
+    shutil.copyfile(tmp_path / "whole", tmp_path / "pair")
+    prepare = ("data", "prepare", tmp_path / "texts.jsonl", "--length", 8, "--template", "chatml")
+    out = "--out", tmp_path / "new"
+    for code, command in (
+        ("checkpoint-unreadable", ("export", shared.package, "--checkpoint", tmp_path / "pipe")),
+        ("checkpoint-unreadable", ("export", shared.package, "--checkpoint", tmp_path / "pair")),
+        ("tokenizer-invalid", (*prepare, "--tokenizer", tmp_path / "pipe")),
+        ("tokenizer-invalid", (*prepare, "--tokenizer", tmp_path / "tokenizer.json")),
+    ):
+        refused((*command, *out), code, "it is not an ordinary file")
+    check = "config", shared.package, "--check", tmp_path / "pipe"
+    refused(check, "config-not-found", "it is not an ordinary file")
 
 
 def test_a_private_key_is_not_written_into_a_package(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from odtpack.cli.device.fit import _check_folder, _write
-from odtpack.fit.outcome import FitResult
+from odtpack.fit.outcome import Choice, FitResult, Solution
 from odtpack_simulator.figures.limits import parse_budgets
 from tests.cli.conftest import Run, assert_refused, tree
 from tests.fit.conftest import Files
@@ -158,13 +158,13 @@ class TestBadInput:
         device = ("--device", "pixel-8a")
         assert_refused(start(*device, "--out", tmp_path), "folder-not-empty", str(tmp_path))
         assert_refused(start(*device, "--out", tmp_path / "diary.txt"), "cannot-write")
-        assert tree(tmp_path) == {"diary.txt": b"mine"}
+        (tmp_path / "fit.json").write_text('{"steps": 9000}')  # of a watch
+        assert_refused(start(*device, "--out", tmp_path), "folder-not-empty", str(tmp_path))
+        assert set(tree(tmp_path)) == {"diary.txt", "fit.json"}
 
 
 def test_a_new_result_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
-    """Recipes of the old one go, and what else was put there stays."""
-    for name in ("fit.json", "recipe-1.toml", "recipe-2.toml", "recipe-x.toml"):
-        (tmp_path / name).write_text("old")
+    """Recipes of the old one go, and what was changed since or put there stays."""
     (tmp_path / "package-1").mkdir()
     empty: dict[str, list[object]] = {
         key: []
@@ -178,11 +178,27 @@ def test_a_new_result_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
     result = FitResult.model_validate(
         {"tool_version": "0", "model": "m.onnx", "epochs": 1, **counts, **empty}
     )
+    chosen = Choice(
+        batch_size=1, micro_batch=1, frozen="nothing", freeze=[], trained_parameters=1,
+        optimizer="sgd", learning_rate=1.0, frozen_dtype="float32",
+    )  # fmt: skip
+    found = [
+        Solution(
+            number=1, choice=chosen, metric=None, loss=1.0, peak_bytes=1, time_s=None,
+            energy_j=None, package_bytes=1, predicted_peak_bytes=1, devices=[], failed=[],
+            recipe=text,
+        )
+        for text in ("first", "second")
+    ]  # fmt: skip
+    old = result.model_copy(update={"pareto": found})
+    (tmp_path / "fit.json").write_text(old.to_json())
+    for name, text in {"1": "first", "2": "mine now", "3": "mine", "x": "old"}.items():
+        (tmp_path / f"recipe-{name}.toml").write_text(text)
     _write(result, tmp_path, _check_folder(tmp_path))
     found = tree(tmp_path)
     assert set(found) == {
         *("fit.html", "fit.json", "recipe.schema.json"),
-        *("recipe-x.toml", "package-1"),
+        *("recipe-2.toml", "recipe-3.toml", "recipe-x.toml", "package-1"),
     }
     assert found["fit.json"] == result.to_json().encode()
     assert found["recipe-x.toml"] == b"old"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
+from odtpack.choices import OrtFormat
 from odtpack.errors import OdtpackError
+from odtpack.ort.files import add_ort_files
 from odtpack.update.release import install
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
@@ -20,6 +23,7 @@ from tests.adapters import llama
 from tests.cli.conftest import arrays, assert_refused, tree
 from tests.packaging_tools import losses_of_steps
 from tests.recipe.conftest import Run, Write
+from tests.refused import refused
 
 NAMES = ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint")
 TEMPLATE = "inference_template.onnx"
@@ -85,7 +89,7 @@ def test_what_is_not_of_this_package_is_replaced(package: Path, tmp_path: Path) 
     assert install(package, app).changed
     whole = tree(app)
     assert set(whole) == {*NAMES, TEMPLATE, "manifest.json"}
-    for name in whole:
+    for name in set(whole) - {"manifest.json"}:
         (app / name).write_bytes(b"damaged")
         assert install(package, app).changed
         assert tree(app) == whole
@@ -93,6 +97,39 @@ def test_what_is_not_of_this_package_is_replaced(package: Path, tmp_path: Path) 
     (app / "checkpoint").unlink()
     assert install(package, app).changed
     assert tree(app) == whole
+
+
+def test_what_may_be_the_user_s_is_not_replaced(package: Path, tmp_path: Path) -> None:
+    app = tmp_path / "odtpack"
+    install(package, app, ort=True)
+    whole = tree(app)
+    for name, text in (("eval_model.ort", b"changed"), ("manifest.json", b"{}")):
+        (app / name).write_bytes(text)
+        with refused("folder-not-empty", name):
+            install(package, app)
+        assert tree(app) == {**whole, name: text}
+        (app / name).write_bytes(whole[name] or b"")
+    (app / "manifest.json").unlink()
+    with refused("folder-not-empty", "eval_model.ort"):
+        install(package, app)
+
+
+def test_a_package_with_a_subfolder_is_refused(package: Path, tmp_path: Path) -> None:
+    """Files are replaced together in one folder; ``ort`` left its own behind and said it wrote."""
+    content = json.loads((package / "manifest.json").read_text())
+    del content["digest"]
+    content["files"]["training_model"]["path"] = "deep/training_model.onnx"
+    (package / "manifest.json").write_text(json.dumps(content))
+    (package / "deep").mkdir()
+    (package / "training_model.onnx").rename(package / "deep" / "training_model.onnx")
+    before, opened = tree(package), Package.open(package)
+    for call in (
+        partial(install, package, tmp_path / "app"), partial(add_ort_files, opened, OrtFormat())
+    ):  # fmt: skip
+        with refused("package-path", "'deep/training_model.onnx' in a subfolder"):
+            call()
+    assert tree(package) == before
+    assert not (tmp_path / "app").exists()
 
 
 def test_a_package_without_other_files_keeps_its_manifest(

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 
@@ -29,7 +30,8 @@ from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
 from odtpack_simulator.values.text import shown_path
 from tests import zoo
-from tests.cli.conftest import Run, run
+from tests.cli.conftest import Run, run, tree
+from tests.packages.mutations import rehash
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,40 @@ def code_of(call: object, *args: object, **options: object) -> str:
     with pytest.raises(OdtpackError) as caught:
         call(*args, **options)  # type: ignore[operator]
     return caught.value.code
+
+
+def test_what_is_signed_is_what_was_checked(
+    package: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Package.open
+
+    def swapped(path: Path) -> Package:
+        found = opened(path)
+        (package / "manifest.json").write_text('{"not": "what was checked"}')
+        return found
+
+    monkeypatch.setattr(Package, "open", swapped)
+    assert code_of(sign_package, package, keys / "old.pem") == "package-changed"
+    assert not (package / "manifest.sig").exists()
+
+
+@pytest.mark.parametrize("name", ["eval_model.onnx", "inference_template.onnx"])
+def test_names_that_are_not_text_are_refused(name: str, package: Path, run: Run) -> None:
+    """protobuf gives them as bytes, which are not compared with text, nor written again."""
+    model = onnx.load(package / name)
+    for old in (model.graph.node[-1].output[0], *(each.name for each in model.graph.initializer)):
+        data = (package / name).read_bytes()
+        (package / name).write_bytes(data.replace(old.encode(), b"\xff" + old.encode()[1:]))
+    rehash(package, name)
+    assert code_of(verify_package, package) == "model-not-readable"
+    commands = [("export", package, "--checkpoint", package / "checkpoint", "--out", "e.onnx")]
+    if name == "eval_model.onnx":
+        commands += [("inspect", package), ("ort", package), ("diff", package, package)]
+    before = tree(package)
+    for command in commands:
+        outcome = run(*command, code=2)
+        assert f"error[model-not-readable]: {name} holds a text that is not UTF-8" in outcome.err
+    assert tree(package) == before
 
 
 def test_the_signature_covers_every_file_and_every_key(package: Path, keys: Path) -> None:

@@ -28,6 +28,7 @@ from odtpack_runtime import CheckpointState
 from odtpack_runtime.files.atomic import write_whole
 from odtpack_runtime.files.folder_update import replace_together, staged_beside
 from odtpack_runtime.package.adapter import PREFIX, adapter_of
+from odtpack_runtime.package.checks import read_model
 from odtpack_runtime.package.manifest import AdapterInfo
 from odtpack_runtime.package.package import Package
 
@@ -60,6 +61,7 @@ def export_decoder(
     # model: what the package was built of, where its decoder is not meant; any model.
     adapter, arrays = adapter_of(package), state.arrays(trainable=True)
     if model is None:
+        read_model(package.decoder)  # says what is wrong with it
         decoder = ir.load(package.decoder)
     else:
         if adapter.kind != "lora" or {*arrays} != {*adapter.parameters}:

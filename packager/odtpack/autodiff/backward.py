@@ -213,7 +213,7 @@ def _no_gradient(
     node, inside = missing.node, "".join(f", in {n.op_type} {n.name!r}" for n in missing.around)
     outermost = [node, *missing.around][-1]
     read = set(reads(outermost))
-    reaching = [v.name for v in sources if read & dependents(graph, [v], registry)]
+    reaching = [str(v.name) for v in sources if read & dependents(graph, [v], registry)]
     shown = ", ".join(repr(name) for name in reaching[:3]) + (" and others" if reaching[3:] else "")
     domain, why = node.domain or "ai.onnx", node.metadata_props.get(REASON)
     hint = (

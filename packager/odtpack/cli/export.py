@@ -213,12 +213,12 @@ def _outputs(package: Package, wanted: list[str]) -> list[str]:
 
 def forward_values(package: Package) -> tuple[list[str], list[str]]:
     """What the package's models compute without labels or target; what of it the loss reads."""
-    import onnx
+    from odtpack_runtime.package.checks import read_model
 
     # Their digests are the manifest's, so they are the models that the builder wrote.
     template = package.manifest.files.inference_template
     paths = [*([] if template is None else [package.path / template.path]), package.eval_model]
-    nodes = [n for p in paths for n in onnx.load_model(str(p), load_external_data=False).graph.node]
+    nodes = [n for p in paths for n in read_model(p).graph.node]
     inputs = package.manifest.inputs
     known = {item.name for item in inputs if item.role == "data"}
     beyond = {item.name for item in inputs if item.role != "data"}

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
@@ -46,7 +46,7 @@ from odtpack.model.exporters import module_names
 from odtpack.model.inputs import fix_sizes
 from odtpack.model.source import ModelLike, Source, check_bytes, open_model
 from odtpack.passes import opsets
-from odtpack_runtime.files.protobuf_wire import tensors
+from odtpack_runtime.files.protobuf_wire import not_text, tensors
 from odtpack_runtime.package.records import MAX_ELEMENTS
 
 CACHE = "odtpack.cache"
@@ -566,33 +566,12 @@ def _check(proto: onnx.ModelProto, where: str) -> None:
 
 def check_texts(proto: onnx.ModelProto, where: str) -> None:
     """Check that every name in a model is text, and each such attribute of standard operators."""
-    for text in _texts(proto):
-        if not isinstance(text, str):
-            raise OdtpackError(
-                "invalid-model",
-                f"the model is damaged: it holds text that is not UTF-8, {text!r}",
-                where=where,
-            )
-
-
-def _texts(message: Any) -> Iterator[str | bytes]:
-    """Every text in a protobuf message; bytes where it is not UTF-8."""
-    if isinstance(message, onnx.TensorProto):  # its values may be gigabytes
-        yield message.name
-        yield from (text for entry in message.external_data for text in (entry.key, entry.value))
-        return
-    if isinstance(message, onnx.NodeProto) and message.domain in ("", "ai.onnx"):
-        given = (text for each in message.attribute for text in (each.s, *each.strings))
-        yield from (text for text in given if text != text.decode(errors="ignore").encode())
-    for field, value in message.ListFields():
-        values = (
-            [value] if isinstance(value, str | bytes) or hasattr(value, "ListFields") else value
+    for text in not_text(proto):
+        raise OdtpackError(
+            "invalid-model",
+            f"the model is damaged: it holds text that is not UTF-8, {text!r}",
+            where=where,
         )
-        if field.type == field.TYPE_STRING:
-            yield from values
-        elif field.type == field.TYPE_MESSAGE:
-            for inner in values:
-                yield from _texts(inner)
 
 
 # Refuses loops of which the graph itself says that they do not end.

@@ -19,6 +19,7 @@ from odtpack.ort.session_runs import INFERENCE_MODEL, SessionRun, final_graph, o
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.export.inference_model import Template, export_inference_model
 from odtpack_runtime.files.folder_update import update_folder
+from odtpack_runtime.package.checks import read_model
 from odtpack_runtime.package.manifest import ExtraFile, Manifest
 from odtpack_runtime.package.package import Package, signature_path
 
@@ -96,6 +97,7 @@ def add_ort_files(
     package: Package, formats: OrtFormat, inference: Inference | None = None
 ) -> list[ExtraFile]:
     """Write a package's models in ORT format, replacing those that are there."""
+    package.require_one_folder()
     prefix = package.training_model.name.removesuffix("training_model.onnx")
     models = onnx_models(package)
     before = package.manifest
@@ -111,7 +113,8 @@ def add_ort_files(
             models[INFERENCE_MODEL] = out
         made += write_ort_files(models, formats, stage, prefix)
         files = (stage / file.path for file in made if file.role == "ort_model")
-        oldest = newest([oldest_runtime(map(ir.load, models.values())), oldest_of_files(files)])
+        graphs = map(ir.from_proto, map(read_model, models.values()))
+        oldest = newest([oldest_runtime(graphs), oldest_of_files(files)])
         manifest = with_ort_files(before, made, oldest.name)
         (stage / package.manifest_name).write_bytes(manifest.to_json().encode())
     return made

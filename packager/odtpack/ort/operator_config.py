@@ -22,6 +22,8 @@ from odtpack.ort.format import open_optimized, session_options
 from odtpack.ort.kernel_needs import since
 from odtpack.ort.session_runs import SessionRun, final_graph
 from odtpack_runtime.apart import worker as apart
+from odtpack_runtime.files.atomic import open_regular
+from odtpack_runtime.package.checks import read_model
 
 CONFIG_NAME: Final = "required_operators.config"
 TYPES_CONFIG_NAME: Final = "required_operators_and_types.config"
@@ -139,7 +141,7 @@ def main_graph(model: Path) -> list[str]:
 def read_config(path: Path) -> OperatorConfig:
     """Read a configuration."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             data = stream.read(_MAX_BYTES + 1)
     except OSError as error:
         raise OdtpackError(
@@ -335,7 +337,7 @@ def _run(run: SessionRun, graph: Path | None, feeds: Feeds, scratch: Path) -> Ra
         operators = config_of([graph]).operators
         main = main_graph(graph)
     else:
-        model = onnx.load(saved, load_external_data=False)
+        model = read_model(saved)
         saved.unlink()
         opsets = {entry.domain: entry.version for entry in model.opset_import}
         operators = frozenset(_operators(model.graph, opsets))

@@ -25,6 +25,7 @@ from odtpack.errors import OdtpackError
 from odtpack.ort.format import LEVELS, convert_model, optimize_model, recorded_level
 from odtpack_runtime.checkpoint.parameters import nominal_error
 from odtpack_runtime.checkpoint.state import CheckpointState
+from odtpack_runtime.package.checks import read_model
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SessionInfo
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX, RESET_NAME
@@ -160,7 +161,7 @@ class SampleFeeds:
     def __call__(self, model: str, source: Path) -> dict[str, Array]:
         """Return the inputs of a model by name."""
         if model == "optimizer_model":
-            graph = onnx.load(str(source), load_external_data=False).graph
+            graph = read_model(source).graph
             return {value.name: _ones(value.type.tensor_type) for value in graph.input}
         feeds = self._user | self._parameters
         if model == "training_model":

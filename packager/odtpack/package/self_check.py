@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import onnxruntime
 
@@ -29,7 +28,7 @@ from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import out_of_memory
 from odtpack_runtime.export.inference_model import export_inference_model
 from odtpack_runtime.files.scratch import scratch_folder
-from odtpack_runtime.package.checks import likely_sizes
+from odtpack_runtime.package.checks import likely_sizes, read_model
 from odtpack_runtime.package.manifest import InputInfo, Manifest, SelfCheckInfo
 from odtpack_runtime.package.records import SelfCheckInput
 from odtpack_runtime.package.self_check import (
@@ -141,7 +140,7 @@ def _takes_certain_sizes(files: Mapping[str, Path], inputs: Sequence[Mapping[str
     shapes = [InputInfo.read(dict(each)).shape for each in inputs]
     if all(isinstance(dim, int) for shape in shapes for dim in shape[1:]):
         return False
-    model = onnx.load_model(files["eval_model"], load_external_data=False)
+    model = read_model(files["eval_model"])
     return contradiction(ir.from_proto(model)) is None
 
 

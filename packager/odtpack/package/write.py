@@ -10,6 +10,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,7 +46,13 @@ from odtpack_runtime.files.scratch import scratch_folder
 from odtpack_runtime.package.adapter import peft_info
 from odtpack_runtime.package.generator import DECODER_ROLES, DECODER_RUNS
 from odtpack_runtime.package.manifest import MEANINGS, Manifest, PackageFile
-from odtpack_runtime.package.package import MANIFEST_NAME, Package, read_manifest, signature_path
+from odtpack_runtime.package.package import (
+    MANIFEST_NAME,
+    Package,
+    is_as_listed,
+    package_in,
+    signature_path,
+)
 from odtpack_runtime.package.trust import STANDARD_DOMAINS
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX
 from odtpack_runtime.session.options import usual_session
@@ -159,7 +166,7 @@ def write_package(
         if graphs.inference is not None and stock:
             models[_TEMPLATE] = graphs.inference.model
     name = f"{prefix}{MANIFEST_NAME}"
-    with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
+    with _replacing(folder, name, remark) as stage:
         staged = _stage(models, graphs, stage, None if made is None else made.carried)
         segments = (
             None if graphs.segments is None else stage_segments(graphs.segments, stage, prefix)
@@ -254,18 +261,32 @@ def _with_fitted_arena(manifest: Manifest, path: Path, graphs: Graphs) -> Manife
     return dataclasses.replace(manifest, session=session).sealed()
 
 
-def listed_files(folder: Path, name: str) -> set[str]:
-    """The files of the package that lies in a folder to be written, whatever state they are in."""
+@contextmanager
+def _replacing(folder: Path, name: str, remark: Remark) -> Iterator[Path]:
+    """Yield the stage of a package that takes the place of the one that a manifest speaks of."""
     finish_update(folder)
-    path = folder / name
-    try:
-        files = Manifest.from_json(read_manifest(path), name).files.all()
-    except OdtpackError as error:
-        if isinstance(error.__cause__, OSError) and path.is_file():
-            raise  # the disk: the package may be sound, and its files must not stay unlisted
-        return set()  # no package, or a damaged one: its files stay
-    plain = {file.path for file in files if file.path == Path(file.path).name}
-    return plain | {signature_path(path).name}
+    before = package_in(folder, name)
+    obsolete = set[str]()
+    with update_folder(folder, last=name, obsolete=obsolete) as stage:
+        yield stage
+        if before is None:
+            return
+        files = {file.path: file for file in before.files.all()}
+        new, signature = {path.name for path in stage.iterdir()}, signature_path(folder / name).name
+        for path in sorted(new - {*files, name, signature}):
+            if os.path.lexists(folder / path):
+                raise OdtpackError(
+                    "folder-not-empty",
+                    f"the folder {str(folder)!r} holds {path!r}, which is not a file of its "
+                    "package, and the new package has a file of that name",
+                    hint="move that file, or choose an empty or a new folder (--out DIR)",
+                )
+        obsolete.add(signature)
+        for path in sorted({*files} - new):
+            if is_as_listed(folder, files[path]):
+                obsolete.add(path)
+            elif os.path.lexists(folder / path):
+                remark(f"{path} stays: it is not the file that the manifest of {folder} listed")
 
 
 def _stage(
@@ -605,7 +626,7 @@ def write_artifacts(task: Task, folder: Path, remark: Remark = silent) -> Manife
         return write_package(graphs, made, folder, remark)
     # ONNX Runtime may refuse the conversion: only what it took as a whole reaches the folder.
     name = f"{task.prefix}{MANIFEST_NAME}"
-    with update_folder(folder, last=name, obsolete=listed_files(folder, name)) as stage:
+    with _replacing(folder, name, remark) as stage:
         manifest = write_package(graphs, made, stage, remark)
         paths = {key: stage / f"{task.prefix}{key}.onnx" for key in TRAINING_MODELS}
         present = {key: path for key, path in paths.items() if path.exists()}
@@ -698,7 +719,7 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
         )
     finish_update(path)
     found = [entry for entry in path.iterdir() if not is_stage(entry.name)] if path.is_dir() else []
-    if found and not (path / MANIFEST_NAME).is_file():
+    if found and package_in(path) is None:
         raise OdtpackError(
             "folder-not-empty", f"the folder {str(path)!r} is not empty and is not a package"
         )

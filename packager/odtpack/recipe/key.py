@@ -16,7 +16,7 @@ from typing import Any, Final
 from odtpack.errors import OdtpackError, model_not_readable, not_onnx
 from odtpack.names_file import read_names
 from odtpack.spec import BuildSpec
-from odtpack_runtime.files.atomic import file_sha256, write_whole
+from odtpack_runtime.files.atomic import file_sha256, open_regular, write_whole
 from odtpack_runtime.package.package import MANIFEST_NAME
 
 _FORMAT: Final = 1
@@ -87,7 +87,7 @@ def _is_intact(folder: Path, name: str, size: int, changed: int, digest: str) ->
 def _read_stamp(path: Path) -> dict[str, Any]:
     """What a stamp says; nothing if there is none, or none that can be read."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             content = json.loads(stream.read(_MAX_STAMP_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -19,6 +18,7 @@ from pydantic import JsonValue
 from odtpack.errors import OdtpackError, some
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.parameters import Array
+from odtpack_runtime.package.checks import read_model
 from odtpack_runtime.package.manifest import (
     InputInfo,
     Manifest,
@@ -29,6 +29,7 @@ from odtpack_runtime.package.manifest import (
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_runtime.training.optimizer_contract import StateVector, read_contract
+from odtpack_simulator.reports.report import markdown_text
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.text import clean, markdown_row
 from odtpack_simulator.values.units import format_bytes
@@ -305,7 +306,7 @@ def _changed_matrices(old: Package, new: Package) -> int:
 
 
 def _large_constants(package: Package) -> dict[str, bytes]:
-    model = onnx.load_model(str(package.eval_model), load_external_data=False)
+    model = read_model(package.eval_model)
     return {
         each.name: hashlib.sha256(onnx.numpy_helper.to_array(each).tobytes()).digest()
         for each in model.graph.initializer
@@ -318,7 +319,7 @@ def _computes(package: Package) -> dict[str, str] | None:
     file = package.manifest.files.inference_template
     if file is None:
         return None
-    graph = onnx.load_model(str(package.path / file.path), load_external_data=False).graph
+    graph = read_model(package.path / file.path).graph
     known = _digests(graph, {})
     return {value.name: known.get(value.name, value.name) for value in graph.output}
 
@@ -364,7 +365,7 @@ def _reset_reasons(old: Package, new: Package, fresh: Collection[str]) -> tuple[
 
 def _state(package: Package) -> tuple[StateVector, ...]:
     """What the optimizer keeps for every parameter."""
-    model = onnx.load_model(str(package.optimizer_model), load_external_data=False)
+    model = read_model(package.optimizer_model)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     inputs = [value.name for value in model.graph.input]
     return read_contract(metadata, inputs, str(package.optimizer_model)).state
@@ -629,8 +630,6 @@ def _compared(old: Array, new: Array) -> tuple[int, float | None]:
     return count, largest if np.isfinite(largest) else None
 
 
-# Signs that mean something in Markdown or in the HTML inside of it.
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]<>#|~@&$])")
 _MOST_NAMES = 10
 
 
@@ -705,16 +704,16 @@ def sections(diff: PackageDiff) -> Iterator[Section]:
 
 def markdown(diff: PackageDiff) -> str:
     """Return the difference as Markdown for a comment, without HTML."""
-    lines = [f"**{escape(headline(diff.verdict))}**", ""]
+    lines = [f"**{markdown_text(headline(diff.verdict))}**", ""]
     for section in sections(diff):
         lines += [f"### {section.title}", ""]
         if section.header:
             flush = section.figures.split(",")
             rules = ("---:" if title in flush else "---" for title in section.header)
             lines += [markdown_row(section.header), markdown_row(rules)]
-            lines += [markdown_row(map(escape, row)) for row in section.rows]
+            lines += [markdown_row(map(markdown_text, row)) for row in section.rows]
         else:
-            lines += [f"- {escape(row[0])}" for row in section.rows]
+            lines += [f"- {markdown_text(row[0])}" for row in section.rows]
         lines.append("")
     return "\n".join(lines)
 
@@ -731,11 +730,6 @@ def plain(diff: PackageDiff) -> str:
         )
         lines += [f"  {'  '.join(row)}".rstrip() for row in cells]
     return "\n".join(lines) + "\n"
-
-
-def escape(text: str) -> str:
-    """Return text that Markdown shows as it is; control characters are replaced."""
-    return _MARKDOWN.sub(r"\\\1", clean(text))
 
 
 def _verdict_lines(verdict: Verdict) -> Iterator[tuple[str]]:

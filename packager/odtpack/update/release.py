@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import shutil
 from collections.abc import Sequence
@@ -13,13 +14,16 @@ from typing import TYPE_CHECKING, Final
 
 from odtpack.ort.session_runs import TRAINING_MODELS
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import file_sha256, write_whole
+from odtpack_runtime.files.atomic import write_whole
 from odtpack_runtime.files.folder_update import finish_update, is_stage, update_folder
-from odtpack_runtime.package.manifest import Manifest, PackageFile, PackageFiles
+from odtpack_runtime.package.manifest import PackageFile, PackageFiles
 from odtpack_runtime.package.package import (
     MANIFEST_NAME,
     SIGNATURE_NAME,
     Package,
+    changed_meanwhile,
+    is_as_listed,
+    package_in,
     read_manifest,
     signature_path,
     unreadable_file,
@@ -79,7 +83,10 @@ def sign_package(
     manifest = package.path / package.manifest_name
     target = signature_path(manifest)
     if release is None or release == package.manifest.release:
-        write_whole(target, secret.sign(read_manifest(manifest)))
+        data = read_manifest(manifest)
+        if hashlib.sha256(data).hexdigest() != package.manifest_sha256:  # what was checked
+            raise changed_meanwhile(package.path)
+        write_whole(target, secret.sign(data))
         return target
     if release < (package.manifest.release or 0):
         raise OdtpackError(
@@ -152,12 +159,17 @@ def install(package: Path, folder: Path, *, ort: bool = False) -> Installed:
             "the package cannot be installed where it was built",
             where=str(folder),
         )
+    opened.require_one_folder()
     files = _needed(opened, ort)
     entries = files.all()
     texts = _manifest(opened, files)
     names = (*(entry.path for entry in entries), *texts)
-    before = _present(folder)
-    foreign = sorted(before - _files_of(folder) - {*names, MANIFEST_NAME, SIGNATURE_NAME})
+    before, found = _present(folder), package_in(folder)
+    old = () if found is None else found.files.all()
+    # A name of both packages is replaced in any state; what else goes must be as one wrote it.
+    known = {MANIFEST_NAME, SIGNATURE_NAME, *({entry.path for entry in old} & {*names})}
+    others = [entry for entry in (*old, *entries) if entry.path not in known]
+    foreign = sorted(before - known - {each.path for each in others if is_as_listed(folder, each)})
     if foreign:
         raise OdtpackError(
             "folder-not-empty",
@@ -218,30 +230,12 @@ def _present(folder: Path) -> set[str]:
     return {name for name in found if not is_stage(name)}
 
 
-def _files_of(folder: Path) -> set[str]:
-    """Names of the files of the package that was installed in a folder."""
-    path = folder / MANIFEST_NAME
-    try:
-        manifest = Manifest.from_json(path.read_bytes(), str(path))
-        return {entry.path for entry in manifest.files.all()}
-    except (OSError, OdtpackError):
-        return set()
-
-
 def _is_installed(folder: Path, texts: dict[str, bytes], entries: Sequence[PackageFile]) -> bool:
     """Whether every file is there as it should be; one that cannot be read is written again."""
     try:
         return all(
             (folder / name).is_file() and (folder / name).read_bytes() == text
             for name, text in texts.items()
-        ) and all(_is(folder, entry) for entry in entries)
+        ) and all(is_as_listed(folder, entry) for entry in entries)
     except OSError:
         return False
-
-
-def _is(folder: Path, entry: PackageFile) -> bool:
-    """Whether a file is there and is the one described."""
-    path = folder / entry.path
-    if path.is_symlink() or not path.is_file() or path.stat().st_size != entry.size_bytes:
-        return False
-    return file_sha256(path) == entry.sha256

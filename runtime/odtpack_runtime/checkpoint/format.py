@@ -22,7 +22,7 @@ import numpy as np
 from odtpack_runtime.checkpoint.flatbuffer import Source, Table, Vector
 from odtpack_runtime.checkpoint.parameters import Array, allocate
 from odtpack_runtime.errors import OdtpackError, WrongTypeError, unreadable
-from odtpack_runtime.files.atomic import file_identity, locked
+from odtpack_runtime.files.atomic import file_identity, locked, open_regular
 
 # The digest of a checkpoint: whether it still holds what was saved, and if not, what differs.
 #
@@ -323,7 +323,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> CheckpointData:
 def read_once(file: Path) -> CheckpointData:
     """Read a checkpoint as :func:`read_checkpoint`, also where it is replaced meanwhile."""
     try:
-        with file.open("rb") as stream, Hasher() as hasher:
+        with open_regular(file) as stream, Hasher() as hasher:
             return _Reader(stream, str(file), Path(f"{file}.data"), hasher).read()
     except FileNotFoundError as error:
         raise OdtpackError(
@@ -401,7 +401,7 @@ class _Reader:
             self._source.fail("it refers to a data file, which a checkpoint in memory cannot have")
         if self._data_path.is_symlink():  # it could lead to any file of the reader's
             self._source.fail("its data file is a link")
-        stream = stack.enter_context(self._data_path.open("rb"))
+        stream = stack.enter_context(open_regular(self._data_path))
         self._data = Source(stream, "checkpoint", str(self._data_path), limit=None)
         self._external_left = self._data.size
 

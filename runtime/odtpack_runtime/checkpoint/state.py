@@ -38,7 +38,7 @@ from odtpack_runtime.checkpoint.parameters import (
 )
 from odtpack_runtime.checkpoint.writer import previous_path, write_checkpoint
 from odtpack_runtime.errors import OdtpackError, UnknownKeyError, WrongTypeError
-from odtpack_runtime.files.atomic import Identity, file_identity
+from odtpack_runtime.files.atomic import Identity, file_identity, open_regular
 
 # One call at a time: a second one is refused, it does not wait.
 
@@ -111,7 +111,7 @@ def _lost(path: Path, before: Path, data: CheckpointData) -> str:
 def _last_step(path: Path) -> int | None:
     """The optimizer step of a damaged file, if it can still be read."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             root = Source(stream, "checkpoint", str(path)).root(IDENTIFIER)
             return next((group.integer(1, "q") for group in root.tables(2)), None)
     except (OSError, OdtpackError):

@@ -59,6 +59,7 @@ from odtpack_runtime.files.atomic import (
     identity_of,
     locked,
     not_written,
+    open_regular,
     refuse_link,
     start_writing,
     sync_folder,
@@ -515,7 +516,7 @@ def _free_region(taken: Iterable[_Region | None], nbytes: int) -> int:
 def _external_region(path: Path) -> _Region | None:
     """Return what the checkpoint at ``path`` uses of its data file, if anything."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             root = Source(stream, "checkpoint", str(path)).root(IDENTIFIER)
             module = root.table(1)
             if module is None or not module.boolean(3):

@@ -163,6 +163,13 @@ def not_written(target: Path, error: OSError) -> OdtpackError:
     return OdtpackError("file-not-written", what, where=str(target))
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read; a pipe, whose opening would wait for a writer, is an OSError."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
+    return path.open("rb")
+
+
 def _refuse_special(target: Path) -> None:
     """Refuse to replace what is not a file, such as a device or a pipe."""
     try:

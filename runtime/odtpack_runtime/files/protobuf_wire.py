@@ -140,3 +140,22 @@ def tensors(message: Any) -> Iterator[Any]:
         if field.type == field.TYPE_MESSAGE:
             for inner in [value] if hasattr(value, "ListFields") else value:
                 yield from tensors(inner)
+
+
+def not_text(message: Any) -> Iterator[bytes]:
+    """What should be text in an ONNX message, and is not UTF-8."""
+    kind = message.DESCRIPTOR.full_name
+    if kind == "onnx.TensorProto":  # its values may be gigabytes
+        found = [message.name, *(t for e in message.external_data for t in (e.key, e.value))]
+        yield from (text for text in found if isinstance(text, bytes))
+        return
+    if kind == "onnx.NodeProto" and message.domain in ("", "ai.onnx"):
+        given = (text for each in message.attribute for text in (each.s, *each.strings))
+        yield from (text for text in given if text != text.decode(errors="ignore").encode())
+    for field, value in message.ListFields():
+        single = isinstance(value, str | bytes) or hasattr(value, "ListFields")
+        if field.type == field.TYPE_STRING:
+            yield from (text for text in ([value] if single else value) if isinstance(text, bytes))
+        elif field.type == field.TYPE_MESSAGE:
+            for inner in [value] if single else value:
+                yield from not_text(inner)

@@ -11,7 +11,7 @@ import numpy as np
 
 from odtpack_runtime.checkpoint.flatbuffer import Source, Table
 from odtpack_runtime.errors import OdtpackError, onnx_missing
-from odtpack_runtime.files.protobuf_wire import tensors
+from odtpack_runtime.files.protobuf_wire import not_text, tensors
 from odtpack_runtime.package.manifest import contradiction, same
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX, GRADIENT_SUFFIX
@@ -34,27 +34,37 @@ Tensor = tuple[str, str, tuple[int | str | None, ...]]
 """Name, element type as numpy has it, and shape."""
 
 
-def load_model(path: Path, beside: Collection[str] = ()) -> onnx.ModelProto:
-    """Read a model that holds all that it needs, but for tensors in these files of its folder."""
+def read_model(path: Path) -> onnx.ModelProto:
+    """Read a model, and nothing that lies in other files; all that should be text is."""
     try:
         import onnx
     except ImportError as error:
-        raise onnx_missing("Verifying a package") from error
+        raise onnx_missing("Reading the models of a package") from error
     try:
-        if is_in_ort_format(path):  # what is looked at must be what ONNX Runtime reads
-            raise ValueError
         model = onnx.load_model_from_string(path.read_bytes())
     except Exception as error:  # protobuf's exceptions have no common base with onnx's
         raise OdtpackError(
             "model-not-readable", f"{path.name} is not an ONNX model.", where=str(path)
         ) from error
-    check_model_file(path, beside)
-    if any(not isinstance(text, str) for text in _texts(model)):  # bytes: not UTF-8
+    for text in not_text(model):
         raise OdtpackError(
-            "model-not-readable", f"{path.name} holds a name that is not text.", where=str(path)
+            "model-not-readable",
+            f"{path.name} holds a text that is not UTF-8, {text!r}.",
+            where=str(path),
         )
+    return model
+
+
+def load_model(path: Path, beside: Collection[str] = ()) -> onnx.ModelProto:
+    """Read a model that holds all that it needs, but for tensors in these files of its folder."""
+    if is_in_ort_format(path):  # what is looked at must be what ONNX Runtime reads
+        raise OdtpackError(
+            "model-not-readable", f"{path.name} is not an ONNX model.", where=str(path)
+        )
+    model = read_model(path)
+    check_model_file(path, beside)
     for tensor in tensors(model):
-        outside = tensor.external_data or tensor.data_location == onnx.TensorProto.EXTERNAL
+        outside = tensor.external_data or tensor.data_location == tensor.EXTERNAL
         places = {each.value for each in tensor.external_data if each.key == "location"}
         if outside and not (places and places.issubset(beside)):
             raise outside_tensor(path, tensor.name)
@@ -71,18 +81,6 @@ def graphs_of(model: onnx.ModelProto) -> Iterator[tuple[Any, Iterable[onnx.NodeP
         for attribute in chain(defaults, *(node.attribute for node in graph.node)):
             waiting += [attribute.g] if attribute.HasField("g") else []
             waiting += attribute.graphs
-
-
-def _texts(model: onnx.ModelProto) -> Iterator[object]:
-    """The texts that are compared with those of a manifest."""
-    for _, nodes in graphs_of(model):
-        for node in nodes:
-            yield from (node.op_type, node.domain)
-    for value in (*model.graph.input, *model.graph.output):
-        yield value.name
-        yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
-    yield from (entry.domain for entry in model.opset_import)
-    yield from (text for entry in model.metadata_props for text in (entry.key, entry.value))
 
 
 def likely_sizes(eval_model: Path, state: CheckpointState) -> list[int]:

@@ -65,6 +65,33 @@ def read_manifest(path: Path) -> bytes:
     return data
 
 
+def package_in(folder: Path, name: str = MANIFEST_NAME) -> Manifest | None:
+    """Return the manifest of the package that a folder holds, None without a manifest."""
+    # Other things have a `manifest.json` too. What is none of a package is nobody's to replace.
+    path = folder / name
+    if not os.path.lexists(path):
+        return None
+    try:
+        return Manifest.from_json(read_manifest(path), str(path))
+    except OdtpackError as error:
+        if isinstance(error.__cause__, OSError) and path.is_file():
+            raise  # the disk: the package may be sound
+        raise OdtpackError(
+            "folder-not-empty",
+            f"{str(path)!r} is not the manifest of a package that odtpack could replace: "
+            f"{error.what}",
+            hint="choose an empty or a new folder, or delete this one if it is a damaged package",
+        ) from error
+
+
+def is_as_listed(root: Path, entry: PackageFile) -> bool:
+    """Whether a file of a folder is the one that a manifest lists; not so in a subfolder."""
+    path = root / entry.path
+    if path.parent != root or path.is_symlink() or not path.is_file():
+        return False
+    return path.stat().st_size == entry.size_bytes and file_sha256(path) == entry.sha256
+
+
 def check_paths(root: Path, files: Iterable[PackageFile], manifest: str) -> None:
     """Check that the paths of a package name its files, each once, on every system."""
     taken = {folded_path(name): name for name in (manifest, signature_path(Path(manifest)).name)}
@@ -136,6 +163,16 @@ def check_file(root: Path, entry: PackageFile) -> Path:
             else f"it has {size} bytes and not {entry.size_bytes}."
         ),
         where=str(root),
+    )
+
+
+def changed_meanwhile(root: Path) -> OdtpackError:
+    """Return the error for a package whose manifest is no longer the one that was checked."""
+    return OdtpackError(
+        "package-changed",
+        "The package was changed while it was read.",
+        where=str(root),
+        hint="try again when nothing writes to it",
     )
 
 
@@ -269,6 +306,22 @@ class Package:
                 "does not have.",
                 where=str(self.path),
             )
+
+    def require_one_folder(self) -> None:
+        """Refuse a package with files in subfolders, which are not replaced together.
+
+        Raises:
+            OdtpackError: ``package-path``.
+        """
+        for file in self.manifest.files.all():
+            if "/" in file.path:
+                raise OdtpackError(
+                    "package-path",
+                    f"The package has its file '{file.path}' in a subfolder, and only files of one "
+                    "folder can be written or copied as one.",
+                    where=str(self.path),
+                    hint="build it again, or move the file and correct its path in the manifest",
+                )
 
     def require_one_model(self, task: str) -> None:
         """Refuse a package of segments.

@@ -50,6 +50,7 @@ from odtpack_runtime.package.generator import decoder_runs
 from odtpack_runtime.package.manifest import Manifest, contradiction, same
 from odtpack_runtime.package.package import (
     Package,
+    changed_meanwhile,
     check_nothing_else,
     check_paths,
     find_manifest,
@@ -562,12 +563,7 @@ def verify_package(
     check_nothing_else(root, manifest_path.name, manifest)
     package = Package.open(manifest_path)
     if package.manifest_sha256 != hashlib.sha256(data).hexdigest():
-        raise OdtpackError(
-            "package-changed",
-            "The package was changed while it was verified.",
-            where=str(package.path),
-            hint="verify it again when nothing writes to it",
-        )
+        raise changed_meanwhile(package.path)
     if limits is not None:
         check_operators(package, limits.domains)
     check_models(package)

@@ -57,9 +57,9 @@ class NodeRun:
 
 def kernel_names(model: str | os.PathLike[str]) -> dict[str, str]:
     """What to call the native kernels of a model, by their operators."""
-    import onnx
+    from odtpack_runtime.package.checks import read_model
 
-    graph = onnx.load(os.fspath(model), load_external_data=False).graph
+    graph = read_model(Path(model)).graph
     return {
         node.op_type: f"native {attribute.s.decode()}"
         for each in graphs(graph)

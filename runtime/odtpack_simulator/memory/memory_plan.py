@@ -40,6 +40,7 @@ from onnx import helper
 
 from odtpack_runtime.checkpoint.parameters import Layout
 from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.package.checks import read_model
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SessionInfo
@@ -475,7 +476,7 @@ def plan_changes(
         variants = _Variants(package, shapes, Path(folder), use, threads, data)
         sizes = list(_micro_batches(package.manifest, shapes))
         # Whether the optimizer keeps something for each parameter.
-        model = onnx.load(str(package.optimizer_model), load_external_data=False)
+        model = read_model(package.optimizer_model)
         metadata = {entry.key: entry.value for entry in model.metadata_props}
         stateless = metadata.get("odtpack.state") != "[]"
         freezes = list(variants.freezes())
@@ -510,7 +511,7 @@ class _Variants:
     @cached_property
     def training(self) -> onnx.ModelProto:
         """The training model."""
-        return onnx.load(str(self.package.training_model), load_external_data=False)
+        return read_model(self.package.training_model)
 
     def freezes(self) -> Iterator[_Freeze]:
         """What could be frozen besides what is: the first layers, up to all but the last."""

@@ -19,6 +19,7 @@ import onnx
 
 from odtpack_runtime.checkpoint.parameters import CHUNK_ELEMENTS, Layout
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.checks import read_model
 from odtpack_runtime.package.manifest import Manifest, ParameterInfo
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SegmentsInfo
@@ -186,7 +187,7 @@ def vectors(contract: OptimizerContract, layout: Layout) -> dict[str, tuple[int,
 
 def optimizer_contract(package: Package) -> OptimizerContract:
     """How the optimizer model is run."""
-    model = onnx.load(str(package.optimizer_model), load_external_data=False)
+    model = read_model(package.optimizer_model)
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     names = [value.name for value in model.graph.input]
     return read_contract(metadata, names, str(package.optimizer_model))
@@ -284,7 +285,7 @@ def held_weights(package: Package, kit: Kit, *, fetched: bool) -> int:
 
     def read_by(model: str, names: Mapping[str, str]) -> int:
         if model not in inputs:
-            graph = onnx.load(str(package.path / model), load_external_data=False).graph
+            graph = read_model(package.path / model).graph
             inputs[model] = [value.name for value in graph.input]
         return sum(sizes.get(segment_name(names, own), 0) for own in inputs[model])
 
@@ -562,7 +563,7 @@ class _Models:
     ) -> tuple[Session, dict[str, Shape]]:
         """The session of a segment, and the shapes of what it is fed by the model's names."""
         if file not in self._inputs:
-            graph = onnx.load(str(self._folder / file), load_external_data=False).graph
+            graph = read_model(self._folder / file).graph
             self._inputs[file] = {value.name for value in graph.input}
         called = {own: segment_name(names, own) for own in self._inputs[file]}
         fed = {own: known[name] for own, name in sorted(called.items()) if name in known}
@@ -661,14 +662,14 @@ def whole_graph(package: Package) -> onnx.GraphProto:
     """Return the graph of the training model, behind the nodes of the segments before it."""
     # It is there to be walked through. Without segments it is the training model's; with them it
     # has no gradients but those of the last, and neither inputs nor constants.
-    last = onnx.load(str(package.training_model), load_external_data=False).graph
+    last = read_model(package.training_model).graph
     info = package.manifest.segments
     if info is None:
         return last
     whole = onnx.GraphProto()
     for number, segment in enumerate(info.segments):
         path = package.path / segment.forward
-        graph = onnx.load(str(path), load_external_data=False).graph
+        graph = read_model(path).graph
         ends = {value.name for value in (*graph.input, *graph.output)}
         names = {
             name: segment_name(segment.names, name) if name in ends else f"{number}/{name}"

@@ -17,6 +17,7 @@ from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.files.scratch import scratch_folder
+from odtpack_runtime.package.checks import read_model
 from odtpack_runtime.package.records import OptimizationLevel
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX
 from odtpack_runtime.session.native import native_library
@@ -267,7 +268,7 @@ def _read(
     limits = apart.Limits.of([model])
     with apart.worker(), scratch_folder("plan") as folder:
         optimized_path = Path(folder) / "optimized.onnx"
-        original = onnx.load(str(model), load_external_data=False)
+        original = read_model(model)
         typed_path = Path(folder) / "typed.onnx"
         onnx.save(_typed(original), str(typed_path))
         apart.call(

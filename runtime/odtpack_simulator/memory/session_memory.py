@@ -21,6 +21,7 @@ from typing import Final
 
 import onnx
 
+from odtpack_runtime.package.checks import read_model
 from odtpack_simulator.memory.execution_order import graphs
 from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN
 from odtpack_simulator.memory.operator_work import Tensor, operator_work
@@ -144,7 +145,7 @@ def session_bytes(
     # A body also stays as it was stored, its constants included.
     # `is_segment`: Whether it is one of many small ones that are opened one after the other: what a
     # session and its inputs take then fits into what loading those before has left free.
-    graph = onnx.load(str(Path(model)), load_external_data=False).graph
+    graph = read_model(Path(model)).graph
     stored, subgraphs = count(graph)
     nodes, initializers = _count_executed(executed)
     _, *bodies = graphs(graph)

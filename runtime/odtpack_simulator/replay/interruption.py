@@ -25,6 +25,7 @@ import onnx
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.checks import read_model
 from odtpack_simulator.replay.job import Job, Message, check_whole, load_position, run_digest
 from odtpack_simulator.replay.paired_loss import first_difference
 from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child, run_training_child
@@ -255,7 +256,7 @@ def unrepeatable_operators(model: str | os.PathLike[str]) -> str | None:
     """Name a node that draws from a generator inside the session, None if there is none."""
     # Dropout without the attribute `seed` is none: it draws from the process's generator, which
     # `onnxruntime.set_seed` sets before every batch.
-    proto = onnx.load(os.fspath(model), load_external_data=False)
+    proto = read_model(Path(model))
     for node in _walk([proto.graph.node, *(function.node for function in proto.functions)]):
         if node.op_type in OWN_GENERATOR:
             return f"{node.op_type} '{node.name}'"

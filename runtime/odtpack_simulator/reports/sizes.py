@@ -104,9 +104,9 @@ def _modules(leaves: Mapping[tuple[str, ...], int]) -> Sequence[Piece]:
 
 def _model(path: Path, nbytes: int) -> Piece:
     """Nodes by operator, constants, names, and what describes inputs, outputs and values."""
-    import onnx
+    from odtpack_runtime.package.checks import read_model
 
-    model = onnx.load(str(path), load_external_data=False)
+    model = read_model(path)
     kinds: Counter[str] = Counter()
     operators: Counter[str] = Counter()
     counts: Counter[str] = Counter()

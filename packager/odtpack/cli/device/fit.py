@@ -261,22 +261,32 @@ def _table(
 
 def _check_folder(out: Path) -> list[str]:
     """Refuse a folder that holds other things; return the files of an earlier search in it."""
-    import re
-
     from odtpack.cli._files import check_creatable
     from odtpack.errors import OdtpackError
+    from odtpack.fit.outcome import FitResult
+    from odtpack_runtime.files.atomic import open_regular
     from odtpack_runtime.files.folder_update import finish_update, is_stage
 
     check_creatable(out, "--out")
     finish_update(out)
-    found = [path.name for path in out.iterdir() if not is_stage(path.name)] if out.is_dir() else []
-    if found and RESULT not in found:
+    if not out.is_dir() or all(is_stage(path.name) for path in out.iterdir()):
+        return []
+    try:
+        with open_regular(out / RESULT) as stream:
+            old = FitResult.model_validate_json(stream.read())
+    except (OSError, ValueError) as error:
         raise OdtpackError(
             "folder-not-empty",
             f"the folder {str(out)!r} holds files that are not the result of a search",
             hint="choose an empty or a new folder (--out FOLDER)",
-        )
-    return [name for name in found if re.fullmatch(r"recipe-\d+\.toml", name)]
+        ) from error
+    # A recipe that was changed since is the user's.
+    recipes = {f"recipe-{index}.toml": each.recipe for index, each in enumerate(old.pareto, 1)}
+    return [
+        name
+        for name, text in recipes.items()
+        if (out / name).is_file() and (out / name).read_text("utf-8", "replace") == text
+    ]
 
 
 def _write(result: FitResult, out: Path, previous: list[str]) -> None:
