@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from odtpack.autodiff.stop_gradient import STRAIGHT_THROUGH
 from odtpack.graph.graphs import dims_of, operand
-from odtpack.model.exporters import folded, homes, module_names
+from odtpack.model.exporters import folded, homes, known_names, module_names
 
 # What stands between a stored weight and the product that reads it; the weight is its first input.
 _VIEWS = ("Cast", "DequantizeLinear", "Identity", "Transpose")
@@ -60,11 +60,14 @@ class Stored:
 
     name: str  # that of the weight in the exported module, without ``.weight``
     source: ir.Value  # the initializer with the weight, or with its codes
+    # What patterns may call it, too, where an exporter named it.
+    called: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
 
     def matches(self, patterns: Iterable[str]) -> bool:
         """Whether a pattern matches its name, or that of the stored weight."""
         # The name of a tied weight may be that of another module.
-        names = (self.name,) if homes(self.source) else (self.name, str(self.source.name))
+        others = () if homes(self.source) else (str(self.source.name), *self.called)
+        names = (self.name, *others)
         return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
@@ -96,7 +99,7 @@ def find_layers(graph: ir.Graph) -> list[Layer]:
     """The linear layers of a graph, in the order in which they are applied first."""
     # A layer is a MatMul or a Gemm of data with a stored matrix, or a convolution that is not
     # grouped. Its weight may be transposed, cast or dequantized on the way.
-    modules = module_names(graph)
+    modules, known = module_names(graph), known_names(graph)
     found: dict[ir.Value, list[Use]] = {}
     for node in graph:
         weight = _weight(node)
@@ -115,7 +118,8 @@ def find_layers(graph: ir.Graph) -> list[Layer]:
         shape = shapes.pop() if len(shapes) == 1 else None
         if shape is not None:
             name = home_of(source, uses[0].node, 1) or layer_name(str(source.name), modules)
-            layers.append(Layer(name, source, shape, tuple(uses)))
+            called = tuple(layer_name(each, {}) for each in known.get(str(source.name), ()))
+            layers.append(Layer(name, source, shape, tuple(uses), called=called))
     return layers
 
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from odtpack import choices
 from odtpack.adapters.layers import find_layers
 from odtpack.graph.graphs import dims_of
-from odtpack.model.exporters import module_names
+from odtpack.model.exporters import known_names
 from odtpack.model.loading import load_model
 from odtpack.ort.kernel_needs import oldest_runtime
 from odtpack.package.candidates import candidates
@@ -159,10 +159,10 @@ def relative(path: Path, folder: Path) -> str:
 def _modules(model: ir.Model, names: Sequence[str]) -> dict[str, tuple[int, int, int]]:
     """Parameters, elements and bytes by pattern, in the order of the model."""
     found: dict[str, tuple[int, int, int]] = {}
-    original = module_names(model.graph)
+    known = known_names(model.graph)
     for initializer in names:
         tensor = model.graph.initializers[initializer].const_value
-        name = original.get(initializer, initializer)
+        name = next(iter(known.get(initializer, ())), initializer)
         prefix, dot, _ = name.rpartition(".")
         pattern = glob.escape(prefix) + ".*" if dot else glob.escape(name)
         count, elements, size = found.get(pattern, (0, 0, 0))
