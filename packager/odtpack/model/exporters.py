@@ -291,6 +291,12 @@ def place(node: ir.Node) -> str | None:
     return f"{path}/{(node.name or '').rpartition('/')[2]}" if path else None
 
 
+def module_of(node: ir.Node) -> str | None:
+    """The path of the module that a node was exported from; None if that is not known."""
+    known = SCOPES in node.metadata_props or (node.name or "").startswith("/")
+    return _path(node) if known else None
+
+
 def homes(value: ir.Value) -> dict[str, list[tuple[ir.Node, int]]]:
     """The modules that a tied matrix is the weight of, and where each reads it.
 

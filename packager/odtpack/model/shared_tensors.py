@@ -19,9 +19,11 @@ from odtpack.model.exporters import (
     ExportedParameters,
     beside,
     fixed_role,
+    is_generated,
     known_names,
     made_up,
     matching,
+    module_of,
     note_folded,
     noted,
     origin,
@@ -53,12 +55,23 @@ def shared_tensors(graph: ir.Graph, names: Iterable[str]) -> list[SharedTensor]:
     found = []
     for name in names:
         value = graph.initializers[name]
-        nodes = {id(node): node for node, _ in value.uses() if not has_stand_in(node)}
+        nodes = {
+            id(node): node
+            for node, _ in value.uses()
+            if node.op_type != "Shape" and not has_stand_in(node)
+        }
         if len(nodes) > 1:
             labels = {_label(parameters, use) for use in value.uses()}
             places = tuple(_place(node) for node in nodes.values())
-            found.append(SharedTensor(name, places, len(labels) == 1 and None not in labels))
+            one = len(labels) == 1 and None not in labels
+            found.append(SharedTensor(name, places, one or _is_of_one(name, nodes.values())))
     return found
+
+
+def _is_of_one(name: str, readers: Iterable[ir.Node]) -> bool:
+    """Whether one module reads a parameter in several nodes, as a GRU that is written as slices."""
+    modules = {module_of(node) for node in readers}
+    return not is_generated(name) and len(modules) == 1 and None not in modules
 
 
 def untie(graph: ir.Graph, patterns: Sequence[str]) -> None:
