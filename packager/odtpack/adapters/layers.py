@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
 from odtpack.autodiff.stop_gradient import STRAIGHT_THROUGH
 from odtpack.graph.graphs import dims_of, operand
-from odtpack.model.exporters import folded, homes, known_names, module_names
+from odtpack.model.exporters import RECURRENT, folded, homes, known_names, module_names
 
 # What stands between a stored weight and the product that reads it; the weight is its first input.
 _VIEWS = ("Cast", "DequantizeLinear", "Identity", "Transpose")
@@ -121,6 +121,19 @@ def find_layers(graph: ir.Graph) -> list[Layer]:
             called = tuple(layer_name(each, {}) for each in known.get(str(source.name), ()))
             layers.append(Layer(name, source, shape, tuple(uses), called=called))
     return layers
+
+
+def without_adapter(graph: ir.Graph, patterns: Sequence[str]) -> list[str]:
+    """Layers that patterns name and that no adapter goes on: grouped and recurrent ones."""
+    known, found = known_names(graph), dict[str, None]()
+    for node in graph:
+        weight = node.inputs[1] if node.op_type in ("Conv", "ConvTranspose", *RECURRENT) else None
+        if weight is not None and weight.is_initializer() and _weight(node) is None:
+            name = str(weight.name)
+            first, *others = (layer_name(each, {}) for each in (*known.get(name, ()), name))
+            if Stored(first, weight, called=tuple(others)).matches(patterns):
+                found[first] = None
+    return [*found]
 
 
 def transposed(graph: ir.Graph) -> frozenset[str]:
