@@ -22,7 +22,7 @@ from odtpack.choices import OrtFormat
 from odtpack.errors import OdtpackError, UnknownNameError, WrongTypeError, check_type
 from odtpack.graph.graphs import TRAINABLE_TYPES, is_lifted_constant, running_statistics
 from odtpack.losses.common.base import Classes, settled_on
-from odtpack.model.exporters import matching, module_names
+from odtpack.model.exporters import known_names, matching
 from odtpack.model.loading import load_model, named_cause
 from odtpack.model.shared_tensors import copies_of
 from odtpack.model.source import ModelLike
@@ -223,7 +223,7 @@ def _initializers(model: ir.Model, patterns: Sequence[str], argument: str) -> tu
         if pattern in graph.initializers or not _GLOB.search(pattern):
             known += copies_of(graph, [pattern])
             continue
-        hits = matching(pattern, candidates(model), module_names(graph))
+        hits = matching(pattern, candidates(model), known_names(graph))
         if not hits:
             raise UnknownNameError(
                 "unknown-parameter", f"{argument} {pattern!r} matches no parameter of the model"

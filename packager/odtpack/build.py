@@ -21,7 +21,7 @@ import onnx_ir as ir
 from odtpack import targets
 from odtpack.adapters import Inserted, insert_adapter
 from odtpack.adapters.inference import decoder_with_adapter
-from odtpack.adapters.layers import layer_name, transposed
+from odtpack.adapters.layers import layer_name, transposed, without_adapter
 from odtpack.choices import STOCK
 from odtpack.errors import OdtpackError, check_choice, check_type, quoted, some
 from odtpack.losses import Loss, make_loss
@@ -199,6 +199,11 @@ def build(
         inserted = None if adapter is None else insert_adapter(loaded, adapter)
         if inserted is not None:
             loaded = inserted.model
+            if left := without_adapter(loaded.graph, inserted.spec.on):
+                say(
+                    f"--on also names {some(left)}, without an adapter: one goes on products and "
+                    "on convolutions that are neither grouped nor transposed"
+                )
             wanted = (*wanted, *map(glob.escape, inserted.parameters))
         served = settle(loaded, spec.inputs) if spec.inputs else None
         attached = None

@@ -18,7 +18,7 @@ from odtpack.errors import OdtpackError, some
 from odtpack.graph import graphs
 from odtpack.graph.graphs import LOOK_UP, Ops, mark_constant, redirect, typed
 from odtpack.graph.inference import infer_shapes
-from odtpack.model.exporters import matching, module_names
+from odtpack.model.exporters import known_names, matching
 from odtpack.model.source import release_pages
 from odtpack.passes.finishing import SMALLEST
 from odtpack.passes.opsets import BLOCKS, to_blocks
@@ -209,7 +209,7 @@ def quantize_base(
 
 def _matrices(graph: ir.Graph, kind: BaseKind, trained: Sequence[str]) -> Iterator[_Matrix]:
     """What can be stored as codes, in the order of the file."""
-    modules = module_names(graph)
+    known = known_names(graph)
     layers = {layer.source: layer for layer in find_layers(graph) if len(layer.shape) == 2}
     for name, source in graph.initializers.items():
         tensor, layer = source.const_value, layers.get(source)
@@ -218,7 +218,7 @@ def _matrices(graph: ir.Graph, kind: BaseKind, trained: Sequence[str]) -> Iterat
             continue
         if len(tensor.shape) != 2 or not (layer or lookups):
             continue
-        if any(matching(pattern, [name], modules) for pattern in trained):
+        if any(matching(pattern, [name], known) for pattern in trained):
             continue
         if _is_all(source, layer, lookups):
             outputs_first = layer is None or layer.uses[0].outputs_first != layer.uses[0].swapped

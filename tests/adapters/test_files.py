@@ -441,6 +441,25 @@ def test_an_unknown_layer_is_an_error(llama_file: Path, tmp_path: Path) -> None:
     assert "layers.0.self_attn.q_proj" in str(caught.value.hint)
 
 
+def test_layers_that_get_no_adapter_are_named(tmp_path: Path) -> None:
+    model = onnx.parser.parse_model(
+        """<ir_version: 8, opset_import: ["": 17]>
+        g (float[N, 4, 5, 5] x) => (float[N, 4, 5, 5] y) {
+            h = Conv<group = 4>(x, "b.dw.weight") y = Conv(h, "b.pw.weight")
+        }"""
+    )
+    for name, shape in (("b.dw.weight", (4, 1, 1, 1)), ("b.pw.weight", (4, 4, 1, 1))):
+        array = np.ones(shape, np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    for pattern, count in (("b.*", 1), ("b.pw", 0)):
+        notes: list[str] = []
+        build_package(
+            model, tmp_path / "p", loss="mse", adapter="lora", adapter_on=(pattern,),
+            remark=notes.append, self_check=False,
+        )  # fmt: skip
+        assert sum("--on also names b.dw" in note for note in notes) == count
+
+
 class Tokens(nn.Module):
     """A language model with a square layer, equal norms and, if asked for, one table."""
 

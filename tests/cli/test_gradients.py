@@ -219,6 +219,47 @@ def test_parameters_with_further_axes_are_compared(run: Run, tmp_path: Path) -> 
     assert [each["name"] for each in found["different"]] == ["0.weight"]
 
 
+TIED = """
+    import torch
+    from torch import nn
+
+
+    def build(padding=None):
+        torch.manual_seed(0)
+        table, last = nn.Embedding(10, 4), nn.Linear(4, 10)
+        table.padding_idx, last.weight = padding, table.weight
+        module = nn.Sequential(table, nn.Tanh(), nn.Flatten(0, 1), last)
+        tokens, labels = torch.arange(24).reshape(4, 6) % 9, torch.arange(24) % 7
+        loss = nn.functional.cross_entropy(module(tokens), labels)
+        return module, loss, {"tokens": tokens, "labels": labels}
+
+
+    def padded():
+        return build(0)
+"""
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_a_tied_parameter_is_one(run: Run, tmp_path: Path, exporter: Any) -> None:
+    """Of padding_idx only the look-up's gradient is none, which --freeze-row does not give."""
+    from tests.exported.export import export
+
+    file = tmp_path / "tied.py"
+    file.write_text(textwrap.dedent(TIED))
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent(TIED), names)  # noqa: S102 - as the command runs it
+    module, _, inputs = names["build"]()
+    model = tmp_path / "model.onnx"
+    export(module.eval(), {"tokens": inputs["tokens"]}, model, exporter)
+    command = "compare-gradients", model, "--loss", "cross_entropy", "--json", "--torch"
+    found = run(*command, f"{file}:build", code=0).json()
+    assert len(found["equal"]) == 2
+    row = () if exporter == "dynamo" else ("--freeze-row", "0.weight=0")
+    for options in {(), row}:
+        found = run(*command, f"{file}:padded", *options, code=1).json()
+        assert ["the embedding is tied" in each["why"] for each in found["different"]] == [True]
+
+
 def test_what_does_not_train_is_named(run: Run, tmp_path: Path) -> None:
     model, file = write(tmp_path)
     outcome = run(

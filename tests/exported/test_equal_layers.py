@@ -202,6 +202,16 @@ def test_build_says_what_nothing_tells_apart(shared: Path, tmp_path: Path) -> No
     ]
 
 
+def test_one_module_reads_a_parameter_in_parts(tmp_path: Path) -> None:
+    """As those of a GRU without constant folding: its gates are slices of one weight."""
+    model = onnx.parser.parse_model(
+        SHARED.replace("[one]", '["/g/M"]').replace("[two]", '["/g/N"]')
+    )
+    said: list[str] = []
+    build_package(model, tmp_path / "package", loss="mse", remark=said.append)
+    assert said == []
+
+
 def test_untie(shared: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     module = Stack(nn.Linear(2, 2, bias=False), nn.Tanh(), nn.Linear(2, 2, bias=False))

@@ -12,9 +12,19 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
+from odtpack.adapters.layers import find_layers
+from odtpack.build import build_package
 from odtpack.cli import main
 from odtpack.errors import OdtpackError
-from odtpack.model.exporters import KIND, Folded, folded, made_up, module_names
+from odtpack.model.exporters import (
+    KIND,
+    Folded,
+    folded,
+    known_names,
+    made_up,
+    matching,
+    module_names,
+)
 from odtpack.model.loading import load_model
 from odtpack.model.shared_tensors import split
 from odtpack.package.candidates import candidates, resolve
@@ -204,6 +214,56 @@ def test_patterns_find_both_names() -> None:
     with pytest.raises(OdtpackError, match="matches no parameter") as raised:
         resolve(model, ["tail.*"], [])
     assert "'head.weight'" in str(raised.value.hint)
+
+
+TWO = '["/a/MatMul"] h = MatMul(x, val_1) ["/a/MatMul_1"] y = MatMul(h, val_2)'
+TAKEN = '["/a/MatMul"] h = MatMul(x, val_1) ["/b/MatMul"] y = MatMul(h, "a.weight")'
+CONTAINER = '["/e/MatMul"] h = MatMul(x, val_1) ["/e/Add"] y = Add(h, "box.e.own") '
+SPREAD = '["/b/l/MatMul"] h = MatMul(x, val_1) ["/b/m/MatMul"] y = MatMul(h, val_1)'
+
+
+@pytest.mark.parametrize(
+    ("body", "pattern", "hits"),
+    [
+        (TWO, "a.*", ["val_1", "val_2"]),
+        (TWO, "a.weight", ["val_1", "val_2"]),
+        (TWO, "b.*", []),
+        ('["/a/Mul"] y = Mul(x, val_1)', "a.*", ["val_1"]),
+        (TAKEN, "a.*", ["val_1", "a.weight"]),
+        (TAKEN, "a.weight", ["a.weight"]),
+        (CONTAINER, "box.*", ["val_1", "box.e.own"]),
+        (CONTAINER + '["/e/f/MatMul"] z = MatMul(y, val_2)', "box.e.f.*", ["val_2"]),
+        (SPREAD, "b.*", ["val_1"]),
+        (SPREAD, "b.l.*", []),
+    ],
+)
+def test_a_pattern_finds_all_of_a_module(body: str, pattern: str, hits: list[str]) -> None:
+    """Also what has no name of its own there, as the weights of stacked recurrent layers."""
+    names = ("val_1", "val_2", "a.weight", "box.e.own")
+    graph = load_model(_model(body, **{name: (3, 3) for name in names if name in body})).graph
+    assert matching(pattern, graph.initializers, known_names(graph)) == hits
+
+
+def test_a_group_and_an_adapter_find_all_of_a_module(tmp_path: Path) -> None:
+    body = TWO.replace("y =", "k =") + " y = MatMul(k, w)"
+    proto = _model(body, **dict.fromkeys(("val_1", "val_2", "w"), (3, 3)))
+    layers = find_layers(load_model(proto).graph)
+    assert [layer.matches(["a.*"]) for layer in layers] == [True, True, False]
+    groups = (("a.*", 0.1, None),)
+    manifest = build_package(proto, tmp_path / "p", loss="mse", groups=groups, self_check=False)
+    assert [[*group.parameters] for group in manifest.groups] == [["val_1", "val_2"], ["w"]]
+
+
+def test_a_container_that_no_name_shows_is_told(tmp_path: Path) -> None:
+    body = '["/e/MatMul"] h = MatMul(x, val_1) ["/t/MatMul"] y = MatMul(h, "box.t.weight")'
+    proto = _model(body, **{"val_1": (3, 3), "box.t.weight": (3, 3)})
+    for pattern, count in (("box.*", 1), ("e.*", 0)):
+        notes: list[str] = []
+        build_package(
+            proto, tmp_path / "p", loss="mse", groups=((pattern, 0.1, None),), self_check=False,
+            remark=notes.append,
+        )  # fmt: skip
+        assert sum("no pattern matches val_1 of e" in note for note in notes) == count
 
 
 def test_inspect_shows_both_names(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

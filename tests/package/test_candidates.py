@@ -79,6 +79,10 @@ def _sinusoid(rows: int, size: int) -> np.ndarray:
 NORMALIZED = "x2 = Sub(x, mean) x3 = Div(x2, pixel_std) h2 = MatMul(x3, w) y = Add(h, h2)"
 
 
+GUARDED = """n = IsNaN(x) z = Constant <value = float {0}>() a = Where(n, z, x)
+    b = Sub(a, mean) y = Add(b, h)"""
+
+
 @pytest.mark.parametrize(
     ("body", "values", "buffers"),
     [
@@ -101,6 +105,13 @@ NORMALIZED = "x2 = Sub(x, mean) x3 = Div(x2, pixel_std) h2 = MatMul(x3, w) y = A
         ("a = Add(x, positions) y = Add(a, h)", {"positions": _random(2, 3)}, ""),
         ("a = Mul(x, scale) y = Add(a, h)", {"scale": _random(3)}, ""),
         ("a = Mul(x, std) b = Add(h, std) y = Add(a, b)", {"std": _random(3)}, ""),
+        ("a = Abs(x) b = Log(a) c = Sub(b, mean) y = Add(c, h)", {"mean": _random(3)}, "mean"),
+        (GUARDED, {"mean": _random(3)}, "mean"),
+        (
+            "a = Add(x, own) b = Log(a) c = Sub(b, mean) y = Add(c, h)",
+            {"own": _random(3), "mean": _random(3)},
+            "",
+        ),
     ],
 )
 def test_what_looks_like_a_buffer(body: str, values: dict[str, Any], buffers: str) -> None:

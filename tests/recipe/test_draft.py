@@ -53,6 +53,15 @@ def test_builds_as_it_is(run: Run, tmp_path: Path, name: str) -> None:
     Package.open(recipe.parent / "package")
 
 
+def test_the_layer_before_the_loss_is_proposed(run: Run, folder: Path) -> None:
+    """The file has its weight first, as a file may that an exporter folded."""
+    model = onnx.load(folder / "factory.onnx")
+    model.graph.initializer.sort(key=lambda tensor: not tensor.name.startswith("fc."))
+    onnx.save(model, folder / "sorted.onnx")
+    assert run("init", folder / "sorted.onnx", "--out", folder / "new.toml").code == 0
+    assert '# train = ["fc.*"]' in (folder / "new.toml").read_text()
+
+
 def test_lists_the_parameters_with_their_sizes(run: Run, folder: Path) -> None:
     assert run("init", folder / "factory.onnx", "--out", folder / "new.toml").code == 0
     text = (folder / "new.toml").read_text()

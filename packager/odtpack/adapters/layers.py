@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 import onnx_ir as ir
 
 from odtpack.autodiff.stop_gradient import STRAIGHT_THROUGH
 from odtpack.graph.graphs import dims_of, operand
-from odtpack.model.exporters import folded, homes, module_names
+from odtpack.model.exporters import RECURRENT, folded, homes, known_names, module_names
 
 # What stands between a stored weight and the product that reads it; the weight is its first input.
 _VIEWS = ("Cast", "DequantizeLinear", "Identity", "Transpose")
@@ -60,11 +60,14 @@ class Stored:
 
     name: str  # that of the weight in the exported module, without ``.weight``
     source: ir.Value  # the initializer with the weight, or with its codes
+    # What patterns may call it, too, where an exporter named it.
+    called: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
 
     def matches(self, patterns: Iterable[str]) -> bool:
         """Whether a pattern matches its name, or that of the stored weight."""
         # The name of a tied weight may be that of another module.
-        names = (self.name,) if homes(self.source) else (self.name, str(self.source.name))
+        others = () if homes(self.source) else (str(self.source.name), *self.called)
+        names = (self.name, *others)
         return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)
 
 
@@ -96,7 +99,7 @@ def find_layers(graph: ir.Graph) -> list[Layer]:
     """The linear layers of a graph, in the order in which they are applied first."""
     # A layer is a MatMul or a Gemm of data with a stored matrix, or a convolution that is not
     # grouped. Its weight may be transposed, cast or dequantized on the way.
-    modules = module_names(graph)
+    modules, known = module_names(graph), known_names(graph)
     found: dict[ir.Value, list[Use]] = {}
     for node in graph:
         weight = _weight(node)
@@ -115,8 +118,22 @@ def find_layers(graph: ir.Graph) -> list[Layer]:
         shape = shapes.pop() if len(shapes) == 1 else None
         if shape is not None:
             name = home_of(source, uses[0].node, 1) or layer_name(str(source.name), modules)
-            layers.append(Layer(name, source, shape, tuple(uses)))
+            called = tuple(layer_name(each, {}) for each in known.get(str(source.name), ()))
+            layers.append(Layer(name, source, shape, tuple(uses), called=called))
     return layers
+
+
+def without_adapter(graph: ir.Graph, patterns: Sequence[str]) -> list[str]:
+    """Layers that patterns name and that no adapter goes on: grouped and recurrent ones."""
+    known, found = known_names(graph), dict[str, None]()
+    for node in graph:
+        weight = node.inputs[1] if node.op_type in ("Conv", "ConvTranspose", *RECURRENT) else None
+        if weight is not None and weight.is_initializer() and _weight(node) is None:
+            name = str(weight.name)
+            first, *others = (layer_name(each, {}) for each in (*known.get(name, ()), name))
+            if Stored(first, weight, called=tuple(others)).matches(patterns):
+                found[first] = None
+    return [*found]
 
 
 def transposed(graph: ir.Graph) -> frozenset[str]:

@@ -29,7 +29,7 @@ class Twin:
     buffers: Mapping[str, Any]
     loss: float
     batch: Mapping[str, Any]
-    padding: Mapping[str, int]  # rows without a gradient, by parameter
+    padding: Mapping[int, int]  # rows without a gradient of the look-up, by id of the tensor
     modes: tuple[str, ...]  # kinds of layers in training mode that compute otherwise there
 
 
@@ -63,8 +63,8 @@ def read_twin(text: str) -> Twin:
             float(loss.detach()),
             {name: _array(each) for name, each in batch.items()},
             {
-                f"{name}.weight".lstrip("."): each.padding_idx
-                for name, each in module.named_modules()
+                id(each.weight): each.padding_idx
+                for each in module.modules()
                 if getattr(each, "padding_idx", None) is not None
             },
             tuple(sorted(kind for kind in modes if kind.startswith(_MODES))),
@@ -104,6 +104,7 @@ def compared(package: Package, twin: Twin) -> dict[str, Any]:
     known = {**twin.parameters, **twin.buffers}
     equal, different, left = list[str](), list[dict[str, Any]](), list[str]()
     trained = {p.name: p.module or p.name for p in manifest.parameters if p.role == "trainable"}
+    taken = {id(known[label]) for label in trained.values() if label in known}  # tied: one for all
     same_loss = abs(loss - twin.loss) <= _NEAR * max(abs(twin.loss), _NEAR)
     for name, label in trained.items():
         shown, value = label, state.parameters[name].data
@@ -119,10 +120,10 @@ def compared(package: Package, twin: Twin) -> dict[str, Any]:
         if shown not in known:  # an exporter that reshapes a parameter renames it
             others = {
                 each: fits for each, theirs in twin.parameters.items()
-                if each not in trained.values() and (fits := _as_stored(theirs, value)[1])
+                if id(theirs) not in taken and (fits := _as_stored(theirs, value)[1])
             }  # fmt: skip
             shown = min(others, key=lambda each: distance(others[each]), default=shown)
-            trained[name] = shown
+            taken.add(id(known.get(shown)))
         theirs: Any = known.get(shown)
         ways, fits = ([], []) if theirs is None else _as_stored(theirs, value)
         if not ways:
@@ -138,7 +139,8 @@ def compared(package: Package, twin: Twin) -> dict[str, Any]:
             why = "its values differ already: the file is not of this module, or was changed"
         different.append({"name": shown, "error": error, "why": why})
     for name, each in twin.parameters.items():
-        if each.grad is not None and name not in {*trained.values()} and _array(each.grad).any():
+        if each.grad is not None and id(each) not in taken and _array(each.grad).any():
+            taken.add(id(each))
             why = "it trains in PyTorch, and not in the package: frozen, or a constant of the model"
             different.append({"name": name, "error": 1.0, "why": why})
     return {
@@ -196,8 +198,16 @@ def _why(
                 "write evaluation mode unless they are told training=TrainingMode.TRAINING"
             )
         return "the loss differs: other inputs, another loss, or a model of another mode"
-    row = twin.padding.get(name)
-    if row is not None and ours[row].any():
+    row = twin.padding.get(id(theirs))
+    if row is not None and ours.shape == wanted.shape and wanted[row].any():
+        others = np.delete(ours, row, 0), np.delete(wanted, row, 0)
+        if _distance(*others) <= _NEAR:
+            return (
+                f"row {row} is that of padding_idx, and the embedding is tied: PyTorch takes away "
+                "the gradient of the look-up alone, --freeze-row that of both, and no option the "
+                "first; if the model and the loss ignore padded tokens, both agree without one"
+            )
+    elif row is not None and ours[row].any():
         option = f"--freeze-row {quoted(f'{name}={row}')}"
         return f"row {row} is that of padding_idx and has no gradient: {option}"
     reached = "" if wanted.any() else "no gradient reaches it in PyTorch: "

@@ -124,7 +124,7 @@ def _model(path: Path) -> dict[str, Any]:
     from odtpack.cli._describe import count_line, shape_text
     from odtpack.errors import OdtpackError
     from odtpack.graph.graphs import dims_of
-    from odtpack.model.exporters import module_names
+    from odtpack.model.exporters import known_names, module_names
     from odtpack.model.loading import load_model
     from odtpack.model.shared_tensors import shared_tensors
     from odtpack.ort.kernel_needs import oldest_runtime
@@ -163,7 +163,7 @@ def _model(path: Path) -> dict[str, Any]:
     if shown:
         _console.say(f"  {count_line('together', [(row[2], row[3]) for row in shown])}")
         # A name that an exporter made up, and the one that the parameter had in its module.
-        both = {name: f"{name} ({module})" for name, module in original.items()}
+        both = {n: f"{n} ({names[0]})" for n, names in known_names(graph).items() if names}
         _parameters([(both.get(row[0], row[0]), *row[1:]) for row in shown])
     else:
         _console.say("  none")

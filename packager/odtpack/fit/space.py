@@ -21,7 +21,7 @@ from odtpack.choices import STORAGES, Storage
 from odtpack.errors import OdtpackError
 from odtpack.fit.study import Value
 from odtpack.graph.graphs import reads
-from odtpack.model.exporters import matching, module_names
+from odtpack.model.exporters import known_names, matching
 from odtpack.optimizers import OPTIMIZERS
 from odtpack.package.candidates import candidates
 from odtpack.package.parameters import is_weight
@@ -41,7 +41,7 @@ class Freeze:
 
     title: str  # what it freezes, for people
     patterns: tuple[str, ...]  # for `freeze` in a recipe; empty for nothing more
-    names: tuple[str, ...]  # parameters that are still trained
+    names: tuple[Sequence[str], ...]  # what the parameters are called that are still trained
     trained: int  # number of their elements
     storable: bool  # whether a frozen weight is large enough for another storage
 
@@ -83,7 +83,7 @@ def freezes(model: ir.Model, trained: Sequence[str], frozen: Sequence[str]) -> l
     found = layers(model, trained)
     count = len(found)
     steps = sorted({0, *(round((count - 1) * i / (MOST_FREEZES - 1)) for i in range(MOST_FREEZES))})
-    choices = []
+    choices, known = [], known_names(model.graph)
     for step in steps if count > 1 else [0]:
         chosen = [name for layer in found[:step] for name in layer]
         rest = [name for layer in found[step:] for name in layer]
@@ -94,7 +94,7 @@ def freezes(model: ir.Model, trained: Sequence[str], frozen: Sequence[str]) -> l
             Freeze(
                 title if step else "nothing",
                 patterns(model, chosen),
-                tuple(rest),
+                tuple((name, *known.get(name, ())) for name in rest),
                 sum(tensor.size for tensor in tensors if tensor is not None),
                 any(is_weight(value) for value in values),
             )
@@ -106,19 +106,19 @@ def patterns(model: ir.Model, chosen: Iterable[str]) -> tuple[str, ...]:
     """The shortest list of patterns that match these parameters and no other one."""
     # A module of which all is chosen becomes `module.*`, in the names of the module that the model
     # was exported from.
-    original = module_names(model.graph)
+    known = known_names(model.graph)
     wanted = set(chosen)
     names = candidates(model)
     found: list[str] = []
     for name in (name for name in names if name in wanted):
-        shown = original.get(name, name)
-        if any(matching(each, [name], original) for each in found):
+        shown = next(iter(known.get(name, ())), name)
+        if any(matching(each, [name], known) for each in found):
             continue
         parts = shown.split(".")
         prefixes = (".".join(parts[:count]) for count in range(1, len(parts)))
-        globs = (f"{glob.escape(prefix)}.*" for prefix in prefixes)
-        fitting = (each for each in globs if wanted.issuperset(matching(each, names, original)))
-        found.append(next(fitting, glob.escape(shown)))
+        globs = (*(f"{glob.escape(prefix)}.*" for prefix in prefixes), glob.escape(shown))
+        fitting = (each for each in globs if wanted.issuperset(matching(each, names, known)))
+        found.append(next(fitting, glob.escape(name)))
     return tuple(found)
 
 
@@ -178,8 +178,8 @@ class Candidate:
         if not self.freeze.patterns:
             return True  # a group that has none without freezing more is a mistake to be reported
         firsts = (
-            next((each for each in base.groups if fnmatchcase(name, each[0])), None)
-            for name in self.freeze.names
+            next((g for g in base.groups if any(fnmatchcase(n, g[0]) for n in names)), None)
+            for names in self.freeze.names
         )
         return any(first is group for first in firsts)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -255,14 +256,25 @@ def _own_names(graph: ir.Graph) -> dict[str, str]:
     return {name: own for name, own in names.items() if own != name}
 
 
-def matching(pattern: str, names: Iterable[str], original: Mapping[str, str]) -> list[str]:
-    """The names that a pattern matches, as they are or as they were in the module."""
-    # pattern: A name, or a glob. original: Names in the module, see :func:`module_names`.
-    return [
-        name
-        for name in names
-        if fnmatchcase(name, pattern) or fnmatchcase(original.get(name, name), pattern)
-    ]
+def known_names(graph: ir.Graph) -> dict[str, tuple[str, ...]]:
+    """What patterns may call initializers that an exporter named: the module's names, or alike."""
+    # Several may be called alike, as the weights of stacked recurrent layers, ``encoder.rnn.W``.
+    modules, computed, moved = module_names(graph), folded(graph), _moved(graph)
+    found: dict[str, tuple[str, ...]] = {name: (module,) for name, module in modules.items()}
+    for name in sorted(made_up(graph)):
+        sources = computed[name].parameters if name in computed else ()
+        uses = graph.initializers[name].uses()
+        kinds = [role(*use) for use in uses]
+        near = [] if sources else [_spread(_around(uses), moved)]
+        places = {f"{path}.{each}" for path in near if path for each in (*kinds[:1], name) if each}
+        places -= {*graph.initializers}
+        found[name] = (*dict.fromkeys((*found.get(name, ()), *sources, *sorted(places))),)
+    return found
+
+
+def matching(pattern: str, names: Iterable[str], known: Mapping[str, Sequence[str]]) -> list[str]:
+    """The names that a pattern matches, as they are or by :func:`known_names`."""
+    return [n for n in names if any(fnmatchcase(s, pattern) for s in (n, *known.get(n, ())))]
 
 
 def origin(node: ir.Node, index: int) -> str | None:
@@ -277,6 +289,12 @@ def place(node: ir.Node) -> str | None:
     """Which node of which module a node is; one name for all calls of a module."""
     path = _path(node)
     return f"{path}/{(node.name or '').rpartition('/')[2]}" if path else None
+
+
+def module_of(node: ir.Node) -> str | None:
+    """The path of the module that a node was exported from; None if that is not known."""
+    known = SCOPES in node.metadata_props or (node.name or "").startswith("/")
+    return _path(node) if known else None
 
 
 def homes(value: ir.Value) -> dict[str, list[tuple[ir.Node, int]]]:
@@ -315,6 +333,53 @@ def _path(node: ir.Node) -> str:
     if SCOPES not in node.metadata_props:
         scopes = [_NUMBERED.sub("", scope) for scope in scopes]
     return _join(scopes)
+
+
+_Path = tuple[str, ...]
+
+
+def _around(uses: Collection[tuple[ir.Node, int]]) -> _Path:
+    """The innermost module around all places that read a value, name by name from the root."""
+    paths = {_join(_scopes(node)) for node, _ in uses}
+    paths = paths if len(paths) == 1 else {_path(node) for node, _ in uses}
+    levels = zip(*(path.split(".") for path in paths), strict=False)
+    return tuple(names[0] for names in itertools.takewhile(lambda n: len({*n}) == 1, levels))
+
+
+def _moved(graph: ir.Graph) -> dict[_Path, _Path]:
+    """The modules whose names nodes have in part, as of a container that is not called itself."""
+    # encoder = nn.ModuleDict(...): /e/Gemm reads encoder.e.weight.
+    found: dict[_Path, _Path] = {}
+    for name, value in graph.initializers.items():
+        owner = name.split(".")[:-1]
+        for node, _ in value.uses() if owner else ():
+            path, ends = tuple(_join(_scopes(node)).split(".")), [len(owner) + 1]
+            for scope in reversed(path):
+                before = range(ends[-1] - 1, 0, -1)
+                ends.append(next((end for end in before if owner[end - 1] == scope), 0))
+            if ends[-1]:
+                pairs = zip(range(len(path), 0, -1), ends[1:], strict=True)
+                found |= {path[:n]: tuple(owner[:end]) for n, end in pairs if path[:n] not in found}
+    return found
+
+
+def _spread(path: _Path, moved: Mapping[_Path, _Path]) -> str:
+    """A path with the names of the containers that it lacks, as far as others show them."""
+    known = next((n for n in range(len(path), 0, -1) if path[:n] in moved), 0)
+    return ".".join((*moved.get(path[:known], ()), *path[known:]))
+
+
+def unplaced(graph: ir.Graph) -> dict[str, str]:
+    """Initializers of which no name says whose they are, and what is known of the path."""
+    moved, computed = _moved(graph), folded(graph)
+    if all(path == own for path, own in moved.items()):
+        return {}
+    near = {name: _around(graph.initializers[name].uses()) for name in sorted(made_up(graph))}
+    return {
+        name: ".".join(path)
+        for name, path in near.items()
+        if any(path) and path[:1] not in moved and name not in computed
+    }
 
 
 def beside(node: ir.Node) -> str | None:

@@ -19,9 +19,11 @@ from odtpack.model.exporters import (
     ExportedParameters,
     beside,
     fixed_role,
+    is_generated,
+    known_names,
     made_up,
     matching,
-    module_names,
+    module_of,
     note_folded,
     noted,
     origin,
@@ -53,12 +55,23 @@ def shared_tensors(graph: ir.Graph, names: Iterable[str]) -> list[SharedTensor]:
     found = []
     for name in names:
         value = graph.initializers[name]
-        nodes = {id(node): node for node, _ in value.uses() if not has_stand_in(node)}
+        nodes = {
+            id(node): node
+            for node, _ in value.uses()
+            if node.op_type != "Shape" and not has_stand_in(node)
+        }
         if len(nodes) > 1:
             labels = {_label(parameters, use) for use in value.uses()}
             places = tuple(_place(node) for node in nodes.values())
-            found.append(SharedTensor(name, places, len(labels) == 1 and None not in labels))
+            one = len(labels) == 1 and None not in labels
+            found.append(SharedTensor(name, places, one or _is_of_one(name, nodes.values())))
     return found
+
+
+def _is_of_one(name: str, readers: Iterable[ir.Node]) -> bool:
+    """Whether one module reads a parameter in several nodes, as a GRU that is written as slices."""
+    modules = {module_of(node) for node in readers}
+    return not is_generated(name) and len(modules) == 1 and None not in modules
 
 
 def untie(graph: ir.Graph, patterns: Sequence[str]) -> None:
@@ -68,26 +81,26 @@ def untie(graph: ir.Graph, patterns: Sequence[str]) -> None:
     # as ``--train`` takes them.
     if not patterns:
         return
-    parameters, original = ExportedParameters(graph), module_names(graph)
+    parameters, known = ExportedParameters(graph), known_names(graph)
     names = Names(used_names(graph))
     candidates = [n for n, v in graph.initializers.items() if v.dtype in TRAINABLE_TYPES]
     shared = [each.name for each in shared_tensors(graph, candidates)]
     for pattern in patterns:
-        hits = matching(pattern, candidates, original)
+        hits = matching(pattern, candidates, known)
         # Loading may have separated already what was stored together.
         merged = (separated_from(graph.initializers[n]) != n or len(copies_of(graph, [n])) > 1
                   for n in hits)  # fmt: skip
         if not any(map(shared.__contains__, hits)) and not any(merged):
-            known = ", ".join(map(repr, shared[:4])) + (", ..." if shared[4:] else "")
+            several = ", ".join(map(repr, shared[:4])) + (", ..." if shared[4:] else "")
             raise UnknownNameError(
                 "unknown-parameter",
                 f"--untie {pattern!r} matches no tensor that several places of the model read",
-                hint=f"those are {known}; odtpack inspect MODEL.onnx lists them"
+                hint=f"those are {several}; odtpack inspect MODEL.onnx lists them"
                 if shared
                 else "the model has none: leave it out",
             )
     for name in shared:
-        if any(matching(pattern, [name], original) for pattern in patterns):
+        if any(matching(pattern, [name], known) for pattern in patterns):
             _separate_places(graph, graph.initializers[name], parameters, names)
 
 

@@ -8,6 +8,8 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
+from odtpack.graph.graphs import is_lifted_constant, subgraphs
+
 _STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_variance")
 _LOSSES = {"loss", "losses", "loss_fn", "loss_function", "criterion"}
 _CLASS_WEIGHTS = ("weight", "weights", "class_weight", "class_weights", "pos_weight")
@@ -65,10 +67,16 @@ def _kind(value: ir.Value, vector: bool) -> str | None:
 def _adjusting(graph: ir.Graph) -> set[ir.Value]:
     """Constants that are only added to inputs, or scale them, as do constants made of them."""
     plain, constants = set(graph.inputs), dict.fromkeys(graph.initializers.values())
+    fixed = {v for v in constants if is_lifted_constant(v) and len(v.shape or ()) < 2}
+    given = {*plain, *fixed}  # what follows from the inputs alone
     for node in graph:
-        known = all(v is None or v in plain or v in constants for v in node.inputs)
-        if known and node.inputs and node.op_type in (*_ARITHMETIC, *_VIEWS):
-            if plain.isdisjoint(node.inputs):
+        read = [v for v in node.inputs if v is not None]
+        known = all(v in plain or v in constants for v in read)
+        if not plain.isdisjoint(read) and given.issuperset(read) and not subgraphs(node):
+            plain.update(node.outputs)
+            given.update(node.outputs)
+        elif known and read and node.op_type in (*_ARITHMETIC, *_VIEWS):
+            if plain.isdisjoint(read):
                 constants.update(dict.fromkeys(node.outputs))
             else:
                 plain.update(node.outputs)

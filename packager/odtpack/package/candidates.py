@@ -30,9 +30,11 @@ from odtpack.model.exporters import (
     folded,
     is_generated,
     kinds,
+    known_names,
     made_up,
     matching,
     module_names,
+    unplaced,
 )
 from odtpack.names_file import Named, read_names
 from odtpack.optimizers import Optimizer
@@ -153,6 +155,20 @@ def choose(
         if not wanted:
             freeze = (*freeze, *map(glob.escape, said.frozen))
     trained, frozen = resolve(model, wanted, freeze, read, alike)
+    known = known_names(model.graph)
+    patterns = (*spec.train, *spec.freeze, *(group[0] for group in spec.groups))
+    lost = {
+        name: path
+        for name, path in unplaced(model.graph).items()
+        if patterns and name in alike and not any(matching(p, [name], known) for p in patterns)
+    }
+    if lost:
+        option = f"--freeze {quoted(f'{next(iter(lost.values()))}.*')}"
+        remarks.append(
+            f"no pattern matches {some([f'{name} of {path}' for name, path in lost.items()])}, and "
+            "the file does not say which module that is in: write a pattern as of the file, "
+            f"such as {option}"
+        )
     if spec.like is None and not wanted:
         if buffers:
             shown = some([f"{name} ({why})" for name, why in buffers.items()])
@@ -371,10 +387,10 @@ def resolve(
     # frozen that is not trained. With both, what neither matches stays a constant inside the
     # models.
     alike = look_alikes(model) if alike is None else alike
-    names, original = reached(model, alike, read), module_names(model.graph)
-    _check_reached(alike, names, train, original)
-    trained = _matched(model, alike, names, train, "--train", original)
-    frozen = _matched(model, alike, names, freeze, _FREEZE, original)
+    names, known = reached(model, alike, read), known_names(model.graph)
+    _check_reached(alike, names, train, known)
+    trained = _matched(model, alike, names, train, "--train", known)
+    frozen = _matched(model, alike, names, freeze, _FREEZE, known)
     both = [name for name in trained if name in frozen]
     if both:
         raise OdtpackError(
@@ -411,12 +427,15 @@ def constants_like_weights(model: ir.Model, alike: Sequence[str]) -> list[str]:
 
 
 def _check_reached(
-    alike: Sequence[str], names: Sequence[str], train: Sequence[str], original: Mapping[str, str]
+    alike: Sequence[str],
+    names: Sequence[str],
+    train: Sequence[str],
+    known: Mapping[str, Sequence[str]],
 ) -> None:
     """Nothing that is asked to train may stand still in silence."""
-    known = set(names)
-    still = [name for name in alike if name not in known]
-    found = {p: hits for p in train if (hits := matching(p, still, original))}
+    moving = set(names)
+    still = [name for name in alike if name not in moving]
+    found = {p: hits for p in train if (hits := matching(p, still, known))}
     if found:
         asked = "; ".join(
             f"--train {pattern!r} asks to train {', '.join(map(repr, hits))}"
@@ -460,20 +479,20 @@ def _matched(
     names: Sequence[str],
     patterns: Sequence[str],
     option: str,
-    original: Mapping[str, str],
+    known: Mapping[str, Sequence[str]],
 ) -> dict[str, str]:
     """Names that match, each with its first pattern."""
     found: dict[str, str] = {}
     for pattern in patterns:
-        hits = matching(pattern, names, original)
+        hits = matching(pattern, names, known)
         if not hits and pattern in model.graph.initializers:
             hits = [pattern]
-        if not hits and option == _FREEZE and matching(pattern, alike, original):
+        if not hits and option == _FREEZE and matching(pattern, alike, known):
             continue  # no gradient reaches them: they stay as they are anyway
         if not hits and not names:
             raise nothing_to_train(model.graph)
         if not hits:
-            shown = [original.get(name, name) for name in names]
+            shown = [*dict.fromkeys(next(iter(known.get(n, ())), n) for n in names)]
             listed = f"its parameters are {', '.join(map(repr, shown[:4]))}"
             raise UnknownNameError(
                 "unknown-parameter",
@@ -481,7 +500,7 @@ def _matched(
                 hint=near_names(
                     pattern,
                     shown,
-                    f"{listed}{', ...' if names[4:] else ''}; odtpack inspect MODEL.onnx lists "
+                    f"{listed}{', ...' if shown[4:] else ''}; odtpack inspect MODEL.onnx lists "
                     "them all",
                     cutoff=0.75,
                 ),
@@ -496,10 +515,10 @@ def frozen_rows(
 ) -> dict[str, tuple[int, ...]]:
     """Which rows of which parameters stay as they are."""
     found: dict[str, tuple[int, ...]] = {}
-    original = module_names(model.graph)
+    known = known_names(model.graph)
     for text in spec.freeze_rows:
         pattern, _, number = text.rpartition("=")
-        names = matching(pattern, trained, original)
+        names = matching(pattern, trained, known)
         if pattern and not names:
             raise UnknownNameError(
                 "unknown-parameter",
@@ -509,7 +528,7 @@ def frozen_rows(
         for name in names or [""]:
             tensor = model.graph.initializers[name].const_value if name else None
             rows = tensor.shape.numpy()[:1] if tensor is not None else ()
-            decay = next((g[2] for g in spec.groups if matching(g[0], [name], original)), None)
+            decay = next((g[2] for g in spec.groups if matching(g[0], [name], known)), None)
             problem, hint = None, "write for example: --freeze-row embedding.weight=0"
             if tensor is None or not rows or not number.isdecimal():
                 problem = f"--freeze-row {text!r} is not NAME=ROW"

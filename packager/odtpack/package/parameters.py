@@ -117,6 +117,7 @@ class Parameter:
     stored: ir.TensorProtocol | None = None
     scale: str | None = None  # name of the parameter that multiplies `stored`
     module: str | None = None  # its name in the exported module, where the exporter made up `name`
+    called: tuple[str, ...] = ()  # what patterns may call it besides `name`
 
     def value(self) -> np.ndarray:
         """The value as the checkpoint holds it."""
@@ -125,10 +126,15 @@ class Parameter:
 
 
 def choose_parameters(
-    graph: ir.Graph, train: Sequence[str], freeze: Sequence[str], modules: Mapping[str, str]
+    graph: ir.Graph,
+    train: Sequence[str],
+    freeze: Sequence[str],
+    modules: Mapping[str, str],
+    known: Mapping[str, tuple[str, ...]],
 ) -> tuple[Parameter, ...]:
     """Return the initializers that become inputs, with their roles, in initializer order."""
-    # modules: Names in the exported module of those whose names the exporter made up.
+    # Of those whose names the exporter made up, modules: names in the exported module; known: what
+    # patterns may call them.
     state = {*running_statistics(graph), *carried(graph)}
     for name in sorted(state - set(graph.initializers)):
         raise OdtpackError(
@@ -156,7 +162,8 @@ def choose_parameters(
             continue
         role: Role = "trainable" if name in trained else "state" if name in state else "frozen"
         dtype = master if role == "trainable" else tensor.dtype
-        parameters.append(Parameter(name, role, tensor, dtype, module=modules.get(name)))
+        names = modules.get(name), known.get(name, ())
+        parameters.append(Parameter(name, role, tensor, dtype, None, None, *names))
     return tuple(parameters)
 
 

@@ -285,7 +285,8 @@ def resolve_update(graphs: Graphs) -> OptimizerStep | None:
     }
     rules = [GroupRule(*group) for group in spec.groups]
     decay = optimizer.weight_decay
-    groups = resolve_groups(ranks, rules, decay, decay_vectors=spec.decay_vectors)
+    called = {parameter.name: parameter.called for parameter in graphs.parameters}
+    groups = resolve_groups(ranks, rules, decay, decay_vectors=spec.decay_vectors, called=called)
     if len(groups) > 1:
         graphs.training.metadata_props["odtpack.parameter_order"] = memory_order(groups)
     elif groups and groups[0] == Group(1.0, decay, tuple(ranks)):

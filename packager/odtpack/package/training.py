@@ -27,7 +27,7 @@ from odtpack.graph.graphs import (
 from odtpack.graph.inference import infer_shapes, is_known
 from odtpack.losses import make_loss
 from odtpack.losses.common.base import Classes, dims, rank, shaped
-from odtpack.model.exporters import module_names
+from odtpack.model.exporters import known_names, module_names
 from odtpack.package.parameters import (
     SCALE_SUFFIX,
     Parameter,
@@ -277,7 +277,7 @@ def prepare(task: Task) -> Prepared:
     forward = task.model.clone()
     pipeline.on_reading(forward, targets.newest_opset(spec.onnxruntime))
     # Names by the nodes of the model alone: a loss adds nodes.
-    modules = module_names(forward.graph)
+    modules, known = module_names(forward.graph), known_names(forward.graph)
     _check_names(forward.graph)
     _check_inputs(forward.graph, task.input_gradients)
     prediction = (*spec.loss_inputs, str(forward.graph.outputs[0].name))[0]
@@ -297,7 +297,7 @@ def prepare(task: Task) -> Prepared:
     sources = (*task.train, *task.input_gradients, *states)
     if sources:
         forward = expand(infer_shapes(forward, new_only=True), sources)
-    parameters = choose_parameters(forward.graph, task.train, task.frozen, modules)
+    parameters = choose_parameters(forward.graph, task.train, task.frozen, modules, known)
     if spec.precision == "mixed":
         _check_mixed(task, parameters)
         parameters += tuple(

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from odtpack import choices
 from odtpack.adapters.layers import find_layers
 from odtpack.graph.graphs import dims_of
-from odtpack.model.exporters import module_names
+from odtpack.model.exporters import known_names
 from odtpack.model.loading import load_model
 from odtpack.ort.kernel_needs import oldest_runtime
 from odtpack.package.candidates import candidates
@@ -105,7 +105,7 @@ def draft(model: Path, folder: Path) -> str:
     loaded = load_model(model)
     names = candidates(loaded)
     modules = _modules(loaded, names)
-    pattern = toml_value(next(reversed(modules)) if modules else "*")
+    pattern = toml_value(next(iter(_modules(loaded, _nearest(loaded.graph, names))), "*"))
     layers = find_layers(loaded.graph)
     on = toml_value(glob.escape(layers[-1].name) if layers else "*")
     kind, reason = _guess_loss(loaded)
@@ -159,10 +159,10 @@ def relative(path: Path, folder: Path) -> str:
 def _modules(model: ir.Model, names: Sequence[str]) -> dict[str, tuple[int, int, int]]:
     """Parameters, elements and bytes by pattern, in the order of the model."""
     found: dict[str, tuple[int, int, int]] = {}
-    original = module_names(model.graph)
+    known = known_names(model.graph)
     for initializer in names:
         tensor = model.graph.initializers[initializer].const_value
-        name = original.get(initializer, initializer)
+        name = next(iter(known.get(initializer, ())), initializer)
         prefix, dot, _ = name.rpartition(".")
         pattern = glob.escape(prefix) + ".*" if dot else glob.escape(name)
         count, elements, size = found.get(pattern, (0, 0, 0))
@@ -171,6 +171,20 @@ def _modules(model: ir.Model, names: Sequence[str]) -> dict[str, tuple[int, int,
             size += tensor.nbytes
         found[pattern] = count + 1, elements, size
     return found
+
+
+def _nearest(graph: ir.Graph, names: Sequence[str]) -> list[str]:
+    """The parameter that is nearest to the prediction, if there is one: the head's."""
+    waiting, known, seen = [graph.outputs[0]], set(names), set[ir.Value]()
+    for value in waiting:  # which grows
+        if value.name in known:
+            return [str(value.name)]
+        node = value.producer()
+        inputs = () if node is None else node.inputs
+        fresh = [v for v in dict.fromkeys(inputs) if v is not None and v not in seen]
+        waiting += fresh
+        seen.update(fresh)
+    return []
 
 
 def _listed(modules: dict[str, tuple[int, int, int]]) -> list[str]:

@@ -217,6 +217,7 @@ def resolve_groups(
     weight_decay: float,
     *,
     decay_vectors: bool = True,
+    called: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[Group, ...]:
     """Divide the trained parameters into groups.
 
@@ -229,6 +230,7 @@ def resolve_groups(
         weight_decay: Weight decay of the optimizer.
         decay_vectors: If false, parameters with less than two axes (biases, the scales of
             normalizations) do not decay, unless a rule gives them a decay.
+        called: Further names of parameters, by which patterns match them, too.
 
     Returns:
         The groups, that of the first parameter first; one if all are updated alike.
@@ -238,8 +240,13 @@ def resolve_groups(
     """
     found: dict[tuple[float, float], list[str]] = {}
     used: set[GroupRule] = set()
+
+    def holds(rule: GroupRule, name: str) -> bool:
+        names = (name, *(called or {}).get(name, ()))
+        return any(fnmatchcase(each, rule.pattern) for each in names)
+
     for name, rank in ranks.items():
-        rule = next((r for r in rules if fnmatchcase(name, r.pattern)), None)
+        rule = next((r for r in rules if holds(r, name)), None)
         decay = weight_decay if decay_vectors or rank > 1 else 0.0
         scale = 1.0
         if rule is not None:
@@ -249,7 +256,7 @@ def resolve_groups(
         found.setdefault((scale, decay), []).append(name)
     for rule in rules:
         if rule not in used:
-            taken = any(fnmatchcase(name, rule.pattern) for name in ranks)
+            taken = any(holds(rule, name) for name in ranks)
             raise UnknownNameError(
                 "unknown-parameter",
                 f"--group {rule.pattern!r} "
