@@ -303,7 +303,8 @@ def run_campaign(
             return figures.campaign(_never_finishes(typical), endless="typical", **rest)
         why = (
             f"in the worst case {_never_finishes(stuck[0])}; typically it takes "
-            f"{typical.sessions} windows and {format_duration(typical.active / NS)} of work"
+            f"{typical.sessions} window{'s' * (typical.sessions != 1)} and "
+            f"{format_duration(typical.active / NS)} of work"
         )
         return figures.campaign(why, endless="worst case", **rest)
     _count(figures, courses, policy, checkpoint_bytes)

@@ -169,13 +169,14 @@ class Spent:
 
     ms: float
     cpu_ms: float
+    all_cpu_ms: Sequence[float] = ()  # The same of each repetition; it is their median
 
 
 @dataclass(frozen=True, slots=True)
 class HostTiming:
     """What a timing child measured on this machine."""
 
-    first_step_ms: float  # The first step, which also touches its memory for the first time
+    first_step_ms: float  # The first step, which also touches its memory, without its waiting
     steady: Steadiness  # The steps after it, and how far they can be relied on
     groups: tuple[OperatorGroup, ...]  # Where a step's time goes, the longest first
     profiled_steps: int  # Number of steps that this is from
@@ -191,9 +192,11 @@ class HostTiming:
     def from_message(cls, message: Mapping[str, Any]) -> HostTiming:
         """Read the child's message ``timed``."""
         calibration = Calibration(**message["calibration"])
+        # Its caches are empty anyway: what it did not wait is its own, however long it waited.
+        first = max(0.0, message["first_step_ms"] - message["first_waited_ms"])
         steps, waited = message["steps_ms"], message["waited_ms"]
         if not steps:
-            steps, waited = [message["first_step_ms"]], [0.0]
+            steps, waited = [message["first_step_ms"]], [message["first_waited_ms"]]
         before = (calibration.gemm_flops, calibration.copy_bandwidth)
         steady = steadiness(
             steps,
@@ -215,7 +218,7 @@ class HostTiming:
         )
         rows, typical = message["operators"], statistics.median(steady.steps_ms)
         return cls(
-            first_step_ms=message["first_step_ms"],
+            first_step_ms=first,
             steady=steady,
             groups=operator_groups(rows, calibration, typical),
             profiled_steps=message["profiled_steps"],
@@ -234,7 +237,10 @@ class HostTiming:
 
     def quantile_ms(self, share: float) -> Interval:
         """A quantile of the steps with its confidence interval, wider on a busy machine."""
-        found = quantile_interval(self.steady.steps_ms, share)
+        return self._interval(self.steady.steps_ms, share)
+
+    def _interval(self, times: Sequence[float], share: float) -> Interval:
+        found = quantile_interval(times, share)
         return found.times(Interval.of(self.steady.low, 1.0, self.steady.high))
 
     @property
@@ -277,6 +283,7 @@ class HostTiming:
 
     def host_latency(self) -> HostLatency:
         """The measurements as the result of a simulation stores them."""
+        creations = self.session_creation.all_cpu_ms
         return HostLatency(
             first_step_ms=self.first_step_ms,
             steps_ms=list(self.steady.steps_ms),
@@ -284,6 +291,7 @@ class HostTiming:
             p50_ms=self.quantile_ms(0.5),
             p90_ms=self.quantile_ms(0.9),
             session_creation_ms=self.session_creation.ms,
+            session_creation_cpu_ms=self._interval(creations, 0.5) if creations else None,
             checkpoint_load_ms=self.checkpoint_load.ms,
             checkpoint_save_ms=self.checkpoint_save.ms,
             checkpoint_bytes=self.checkpoint_bytes,

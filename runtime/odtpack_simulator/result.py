@@ -171,7 +171,8 @@ class HostLatency(Part):
     """Times on the host: the first step, the steady ones after it, and where they go.
 
     Session creation, loading and saving are medians for all sessions of the
-    package together, and for a checkpoint with the optimizer's state.
+    package together, and for a checkpoint with the optimizer's state;
+    ``session_creation_cpu_ms`` is the processor time, with its confidence interval.
     ``steps_ms`` are those that other programs left alone; ``waited_share`` is the
     share of all steps' time that they waited for a processor, ``drift`` the ratio of
     the faster to the slower of two calibrations, and ``busy`` why no time is judged.
@@ -183,6 +184,7 @@ class HostLatency(Part):
     p50_ms: Interval | None = None
     p90_ms: Interval | None = None
     session_creation_ms: NonNegative | None = None
+    session_creation_cpu_ms: Interval | None = None
     checkpoint_load_ms: NonNegative | None = None
     checkpoint_save_ms: NonNegative | None = None
     checkpoint_bytes: Bytes | None = None

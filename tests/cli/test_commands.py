@@ -16,8 +16,9 @@ from odtpack import artifacts
 from odtpack.build import build_package
 from odtpack.cli.export import forward_values
 from odtpack.update.diff import PackageDiff
-from odtpack_runtime import CheckpointState
+from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime.package.package import Package
+from odtpack_runtime.training.loop import evaluate
 from odtpack_simulator.device.profile import list_profiles, load_profile
 from tests import zoo
 from tests.cli.conftest import Run, Shared, arrays, assert_refused, tree
@@ -155,6 +156,26 @@ class TestTrain:
         content = outcome.json()
         assert content["eval_loss_before"] == pytest.approx(expected, rel=1e-5)
         assert (content["train_samples"], content["eval_samples"]) == (60, 60)
+
+    def test_the_order_of_the_evaluation_is_that_of_its_file(
+        self, run: Run, shared: Shared, tmp_path: Path
+    ) -> None:
+        """Where a loss weighs samples, batches of another order have another mean."""
+        options = "--loss-option", "ignore_index=0", "--loss", "cross_entropy"
+        run("build", shared.model, "--out", tmp_path / "p", *options, code=0)
+        held = {name: array[:23] for name, array in arrays().items()}
+        np.savez(tmp_path / "held.npz", allow_pickle=False, **held)
+        common = "--data", shared.data, "--eval", tmp_path / "held.npz", "--batch-size", 8
+        found = [
+            run("train", tmp_path / "p", *common, "--seed", seed, "--epochs", 1, "--json").json()
+            for seed in (0, 1)
+        ]
+        package = Package.open(tmp_path / "p")
+        state = CheckpointState.load_checkpoint(package.checkpoint)
+        module = Module(package.training_model, state, package.eval_model)
+        batches = [[array[start : start + 8] for array in held.values()] for start in (0, 8, 16)]
+        expected = pytest.approx(evaluate(module, batches).loss, rel=1e-6)
+        assert [each["eval_loss_before"] for each in found] == [expected] * 2
 
     def test_resumed_is_as_if_never_interrupted(
         self, run: Run, shared: Shared, tmp_path: Path

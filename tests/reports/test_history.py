@@ -79,6 +79,7 @@ def test_dates_are_compared_in_utc_and_what_is_none_comes_first() -> None:
     [
         (BUDGETS, "peak memory {left} left"),
         ('[budgets]\npeak_memory = "50 MB"', "peak memory over by {over}"),
+        ('[budgets]\npackage_size = "0 B"\npeak_memory = "250 MB"', "package size over"),
         ("", "pass"),
         ('[budgets]\nenergy = "1 kJ"', "1 not judged"),
     ],

@@ -6,9 +6,11 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import onnx.parser
 import pytest
 
-from odtpack_runtime import OdtpackError
+from odtpack.build import build_package
+from odtpack_runtime import OdtpackError, Package
 from odtpack_runtime.session.graph_signature import TensorSpec
 from odtpack_runtime.training.loop import load_dataset
 from tests.refused import refused
@@ -120,6 +122,48 @@ def test_arrays_that_do_not_fit(
     path = save(tmp_path / "data.npz", **arrays)
     with refused(code, f"(?s){says}"):
         load_dataset(path, SPECS, class_count=10)
+
+
+GIVEN = "a = IsNaN(x) b = Where(a, missing, x)"
+
+
+@pytest.mark.parametrize(
+    ("replaced", "odd", "says"),
+    [
+        (GIVEN, {"x": np.nan}, None),
+        ("s = Mul(x, missing) a = Cast<to=9>(m) z = Sub(m, m) b = Where(a, s, z)", {}, None),
+        (GIVEN, {"x": np.inf}, "'x' holds infinity, first in sample 2"),
+        (GIVEN, {"x": -np.inf}, "'x' holds infinity, first in sample 2"),
+        (GIVEN, {"x": np.nan, "target": np.nan}, "'target' holds NaN"),
+        # A processor may make 0 of NaN here, and the frozen product before it has no gradient.
+        ("b = Relu(x)", {"x": np.nan}, "'x' holds NaN, first in sample 2"),
+    ],
+    ids=["NaN", "mask", "infinity", "negative", "target", "relu"],
+)
+def test_what_the_model_replaces_may_stay(
+    replaced: str, odd: dict[str, float], says: str | None, tmp_path: Path
+) -> None:
+    """A model that handles missing values trains on them; what it does not handle is refused."""
+    masked = ", float[N, 3] m" if "m)" in replaced else ""
+    model = onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 20]> g (float[N, 3] x{masked}) => (float[N, 1] y) '
+        f"<float[3] missing = {{1, 2, 3}}, float[3, 1] w = {{1, 2, 3}}> "
+        f"{{ {replaced} y = MatMul(b, w) }}"
+    )
+    build_package(model, tmp_path / "package", loss="mse", train=["w"])
+    arrays = {"x": np.ones((6, 3), np.float32), "target": np.ones((6, 1), np.float32)}
+    if masked:
+        arrays["m"] = np.ones((6, 3), np.float32)
+        arrays["m"][2, 0], odd = 0, {"x": np.nan}
+    for name, value in odd.items():
+        arrays[name][2, 0] = value
+    path = save(tmp_path / "data.npz", **arrays)
+    package = Package.open(tmp_path / "package")
+    if says is None:
+        assert np.isnan(package.load_data(path)["x"][2, 0])
+        return
+    with refused("data-not-finite", says):
+        package.load_data(path)
 
 
 def test_files_that_are_no_archives(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def message(**changes: Any) -> dict[str, Any]:
     return {
         "calibration": calibration,
         "first_step_ms": 30.0,
+        "first_waited_ms": 0.0,
         "steps_ms": steps,
         "waited_ms": changes.get("waited_ms", [0.0] * len(steps)),
         "rates_after": (calibration["gemm_flops"], calibration["copy_bandwidth"]),

@@ -32,6 +32,7 @@ MAX_BYTES = 2 * 2**30
 """Bytes of all needed arrays together that :func:`load_dataset` takes by default."""
 
 _MASK = "attention_mask"
+_NOT_FINITE: dict[str, Callable[[Array], Array]] = {"NaN": np.isnan, "infinity": np.isinf}
 
 
 def load_dataset(
@@ -41,6 +42,7 @@ def load_dataset(
     class_count: int | None = None,
     ignored_label: int | None = None,
     max_bytes: int = MAX_BYTES,
+    replaces: Callable[[str, dict[str, Array], int], bool] = lambda *_: False,
 ) -> dict[str, Array]:
     """Load the arrays that a model's inputs need, and check them.
 
@@ -53,6 +55,8 @@ def load_dataset(
         class_count: If given, the array ``labels`` must lie in 0 to ``class_count - 1``.
         ignored_label: A further label that is allowed: samples that do not count.
         max_bytes: Most bytes the needed arrays may have together, uncompressed.
+        replaces: Asked with the name of an array that holds NaN or infinity, all arrays, and a
+            sample with such a value: whether the model replaces it, so that it may stay.
 
     Returns:
         The arrays by name, in the order of ``inputs``; all have the same length.
@@ -77,6 +81,15 @@ def load_dataset(
             "data-unreadable", f"{file} is not a readable .npz file: {error}", where=str(file)
         ) from error
     _check(arrays, inputs, str(file))
+    for name, array in arrays.items():
+        for what, is_such in _NOT_FINITE.items() if array.dtype.kind == "f" else ():
+            rows = is_such(array).reshape(len(array), -1).any(axis=1)
+            if rows.any() and not replaces(name, arrays, row := int(rows.argmax())):
+                raise OdtpackError(
+                    "data-not-finite",
+                    f"Array '{name}' holds {what}, first in sample {row}.",
+                    where=str(file),
+                )
     if class_count is not None and "labels" in arrays and arrays["labels"].dtype == np.int64:
         try:
             check_labels(arrays["labels"], class_count, ignored_label)
@@ -249,14 +262,6 @@ def _check(arrays: dict[str, Array], inputs: Sequence[TensorSpec], where: str) -
                         where=where,
                         hint=f"give both arrays the same '{dim}'",
                     )
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            row = int(np.argmin(np.isfinite(array).reshape(len(array), -1).all(axis=1)))
-            raise OdtpackError(
-                "data-not-finite",
-                f"Array '{name}' holds NaN or infinity, first in sample {row}.",
-                where=where,
-            )
 
 
 # The training loop: one optimizer step, and an evaluation, over batches.

@@ -176,7 +176,7 @@ def for_learning(result: SimulationResult) -> str:
     if training.skipped_batches:
         return "a gradient was not finite: look for samples that are far off, or clip their values"
     points = [(p.step, p.loss) for p in training.curve if p.loss is not None]
-    if len(points) >= 3:
+    if len(points) >= 2:
         step, lowest = min(points, key=lambda point: (point[1], point[0]))
         last = points[-1][1]
         if step == 0 and last - lowest > 0.02 * abs(lowest):
@@ -198,11 +198,14 @@ def for_learning(result: SimulationResult) -> str:
             )
     losses = [loss for loss in training.losses if loss is not None]
     tail = len(losses) // 10
-    if len(points) < 3 and tail >= 2:
+    if len(points) < 2 and tail >= 2:
         earlier, later = (fmean(losses[a:b]) for a, b in pairwise((-2 * tail, -tail, len(losses))))
         if later < 0.98 * earlier:
             return "the loss was still falling at the last step: train more steps"
-    return "the loss no longer falls: look at the learning rate and at what is frozen"
+    look = "look at the learning rate and at what is frozen"
+    if len(points) < 3:
+        return f"too few evaluations tell whether the loss still falls: train more steps, or {look}"
+    return f"the loss no longer falls: {look}"
 
 
 def samples_to_tell(metric: float, floor: float) -> int | None:

@@ -70,7 +70,7 @@ _DIMENSIONS: Final[dict[Unit, tuple[str, float]]] = {
     "ms": ("duration", 1e3),
     "s": ("duration", 1.0),
     "J": ("energy", 1.0),
-    "%": ("ratio", 100.0),
+    "%": ("percentage", 100.0),
 }
 """Unit of a metric -> dimension of its units in the file, and the metric's units per base unit."""
 
@@ -111,7 +111,7 @@ def _read(value: object, metric: Metric[Subject]) -> Bound:
             raise ValueError(msg)
         factor = -1.0 if sign == "-" else 1.0
         if text.rstrip().endswith("%"):
-            bound = Bound(factor * parse_quantity(text, "ratio", 100.0), "percent")
+            bound = Bound(factor * parse_quantity(text, "percentage", 100.0), "percent")
         else:
             bound = Bound(factor * _difference(text, metric), "difference")
     most = 100.0 if bound.kind == "percent" else metric.most or math.inf
@@ -119,6 +119,9 @@ def _read(value: object, metric: Metric[Subject]) -> Bound:
     if floor and (bound.figure < 0 if bound.kind == "absolute" else -bound.figure >= most):
         why = "a floor is not below 0 and falls by less than 100 %"
         msg = f"can never fail: {why}, found {value!r:.60}"
+        raise ValueError(msg)
+    if bound.kind == "absolute" and bound.figure < 0 and metric.key != "final_loss":
+        msg = f"can never pass: only a loss may be below 0, found {value!r:.60}"
         raise ValueError(msg)
     if not math.isfinite(bound.figure):
         msg = f"{value!r:.60} is not a finite number"
@@ -157,7 +160,7 @@ def _difference(text: str, metric: Metric[Subject]) -> float:
             raise ValueError(msg)
         return float(text)
     dimension, per_base = _DIMENSIONS[metric.unit]
-    if dimension == "ratio":
+    if dimension == "percentage":
         msg = f'needs a percentage of the baseline, such as "5 %", found {text[:40]!r}'
         raise ValueError(msg)
     return parse_quantity(text, dimension, per_base)

@@ -169,13 +169,29 @@ def _training_digest(
     return hashlib.sha256("\n".join(map(repr, parts)).encode()).hexdigest()
 
 
+def _campaign_spread(subject: Subject) -> Interval | None:
+    """What the host leaves open about a time of a whole training, as a multiple of the typical."""
+    # It is the sum of what each session begins and ends with, which is as uncertain as the creation
+    # of the sessions, and of the steps.
+    campaign, steps = subject.campaign, host_interval(subject.result.latency_host, "median")
+    opening = subject.result.latency_host.session_creation_cpu_ms
+    if steps is None or steps.low <= 0:
+        return None
+    sessions, once, whole = campaign.sessions, campaign.restart_s, campaign.active_s
+    share = 0.0
+    if opening is not None and sessions and once and whole and whole.typical > 0:
+        share = min(1.0, sessions.typical * once.typical / whole.typical)
+    steps = steps.scaled((1 - share) / steps.typical)
+    once = opening.scaled(share / opening.typical) if opening and share else Interval.of(0, 0, 0)
+    return Interval.of(steps.low + once.low, 1.0, steps.high + once.high)
+
+
 def _timed(
-    subject: Subject, interval: Interval, sample: Sample = "median", middle: float | None = None,
+    subject: Subject, interval: Interval, spread: Interval | None, middle: float | None = None,
     reason: str = "",
 ) -> Figure:  # fmt: skip
     """A figure that follows from the host's times, which chance may have put at ``middle``."""
     result, host = subject.result, subject.result.host
-    spread = host_interval(result.latency_host, sample)
     at = interval.typical if middle is None else middle
     noise = None
     if spread is not None and spread.low > 0:
@@ -215,7 +231,7 @@ def _latency(
         return _unknown(latency.not_judged or "the result has no such time")
     # Milliseconds a token, and so seconds for 1,000 tokens.
     found = found.scaled(1.0 / tokens) if per_1000_tokens and tokens else found
-    return _timed(subject, found, sample)
+    return _timed(subject, found, host_interval(subject.result.latency_host, sample))
 
 
 _LEFT_OUT: Final = {
@@ -249,7 +265,8 @@ def _campaign(subject: Subject, field: str, unit: Unit) -> Figure:
         profile = Basis(profile=subject.on.profile_digest)
         return Figure(value=interval.typical, low=interval.low, high=interval.high, basis=profile)
     elapsed = campaign.days.typical if days and campaign.days is not None else None
-    return _timed(subject, interval, middle=elapsed, reason=_left_out(subject, field, unit))
+    spread, reason = _campaign_spread(subject), _left_out(subject, field, unit)
+    return _timed(subject, interval, spread, elapsed, reason)
 
 
 def _left_out(subject: Subject, field: str, unit: Unit) -> str:

@@ -79,7 +79,9 @@ Rate = Annotated[
 ]
 Watts = Annotated[float, BeforeValidator(Quantity("power", "800 mW")), Field(le=1e6)]
 Joules = Annotated[float, BeforeValidator(Quantity("energy", "50 J"))]
-Percent = Annotated[float, BeforeValidator(Quantity("ratio", "80 %", positive=False)), Field(le=1)]
+Percent = Annotated[
+    float, BeforeValidator(Quantity("percentage", "80 %", positive=False)), Field(le=1)
+]
 Share = Annotated[float, Field(ge=0, le=1)]
 Hours = Annotated[tuple[Share, ...], Field(min_length=HOURS, max_length=HOURS)]
 Samples = Annotated[int, Field(ge=0, le=10**7)]

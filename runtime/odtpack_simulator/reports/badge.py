@@ -25,8 +25,10 @@ _HEIGHT: Final = 20
 
 def headroom(check: Check) -> float | None:
     """The share of a limit that is left, below 0 where it is exceeded; None if that is unknown."""
-    if check.actual is None or not check.limit or not math.isfinite(check.actual):
+    if check.actual is None or check.limit is None or not math.isfinite(check.actual):
         return None
+    if check.limit == 0.0:  # no share of it
+        return -math.inf if check.status == "fail" else None
     kind = CHECKS.get(check.metric)
     left = (check.limit - check.actual) / abs(check.limit)
     return -left if kind is not None and kind.better == "higher" else left
@@ -37,7 +39,8 @@ def in_words(check: Check, left: float) -> str:
     floor = CHECKS[check.metric].better == "higher"
     if left >= 0:
         return f"{format_percent(left)} {'above' if floor else 'left'}"
-    return f"{'below' if floor else 'over'} by {format_percent(-left)}"
+    by = f" by {format_percent(-left)}" if math.isfinite(left) else ""
+    return f"{'below' if floor else 'over'}{by}"
 
 
 def badge_text(result: SimulationResult) -> str:

@@ -31,6 +31,7 @@ UNITS: Final[dict[str, dict[str, float]]] = {
     "power": {"mW": 1e-3, "W": 1.0},
     "energy": {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "mWh": 3.6, "Wh": 3600.0},
     "ratio": {"1": 1.0, "%": 0.01},
+    "percentage": {"%": 0.01},  # a ratio in quotes, where a number alone would be read as percent
     "count": {"cores": 1.0},
 }
 """Dimension -> unit -> factor to the base unit of the dimension."""
@@ -40,7 +41,7 @@ _EXACT: Final = decimal.Context(prec=60, traps=[])
 
 _MOST_PLACES: Final = 6  # Of a percentage that is nearly 100: beyond them it is called 100
 
-_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([^\s\d]\S*)\s*")
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]\S*)\s*")
 
 
 class Interval(Part):

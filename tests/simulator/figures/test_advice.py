@@ -189,6 +189,12 @@ def test_a_package_with_frozen_weights() -> None:
         ([0.5, 2.0, 0.9], "lowest before the first step, at 0.5: lower the learning rate"),
         ([0.0, 2.0, 0.9], "lowest before the first step, at 0: lower the learning rate"),
         ([2.0, 0.5, 0.499], "no longer falls"),
+        ([1.38, 1.292], "still falling, by 6.4 % in the last 10 steps: train more"),
+        (
+            [1.38, 1.379],
+            "too few evaluations tell whether the loss still falls: train more steps, or",
+        ),
+        ([0.5, 0.9], "lowest before the first step, at 0.5: lower the learning rate"),
     ],
 )
 def test_what_the_curve_says(losses: list[float], words: str) -> None:
@@ -198,7 +204,7 @@ def test_what_the_curve_says(losses: list[float], words: str) -> None:
 
 def test_without_a_curve_the_training_losses_speak() -> None:
     falling: list[float | None] = [1.0 / (1 + i) for i in range(100)]
-    for losses, words in ((falling, "train more steps"), ([1.0] * 100, "no longer falls")):
+    for losses, words in ((falling, "train more steps"), ([1.0] * 100, "too few evaluations")):
         result = changed(BASE, training={"curve": [], "losses": losses})
         assert words in advised(result, "final_loss", "0.01")
 

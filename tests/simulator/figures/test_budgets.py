@@ -187,6 +187,8 @@ def test_empty_files_set_no_limit(text: str) -> None:
         ('[budgets]\naccuracy_floor = "+5 %"', "budgets.accuracy_floor", "may fall: write -5 %"),
         ('[budgets]\nmemory_headroom = "+1 %"', "budgets.memory_headroom", "may fall"),
         ('[budgets]\nmemory_headroom = "-200 %"', "budgets.memory_headroom", "can never fail"),
+        ('[budgets]\nmemory_headroom = "0.2"', "budgets.memory_headroom", "with a unit"),
+        ("[budgets]\nsessions = -1", "budgets.sessions", "can never pass"),
         ('[budgets]\naccuracy_floor = "-100 %"', "budgets.accuracy_floor", "can never fail"),
         ('[budgets]\naccuracy_floor = "-1"', "budgets.accuracy_floor", "can never fail"),
         ("[budgets]\naccuracy_floor = -1", "budgets.accuracy_floor", "is not below 0"),

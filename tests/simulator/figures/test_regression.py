@@ -147,6 +147,24 @@ def test_times_within_the_noise_only_warn() -> None:
         assert ("scatters" in check.message) == (level == "warn")
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_a_whole_training_scatters_with_what_every_session_begins_with(known: bool) -> None:
+    """Half of the time is that of a session's beginning and end, known to 20 %; steps to 1 %."""
+
+    def result(seconds: float) -> SimulationResult:
+        made = slower(seconds / 10)
+        creation = Interval(low=8.0, typical=10.0, high=12.0) if known else None
+        made = changed(made, latency_host={"session_creation_cpu_ms": creation})
+        campaign = {"active_s": seconds, "sessions": 2.0, "restart_s": seconds / 4}
+        same = {key: Interval.of(value, value, value) for key, value in campaign.items()}
+        return on_devices(made, campaign=same)
+
+    # By chance the head is up to 1.105 / 0.895 - 1 = 23.5 % off, else 1.01 / 0.99 - 1 = 2.02 %.
+    for seconds, level in ((11.4, "warn" if known else "error"), (13.5, "error")):
+        check, _ = against(result(seconds), result(10.0), "time_to_finish", '"+5 %"')
+        assert (check.status, check.level) == ("fail", level)
+
+
 @pytest.mark.parametrize("other_host", [False, True])
 def test_a_count_has_no_noise_and_is_compared_across_hosts(other_host: bool) -> None:
     """28.9 % more bytes a day are more, however much the host's times scatter."""

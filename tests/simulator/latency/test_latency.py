@@ -153,6 +153,8 @@ class TestCarrying:
         extra = 20 * math.sqrt(2.5 * math.sqrt(2.5 * 20))
         assert latency.first_step_ms.typical == pytest.approx(step(latency).typical + extra)
         assert latency.first_step_ms.low == pytest.approx(step(latency).low + 20 * 1.25)
+        waited = carry(timing(first_step_ms=530.0, first_waited_ms=500.0), device)
+        assert waited.first_step_ms == latency.first_step_ms
         early = carry(timing(first_step_ms=7.0), device)
         assert early.first_step_ms == early.step_ms
 

@@ -57,6 +57,8 @@ def test_reads_strictly(text: str, dimension: str, expected: float) -> None:
         ("1e999 MB", "bytes", "finite"),
         ("1 2 MB", "bytes", "with a unit"),
         ("0.2 1", "ratio", "with a unit"),
+        ("0.2", "percentage", 'with a unit, such as "20 %"'),
+        ("20 pct", "percentage", "allowed: %$"),
         ("١٢ MB", "bytes", "with a unit"),
     ],
 )

@@ -84,6 +84,7 @@ def train(
     changed. The previous save is kept as CK.previous; --resume CK uses it, with a warning, if
     CK is damaged.
     """
+    import numpy as np
     import onnxruntime
 
     from odtpack.cli import _fit
@@ -133,7 +134,8 @@ def train(
     if held_out is None:
         tested, indices = arrays, parts.held_out if len(parts.held_out) else parts.train
     else:
-        tested, indices = held_out, split(len(next(iter(held_out.values()))), 0.0, seed).train
+        # In the file's order, as simulate does: where losses weigh samples, batches matter.
+        tested, indices = held_out, np.arange(len(next(iter(held_out.values()))))
     on = "held-out" if held_out is not None or len(parts.held_out) else "training"
     # What fills no batch of a fixed size is not evaluated.
     tested_count = len(indices) - len(indices) % (size if whole else 1)

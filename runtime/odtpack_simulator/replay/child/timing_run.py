@@ -45,7 +45,7 @@ _TIMED_SECONDS: Final = 4.0
 _MOST_REPEATED: Final = 3
 _PROFILED_STEPS: Final = 25
 _PROFILED_SECONDS: Final = 2.0
-_REPEATS: Final = 5
+_REPEATS: Final = 9  # enough for an interval of the median without its extremes
 _REPEATED_SECONDS: Final = 1.5
 _MAX_ROWS: Final = 4000  # Rows of operators in a message: more are put together by operator type
 
@@ -54,14 +54,15 @@ def time_steps(job: Job, send: Send) -> None:
     """Calibrate this machine, time steps, sessions and checkpoints, and profile a few steps."""
     # Sends `timed` with
     # - `calibration`: the fields of Calibration;
-    # - `first_step_ms`, `steps_ms`, and `waited_ms`, what each of these waited;
-    #   `rates_after`: matrix rate and copy bandwidth after them; `stolen_share`,
+    # - `first_step_ms` and `steps_ms`; `first_waited_ms` and `waited_ms`, what each of these
+    #   waited; `rates_after`: matrix rate and copy bandwidth after them; `stolen_share`,
     #   `others_share` (of the cores that the steps leave free) and `load_average`;
     # - `operators` of one typical step: rows of `op_type`, `calls`, `us` (with what the
     #   profile adds), `flops` and `moved_bytes`, put together where all of a run is alike;
     #   `profiled_steps`;
     # - `session_creation`, `checkpoint_load` and `checkpoint_save`: `ms` and `cpu_ms`,
-    #   medians; `checkpoint_bytes`, `model_bytes`, those of mapped weights included.
+    #   medians, and `all_cpu_ms`; `checkpoint_bytes`, `model_bytes`, those of mapped weights
+    #   included.
     send("phase", name="calibrating this machine")
     known = Calibration(**job.calibration) if job.calibration else None
     calibration = known or calibrate(job.threads)
@@ -74,7 +75,7 @@ def time_steps(job: Job, send: Send) -> None:
     batches = Batches(list(job.data.values()), job.schedule.largest_batch)
     trainer = open_trainer(job, batches)
     stolen, others, start = host.stolen_seconds(), host.others_seconds(), time.perf_counter()
-    (first, *steps), (_, *waited) = step_times(job, trainer)
+    (first, *steps), (first_waited, *waited) = step_times(job, trainer)
     seconds = time.perf_counter() - start
     stolen, others = host.stolen_seconds() - stolen, host.others_seconds() - others
     cores = os.cpu_count() or 1
@@ -93,6 +94,7 @@ def time_steps(job: Job, send: Send) -> None:
         "timed",
         calibration=dataclasses.asdict(calibration),
         first_step_ms=first,
+        first_waited_ms=first_waited,
         steps_ms=steps,
         waited_ms=waited,
         rates_after=after,
@@ -214,8 +216,8 @@ def _row(keys: Sequence[tuple[Any, ...]], times: Sequence[list[float]]) -> dict[
     }
 
 
-def _repeated(work: Callable[[], object]) -> dict[str, float]:
-    """Median wall time and processor time of some work in milliseconds."""
+def _repeated(work: Callable[[], object]) -> dict[str, Any]:
+    """Median wall time and processor time of some work in milliseconds, and all of the latter."""
     times: list[tuple[float, float]] = []
     end = time.perf_counter() + _REPEATED_SECONDS
     while len(times) < _REPEATS and (len(times) < 2 or time.perf_counter() < end):
@@ -223,4 +225,5 @@ def _repeated(work: Callable[[], object]) -> dict[str, float]:
         work()
         times.append((time.perf_counter() - start, time.thread_time() - cpu))
     wall, processor = (1e3 * statistics.median(column) for column in zip(*times, strict=True))
-    return {"ms": wall, "cpu_ms": min(processor, wall)}
+    every = [1e3 * cpu for _, cpu in times]
+    return {"ms": wall, "cpu_ms": min(processor, wall), "all_cpu_ms": every}
