@@ -430,6 +430,27 @@ def test_a_rate_that_is_negative_or_not_finite_is_refused(
     assert found["results"] == ["bad-learning-rate", "bad-learning-rate", "bad-schedule", None]
 
 
+def test_a_saved_schedule_of_another_version_is_refused(
+    packages: dict[str, Path], batches: dict[str, list[Any]]
+) -> None:
+    saved = {"initial_lr": 0.5, "kind": "linear", "total_steps": 100, "warmup_steps": 0}
+    texts = [json.dumps({**saved, **more}) for more in
+             ({}, {"power": 2}, {"floor": 0.1}, {"warmup_steps": None})]  # fmt: skip
+    found = act(packages["plain"], batches["pictures"],
+                *({"do": "restore", "text": text} for text in texts))  # fmt: skip
+    assert found["results"] == ["0.5", *["bad-schedule"] * 3]
+    assert found["rate"] == "0.5"
+
+
+def test_nothing_is_evaluated_and_nothing_carried_onto_a_session(
+    packages: dict[str, Path], batches: dict[str, list[Any]]
+) -> None:
+    asked = ({"do": name} for name in ("evaluate none", "carry", "batch"))
+    found = act(packages["plain"], batches["pictures"], *asked)
+    assert found["results"][:2] == ["empty-batch", "busy"]
+    assert float(found["results"][2]) > 0
+
+
 def test_the_schedule_of_the_guide_is_that_of_python(
     packages: dict[str, Path], batches: dict[str, list[Any]], tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 /** Take what was trained with one package to the next one. */
-import type { CheckpointState } from './checkpoint.js';
-import { fail } from './errors.js';
+import { CheckpointState } from './checkpoint.js';
+import { fail, requireArgument } from './errors.js';
+import { isIterable } from './json.js';
 import { SCHEDULE_PROPERTY } from './schedules.js';
 import { bytesOf, sameDims } from './tensors.js';
 
@@ -16,8 +17,15 @@ import { bytesOf, sameDims } from './tensors.js';
 export function carryOver(
   trained: CheckpointState, fresh: CheckpointState, names?: Iterable<string>, optimizerState = true,
 ): CheckpointState {
+  requireArgument([trained, fresh].every((each) => each instanceof CheckpointState),
+    'Parameters are carried over from a CheckpointState to another.');
+  requireArgument(names == null || isIterable(names), 'Parameters are named in a list.');
   trained.requireIdle();
   fresh.requireIdle();
+  if (fresh.flat) {
+    fail('busy', 'A session trains the state that is to be changed.', '',
+      'carry over before a session is made of it');
+  }
   if (trained.device) {
     fail('busy', 'The trained state lives on a GPU.', '', 'release its session first');
   }

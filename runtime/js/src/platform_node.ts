@@ -4,7 +4,7 @@ import { createHash, randomBytes } from 'node:crypto';
 import { totalmem } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath, pathToFileURL } from 'node:url';
-import { fail, OdtpackError, reason } from './errors.js';
+import { fail, OdtpackError, reason, requireArgument } from './errors.js';
 import type { OnnxRuntime, OpenedFile, Platform } from './platform.js';
 import {
   identity, inTurn, openFile, previousPath, refusing, replaceFile, Save, write,
@@ -63,7 +63,7 @@ export const platform: Platform = {
   addressOf: (path) => pathToFileURL(path).href,
 
   async openIn(folder, path) {
-    const root = local(folder);
+    const root = local(folder || '.');
     const incomplete = <T>(use: () => T): T => {
       try {
         return use();
@@ -135,6 +135,8 @@ export const platform: Platform = {
 };
 
 function local(path: string | URL): string {
+  requireArgument(path instanceof URL ? path.protocol === 'file:' : typeof path === 'string' && path !== '',
+    'A file or folder is named by a path, or by an address that begins with file:.');
   return typeof path === 'string' ? path : fileURLToPath(path);
 }
 

@@ -315,6 +315,7 @@ export class TrainingSession {
     batches: Iterable<Batch> | AsyncIterable<Batch>, isActive: () => boolean = () => true,
   ): Promise<number> {
     requireBatches(batches);
+    requireArgument(typeof isActive === 'function', 'Whether to go on is asked of a function.');
     let count = 0;
     if (!isActive()) return count;
     for await (const batch of batches) {
@@ -347,6 +348,7 @@ export class TrainingSession {
       right += classes?.right ?? 0;
       counted += classes?.counted ?? 0;
     }
+    if (samples === 0) fail('empty-batch', 'There is no batch to evaluate.');
     return { loss: loss / samples, samples, accuracy: counted ? right / counted : undefined };
   }
 

@@ -154,15 +154,24 @@ def carry_over(
         ``fresh``, with the user's properties of ``trained`` as well.
 
     Raises:
-        OdtpackError: ``carry-over-parameter``: the new package has no such parameter, or one
-            of another shape or type. ``carry-over-optimizer``: it trains parameters that the
-            old one did not train, so that their moments are missing. ``fresh`` is then as
-            it was. ``nominal-state``: one of them has no values.
+        OdtpackError: ``carry-over-parameter``: one of the states has no such parameter, or the
+            new package's has another shape or type. ``carry-over-optimizer``: it trains parameters
+            that the old one did not train, so that their moments are missing. ``fresh`` is then
+            as it was. ``nominal-state``: one of them has no values. ``busy``: a Module trains
+            ``fresh``.
     """
+    if fresh.placed:
+        raise OdtpackError(
+            "busy",
+            "A session trains the state that is to be changed.",
+            hint="carry over before a Module is made of it",
+        )
     if names is None:
         names = trained.arrays(trainable=True)
     values = {}
     for name in names:
+        if name not in trained.parameters:
+            _refuse(f"the trained state has no parameter {name!r}")
         source = trained.parameters[name].data
         if name not in fresh.parameters:
             _refuse(f"the new package has no parameter '{name}'")

@@ -25,6 +25,10 @@ for (const form of forms) {
   await kit.loadAdapter(opened, state, pathToFileURL(join(folder, 'python', form)));
   await state.save(join(folder, `${form}.ckpt`));
 }
+for (const target of [undefined, 5, '']) {
+  const code = await kit.saveAdapter(opened, trained, target).catch((error) => error.code);
+  if (code !== 'bad-argument') throw new Error(`${target}: ${code}`);
+}
 const pieces = [await kit.onnxAdapter(opened, trained), await kit.peftAdapter(opened, trained)];
 for (const piece of pieces) {
   const state = await fresh();

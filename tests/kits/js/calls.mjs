@@ -6,7 +6,7 @@ import { pathToFileURL } from 'node:url';
 
 const [root, folder] = process.argv.slice(2);
 const kit = await import(pathToFileURL(join(root, 'dist/index.js')));
-const { CheckpointState, makeSchedule, TrainingPackage, TrainingSession } = kit;
+const { carryOver, CheckpointState, makeSchedule, TrainingPackage, TrainingSession } = kit;
 const at = (name) => join(folder, name);
 const open = (name, options) =>
   TrainingSession.create({ package: at(name) }, { intraOpNumThreads: 1, ...options });
@@ -112,6 +112,8 @@ for (const label of [0n, 1n, 2n]) {
 
 // Arguments.
 const session = await open('roots');
+const states = [await CheckpointState.load(saved), await CheckpointState.load(saved)];
+const web = new URL('http://127.0.0.1/a');
 const plain = Object.fromEntries(['manifest.json', 'checkpoint'].map((name) => [name, readFileSync(at(`roots/${name}`))]));
 const wrong = {
   'bad-argument': [
@@ -124,8 +126,14 @@ const wrong = {
     () => session.state.loadParameters(null), () => session.saveCheckpoint(),
     () => session.saveCheckpoint({}), () => session.lossOf({}), () => session.lossOf(),
     async () => session.lossOf(await session.runEvalStep(batch(1), ['output'])),
-    () => session.evaluate(batch(1)), () => session.fit(batch(1)), () => session.evaluate(), () => session.fit(5),
+    () => session.evaluate(batch(1)), () => session.fit(batch(1)), () => session.evaluate(), () => session.fit(5), () => session.fit([], 5),
+    () => session.exportModelForInference(), () => session.exportModelForInference(5),
+    () => session.exportModelForInference(web), () => session.saveCheckpoint(''),
+    () => carryOver(null, states[0]), () => carryOver(states[0], 5),
+    () => carryOver(states[0], states[1], 5), () => carryOver(states[0], states[1], 'scale'),
   ],
+  busy: [() => carryOver(states[0], session.state)],
+  'empty-batch': [() => session.evaluate([])],
   'bad-schedule': [
     () => session.setSchedule('linear', 0.1, null), () => session.setSchedule('linear', 0.1, 5),
     () => session.registerLinearLRScheduler(10n, 50n, 0.1), () => makeSchedule(5n),

@@ -53,6 +53,15 @@ private fun act(task: Task, json: Json): Any? {
                 if (name == "null") session.trainBatch(it) else session.evaluate(listOf(it).iterator())
             }
         }
+        "evaluate none" -> session.evaluate(emptyList<Map<String, OnnxTensor>>().iterator()).loss
+        "carry" -> OrtCheckpointState.loadCheckpoint(task.pack.path("checkpoint")).let {
+            OrtCheckpointState.carryOver(it, session.checkpoint)
+            null
+        }
+        "restore" -> {
+            session.addProperty("odtpack.schedule", json["text"].text())
+            if (session.restoreSchedule()) session.learningRate else null
+        }
         "evaluate all" -> session.evaluate(task.batches.iterator()).loss
         "closed input" -> session.trainBatch(batch.mapValues { (_, each) -> closed(each) })
         "closed value" -> batch.values.first().let {

@@ -229,6 +229,12 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
         ) {
             from.requireValues()
             to.requireValues()
+            if (to.flat != null) {
+                fail(
+                    "busy", "A session trains the state that is to be changed.", "",
+                    "carry over before a session is made of it",
+                )
+            }
             val same = { name: String ->
                 val (one, two) = Pair(from.parameters[name]?.value, to.parameters[name]?.value)
                 one != null && two != null && one.type == two.type &&

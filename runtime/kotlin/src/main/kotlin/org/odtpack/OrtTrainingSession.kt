@@ -356,6 +356,7 @@ class OrtTrainingSession private constructor(
             }
             samples += size
         }
+        if (samples == 0L) fail("empty-batch", "There is no batch to evaluate.")
         return Evaluation(loss / samples, score.accuracy)
     }
 
@@ -385,11 +386,13 @@ class OrtTrainingSession private constructor(
         val saved = state.properties[SCHEDULE_PROPERTY] ?: return@own false
         try {
             val json = Json.read((saved as? String ?: "").toByteArray())
-            val schedule = Schedule.from(json["kind"].text(), json, 0)
+            val settings = json.fields().minus(listOf("kind", "initial_lr"))
+            val own = Json(settings.mapValues { it.value.value })
+            val schedule = Schedule.from(json["kind"].text(), own, 0)
             setSchedule(schedule, json["initial_lr"].number())
         } catch (_: OdtpackException) {
             fail(
-                "bad-schedule", "The property $SCHEDULE_PROPERTY is not a schedule.", "",
+                "bad-schedule", "The property $SCHEDULE_PROPERTY is no schedule that this version knows.", "",
                 "call setSchedule, which replaces it",
             )
         }

@@ -72,11 +72,25 @@ class Schedule @JvmOverloads @Throws(OrtException::class) constructor(
             Schedule("linear", warmupSteps, totalSteps)
 
         /** From settings; [total] counts if they do not say where the schedule ends. */
-        internal fun from(kind: String, settings: Json, total: Long) = Schedule(
-            kind, settings["warmup_steps"].whole(0), settings["total_steps"].whole(total),
-            settings["floor"].number(0.0), settings["period"].whole(0),
-            settings["gamma"].number(0.1),
-            settings["milestones"].list(emptyList()).map { it.whole() },
+        internal fun from(kind: String, settings: Json, total: Long): Schedule {
+            val own = SETTINGS[kind] ?: fail("bad-schedule", "There is no schedule '$kind'.")
+            for ((key, value) in settings.fields()) {
+                if (value.absent || (key != "warmup_steps" && key !in own)) {
+                    fail("bad-schedule", "The schedule '$kind' has no setting '$key'.")
+                }
+            }
+            return Schedule(
+                kind, settings["warmup_steps"].whole(0), settings["total_steps"].whole(total),
+                settings["floor"].number(0.0), settings["period"].whole(0),
+                settings["gamma"].number(0.1),
+                settings["milestones"].list(emptyList()).map { it.whole() },
+            )
+        }
+
+        private val SETTINGS = mapOf(
+            "constant" to emptyList(), "linear" to listOf("total_steps"),
+            "cosine" to listOf("total_steps", "floor"), "step" to listOf("period", "gamma"),
+            "multistep" to listOf("milestones", "gamma"),
         )
     }
 }
