@@ -14,10 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from odtpack_runtime.checkpoint.parameters import Array
-from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError, unreadable
 from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.files.folder_update import check_finished
@@ -25,7 +22,6 @@ from odtpack_runtime.files.protobuf_wire import messages
 from odtpack_runtime.package.manifest import Manifest, PackageFile
 from odtpack_runtime.package.records import MAX_MANIFEST_BYTES
 from odtpack_runtime.training.loop import load_dataset
-from odtpack_runtime.training.module import Module
 
 # The files of a package: paths that mean the same file everywhere, and nothing unlisted.
 
@@ -38,6 +34,7 @@ _KEEP_NAN = {
     *("Add", "Cast", "Concat", "Div", "Expand", "Flatten", "Gather", "Identity", "Mul", "Reshape"),
     *("Slice", "Split", "Squeeze", "Sub", "Transpose", "Unsqueeze"),
 }  # operators that leave NaN and infinity where they are, on every processor
+_ASKS = {"IsNaN": "NaN", "IsInf": "infinity"}
 # Names that Windows gives to devices, whatever stands after the first dot.
 _DEVICE = re.compile(r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[0-9¹²³])", re.I)
 
@@ -377,8 +374,8 @@ class Package:
     def load_data(self, path: str | os.PathLike[str]) -> dict[str, Array]:
         """Load the arrays that the models take, and check them and their labels.
 
-        Where an array holds NaN or infinity and the model seems to replace them (IsNaN, IsInf or
-        Where), a batch is run: its loss and gradients must be finite.
+        An input may hold NaN or infinity where the graph asks for them (IsNaN, IsInf) or chooses
+        between its values (Where) before it computes with them.
 
         Raises:
             OdtpackError: As :func:`~odtpack_runtime.training.loop.load_dataset`.
@@ -391,31 +388,18 @@ class Package:
             replaces=self._replaces,
         )
 
-    def _replaces(self, name: str, arrays: dict[str, Array], sample: int) -> bool:
-        """Whether the model replaces what is not finite: a batch from that sample on trains."""
-        # The graph must show it too: on some processors a Relu makes 0 of NaN.
+    def _replaces(self, name: str, what: str) -> bool:
+        """Whether the graph seems to replace NaN or infinity in an input before it computes."""
         from odtpack_runtime.export import onnx_wire as wire
 
         graphs = messages(memoryview(self.eval_model.read_bytes()), wire.MODEL_GRAPH)
-        nodes = [wire.Node.read(node) for graph in graphs for node in messages(graph, wire.NODES)]
-        holding = {name}
-        for node in nodes:
-            if holding.isdisjoint(node.inputs):
-                continue
-            if node.op_type in ("IsNaN", "IsInf", "Where"):
-                break
-            holding.update(node.outputs if node.op_type in _KEEP_NAN else ())
-        else:
-            return False
-        size, count = self.manifest.fixed_batch or 2, len(arrays[name])
-        batch = {n: a[np.arange(sample, sample + size) % count] for n, a in arrays.items()}
-        for each, array in batch.items():
-            if each != name and array.dtype.kind == "f":  # they are asked about in their turn
-                np.nan_to_num(array, copy=False)
-        state = CheckpointState.load_checkpoint(self.checkpoint)
-        with Module(self.training_model, state) as module:
-            module(*(batch[each] for each in module.input_names()))
-            return not module.skipped_steps
+        holding, readers = {name}, set[str]()
+        for node in (wire.Node.read(node) for g in graphs for node in messages(g, wire.NODES)):
+            if not holding.isdisjoint(node.inputs):
+                readers.add(node.op_type)
+                holding.update(node.outputs if node.op_type in _KEEP_NAN else ())
+        asked = readers & _ASKS.keys()
+        return what in map(_ASKS.get, asked) if asked else "Where" in readers
 
     def ort_model(
         self,

@@ -42,7 +42,7 @@ def load_dataset(
     class_count: int | None = None,
     ignored_label: int | None = None,
     max_bytes: int = MAX_BYTES,
-    replaces: Callable[[str, dict[str, Array], int], bool] = lambda *_: False,
+    replaces: Callable[[str, str], bool] = lambda *_: False,
 ) -> dict[str, Array]:
     """Load the arrays that a model's inputs need, and check them.
 
@@ -55,8 +55,8 @@ def load_dataset(
         class_count: If given, the array ``labels`` must lie in 0 to ``class_count - 1``.
         ignored_label: A further label that is allowed: samples that do not count.
         max_bytes: Most bytes the needed arrays may have together, uncompressed.
-        replaces: Asked with the name of an array that holds NaN or infinity, all arrays, and a
-            sample with such a value: whether the model replaces it, so that it may stay.
+        replaces: Asked with the name of an array, and "NaN" or "infinity", which it holds: whether
+            the model replaces that, so that it may stay.
 
     Returns:
         The arrays by name, in the order of ``inputs``; all have the same length.
@@ -84,10 +84,10 @@ def load_dataset(
     for name, array in arrays.items():
         for what, is_such in _NOT_FINITE.items() if array.dtype.kind == "f" else ():
             rows = is_such(array).reshape(len(array), -1).any(axis=1)
-            if rows.any() and not replaces(name, arrays, row := int(rows.argmax())):
+            if rows.any() and not replaces(name, what):
                 raise OdtpackError(
                     "data-not-finite",
-                    f"Array '{name}' holds {what}, first in sample {row}.",
+                    f"Array '{name}' holds {what}, first in sample {int(rows.argmax())}.",
                     where=str(file),
                 )
     if class_count is not None and "labels" in arrays and arrays["labels"].dtype == np.int64:
