@@ -161,6 +161,17 @@ class TrainingSession {
     }
     throw Error("no-eval-model", "Evaluation needs an evaluation model, and none was given.");
   }
+  /// Add a batch to what those before add up to, with the evaluation model.
+  void EvalBatch(const std::vector<Ort::Value>& inputs, Evaluation& sum) {
+    detail::Add(sum, own_->package, inputs, EvalStep(inputs));
+  }
+  /// Evaluate batches: their loss and accuracy.
+  template <class Batches>
+  Evaluation Evaluate(const Batches& batches) {
+    Evaluation sum;
+    for (const std::vector<Ort::Value>& batch : batches) EvalBatch(batch, sum);
+    return sum;
+  }
   /// Let the next training step replace the gradients, not add to them.
   void LazyResetGrad() {
     const auto call = Enter();
