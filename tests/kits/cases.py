@@ -54,6 +54,21 @@ def _ratings(random: np.random.Generator, samples: int) -> Batch:
     return [user, item, ((user + item) % 2).astype(np.float32)[:, None]]
 
 
+def _pixels(random: np.random.Generator, samples: int) -> Batch:
+    pixels = random.standard_normal((samples, 3, 4, 4)).astype(np.float32)
+    return [pixels, random.integers(0, 4, (samples, 4, 4))]
+
+
+def _sentences(random: np.random.Generator, samples: int) -> Batch:
+    words = random.integers(0, 5, (samples, 5))
+    return [words, words]
+
+
+def _roots(random: np.random.Generator, samples: int) -> Batch:
+    rows = np.array([[-0.0, 0, -0.0], [0, -1, 2], [-1, 1, -1], [1, 2, 2]], np.float32)
+    return [rows, np.array([0, 1, 0, 1])]
+
+
 def _as(dtype: type[np.generic]) -> Callable[[np.random.Generator, int], Batch]:
     def make(random: np.random.Generator, samples: int) -> Batch:
         vectors, labels = _vectors(random, samples)
@@ -171,6 +186,13 @@ CASES: dict[str, Case] = {
     "step_frozen_int8": _step(_frozen("int8")),
     "native_adamw": _step(_mlp(build={"native": True})),
     "native_sgd": _step(_mlp(SGD(), learning_rate=0.1, build={"native": True})),
+    # Scores that are equal, classes in the middle, words before the next one, and NaN.
+    "accuracy_ties": Case(models.undecided, _as(np.float16), steps=0),
+    "accuracy_pixels": Case(models.segmented, _pixels, {"loss_inputs": ("output", "marks")}),
+    "accuracy_words": Case(models.speaker, _sentences,
+                           {"loss": "next_token", "outputs": ["output"]}),
+    "accuracy_nan": Case(models.rooted, _roots,
+                         {"loss_inputs": ("output",), "outputs": ["roots"]}, steps=0),
     "step_schedule": _step(_mlp(schedule=("cosine", {"warmup_steps": 1, "total_steps": 5}, 0.02))),
 }  # fmt: skip
 """Every run of the suite by its name."""

@@ -140,6 +140,46 @@ def scores() -> onnx.ModelProto:
     return model
 
 
+def undecided() -> onnx.ModelProto:
+    """A network of float16 with the same score for every class."""
+    model = in_type(mlp(), np.float16)
+    for tensor in model.graph.initializer:
+        if tensor.name.startswith("fc2."):
+            tensor.raw_data = bytes(len(tensor.raw_data))
+    return model
+
+
+def segmented() -> onnx.ModelProto:
+    """A class for each pixel; the labels have a name of their own."""
+    model = onnx.parser.parse_model(f"""{_HEADER}
+    segmented (float[batch, 3, 4, 4] input, int64[batch, 4, 4] marks)
+        => (float[batch, 4, 4, 4] output) {{ output = Conv(input, weight) }}""")
+    return _with_values(model, {"weight": (4, 3, 1, 1)}, seed=6)
+
+
+def speaker() -> onnx.ModelProto:
+    """A language model that knows the last word alone."""
+    model = onnx.parser.parse_model(f"""{_HEADER}
+    speaker (int64[batch, time] words) => (float[batch, time, 5] output)
+    {{
+        found = Gather(table, words)
+        output = MatMul(found, weight)
+    }}""")
+    return _with_values(model, {"table": (5, 8), "weight": (8, 5)}, seed=7)
+
+
+def rooted() -> onnx.ModelProto:
+    """Beside what the loss reads, scores of which some are NaN, and some equal."""
+    model = onnx.parser.parse_model(f"""{_HEADER}
+    rooted (float[batch, 3] input) => (float[batch, 3] roots, float[batch, 3] output)
+    {{
+        roots = Sqrt(input)
+        output = Mul(input, scale)
+    }}""")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "scale"))
+    return model
+
+
 def _positive(model: onnx.ModelProto, **shapes: tuple[int, ...]) -> onnx.ModelProto:
     rng = np.random.default_rng(5)
     for name, shape in shapes.items():

@@ -23,8 +23,9 @@ from odtpack_runtime import CheckpointState, LRScheduler, Module, Optimizer, def
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import write_inference_model
-from odtpack_runtime.training.loop import loss_of
+from odtpack_runtime.training.loop import evaluate, loss_of
 from odtpack_runtime.training.schedules import make_schedule
+from odtpack_simulator.replay.paired_loss import accuracy_inputs
 from tests.kept_processes import kept
 from tests.kits.cases import CASES, NOT_FINITE, Batch, Case
 from tests.kits.errors import write_errors
@@ -119,8 +120,12 @@ class Run:
 
     def finish(self, folder: Folder, batch: Batch) -> dict[str, Any]:
         """Evaluate, save and export."""
-        self.module.eval()
-        results = self.module(*batch)
+        results = self.module.eval()(*batch)
+        scores, labels = accuracy_inputs(self.package.manifest)
+        found = evaluate(
+            self.module, [batch], scores=scores, labels=labels,
+            ignored_label=self.package.manifest.ignored_label,
+        )  # fmt: skip
         for name, value in self.case.properties.items():
             self.state.properties[name] = value
         CheckpointState.save_checkpoint(
@@ -129,6 +134,7 @@ class Run:
         evaluation = {
             "inputs": folder.tensors(self.module.input_names(), batch),
             "loss": loss_of(results),
+            "accuracy": found.accuracy,
         }
         return {
             "evaluation": evaluation,

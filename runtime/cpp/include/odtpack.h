@@ -253,6 +253,15 @@ odtpack_error* odtpack_session_run(odtpack_session* session, odtpack_run run,
  * schedule's and the reset. */
 odtpack_error* odtpack_session_train_batch(odtpack_session* session, const OrtValue* const* inputs,
                                            size_t count, double* loss);
+/* What the batches of an evaluation add up to, zeros at first. The mean loss is loss_sum / samples, the
+ * accuracy right / labels; no labels are counted where the model has none or no scores for them. */
+typedef struct odtpack_evaluation {
+  double loss_sum; /* over the samples */
+  int64_t samples, right, labels;
+} odtpack_evaluation;
+/* Evaluate a batch, and add it to those before. */
+odtpack_error* odtpack_session_eval_batch(odtpack_session* session, const OrtValue* const* inputs,
+                                          size_t count, odtpack_evaluation* sum);
 odtpack_error* odtpack_session_lazy_reset_grad(odtpack_session* session);
 odtpack_error* odtpack_session_optimizer_step(odtpack_session* session);
 bool odtpack_session_has_step_model(const odtpack_session* session);

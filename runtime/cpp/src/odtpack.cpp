@@ -489,6 +489,14 @@ odtpack_error* odtpack_session_train_batch(odtpack_session* session, const OrtVa
                                            size_t count, double* loss) {
   return Try([&] { *loss = session->session.TrainBatch(Batch(inputs, count).values); });
 }
+odtpack_error* odtpack_session_eval_batch(odtpack_session* session, const OrtValue* const* inputs,
+                                          size_t count, odtpack_evaluation* sum) {
+  return Try([&] {
+    odtpack::Evaluation all{sum->loss_sum, sum->samples, sum->right, sum->labels};
+    session->session.EvalBatch(Batch(inputs, count).values, all);
+    *sum = {all.loss_sum, all.samples, all.right, all.labels};
+  });
+}
 odtpack_error* odtpack_session_lazy_reset_grad(odtpack_session* session) {
   return Try([&] { session->session.LazyResetGrad(); });
 }

@@ -79,6 +79,10 @@ namespace Odtpack {
     internal struct NativeModels {
         public IntPtr Training, Evaluation, Optimizer, Step;
     }
+    internal struct NativeEvaluation {
+        public double LossSum;
+        public long Samples, Right, Labels;
+    }
     internal struct NativeGenerateOptions {
         public IntPtr Adapter;
         public long MaxTokens;
@@ -261,6 +265,9 @@ namespace Odtpack {
         [DllImport(Library, CallingConvention = C)]
         internal static extern IntPtr odtpack_session_train_batch(
             SessionHandle session, IntPtr* inputs, UIntPtr count, out double loss);
+        [DllImport(Library, CallingConvention = C)]
+        internal static extern IntPtr odtpack_session_eval_batch(
+            SessionHandle session, IntPtr* inputs, UIntPtr count, NativeEvaluation* sum);
         [DllImport(Library, CallingConvention = C)]
         internal static extern IntPtr odtpack_session_lazy_reset_grad(SessionHandle session);
         [DllImport(Library, CallingConvention = C)]

@@ -208,44 +208,12 @@ namespace Odtpack {
         public (double Loss, double? Accuracy) Evaluate(
             IEnumerable<IReadOnlyList<OrtValue>> batches) {
             if (batches == null) throw new ArgumentNullException(nameof(batches));
-            double loss = 0;
-            long samples = 0, right = 0, labels = 0;
-            foreach (var batch in batches) {
-                using (var results = EvalStep(batch)) {
-                    var size = batch.FirstOrDefault(each => each.Shape.Count > 0)?.Shape[0] ?? 1;
-                    loss += results[0].GetScalar() * size;
-                    samples += size;
-                    Count(batch, results, ref right, ref labels);
-                }
-            }
-            if (samples == 0)
+            var sum = new NativeEvaluation();
+            foreach (var batch in batches) Run(null, batch, out _, &sum);
+            if (sum.Samples == 0)
                 throw new OdtpackException("empty-batch", "There is no batch to evaluate.");
-            return (loss / samples, labels == 0 ? (double?)null : (double)right / labels);
-        }
-        void Count(
-            IReadOnlyList<OrtValue> batch, IReadOnlyList<OrtValue> results, ref long right,
-            ref long labels) {
-            var place = 0;
-            while (Package.Inputs[place].Name != "labels" || Package.Inputs[place].ClassCount == 0)
-                if (++place == Package.Inputs.Count) return;
-            var (spec, given) = (Package.Inputs[place], batch[place]);
-            if (given.ElementType != TensorElementType.Int64) return;
-            var wanted = new List<long>(given.Shape) { spec.ClassCount };
-            for (var output = 1; output < results.Count; ++output) {
-                var scores = results[output];
-                if (!scores.IsReal || !((IStructuralEquatable)wanted.ToArray()).Equals(
-                    scores.Shape, EqualityComparer<long>.Default)) continue;
-                var all = given.ToArray<long>();
-                for (long i = 0; i < all.LongLength; ++i) {
-                    if (all[i] == spec.IgnoreIndex) continue;
-                    var best = double.NegativeInfinity;
-                    for (long c = 0; c < spec.ClassCount; ++c)
-                        best = Math.Max(best, scores.GetReal(i * spec.ClassCount + c));
-                    right += scores.GetReal(i * spec.ClassCount + all[i]) == best ? 1 : 0;
-                    ++labels;
-                }
-                return;
-            }
+            return (sum.LossSum / sum.Samples,
+                sum.Labels == 0 ? (double?)null : (double)sum.Right / sum.Labels);
         }
 
         public void SetLearningRate(float rate) =>
@@ -325,8 +293,10 @@ namespace Odtpack {
             }
         }
 
-        /// <summary>Run a batch; without a kind, as TrainBatch.</summary>
-        Values Run(RunKind? kind, IReadOnlyList<OrtValue> inputs, out double loss) {
+        /// <summary>Run a batch; without a kind, as TrainBatch, or add its evaluation.</summary>
+        Values Run(
+            RunKind? kind, IReadOnlyList<OrtValue> inputs, out double loss,
+            NativeEvaluation* sum = null) {
             if (inputs == null) throw new ArgumentNullException(nameof(inputs));
             var count = inputs.Count;
             if (count > 1024) // a manifest has no more
@@ -346,8 +316,9 @@ namespace Odtpack {
                 }
                 var size = (UIntPtr)count;
                 if (kind == null) {
-                    Native.Call(
-                        Native.odtpack_session_train_batch(handle, given, size, out loss));
+                    Native.Call(sum != null
+                        ? Native.odtpack_session_eval_batch(handle, given, size, sum)
+                        : Native.odtpack_session_train_batch(handle, given, size, out loss));
                     return null;
                 }
                 var made = (UIntPtr)room;

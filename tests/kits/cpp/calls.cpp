@@ -553,7 +553,22 @@ void Misuse(const Job& job, int) {
   }
   Require(CodeOf([&state = state] { state.AddProperty("odtpack.optimizer", std::string("a")); }) ==
               "property-type", "a reserved name");
+  std::vector<Ort::Value> parts;
+  parts.push_back(session.ToBuffer(true));
+  const std::string name = package.Parameters().front().name;
+  for (const Ort::Value& bad : {Ort::Value(nullptr), Ort::Value::CreateSequence(parts)})
+    Require(CodeOf([&, &own = session] { own.FromBuffer(bad); }) == "buffer-type" &&
+                CodeOf([&, &own = state] { own.UpdateParameter(name, bad); }) == "parameter-type",
+            "a value that is no tensor");
   session.RegisterLinearLRScheduler(1, late - 1, 0.1);
+  const auto followed = std::get<std::string>(state.GetProperty("odtpack.schedule"));
+  for (const char* more : {"\"power\": 2, ", "\"floor\": 0.5, ", "\"period\": null, "}) {
+    state.AddProperty("odtpack.schedule", "{" + (more + followed.substr(1)));
+    Require(CodeOf([&own = session] { own.RestoreSchedule(); }) == "bad-schedule",
+            "a setting that the schedule does not have");
+  }
+  state.AddProperty("odtpack.schedule", followed);
+  Require(session.RestoreSchedule(), "a schedule");
   const std::string path = (job.folder / "saved").string(), cut = path + std::string("\0x", 2);
   for (const bool external : {false, true}) {
     Require(CodeOf([&, &own = state] {

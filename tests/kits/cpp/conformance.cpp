@@ -157,6 +157,9 @@ void Train(const Ort::Env& env, const Json& test, const fs::path& folder, const 
     const job::Batch batch(test["evaluation"]["inputs"], folder);
     compare.Loss(odtpack::detail::AsDouble(training.session.EvalStep(batch.values)[0]),
                  test["evaluation"].Get<double>("loss"), "the evaluation's loss");
+    const auto found = training.session.Evaluate(std::deque{std::cref(batch.values)}).Accuracy();
+    const auto wanted = test["evaluation"]["accuracy"];
+    Require(!compare.exact || (wanted ? found == wanted.As<double>() : !found), "the accuracy");
   }
   for (const auto& [name, value] : test.Get<Json::Object>("properties", {})) {
     const auto* number = std::get_if<double>(&value.value);

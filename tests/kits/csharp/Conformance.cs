@@ -175,6 +175,11 @@ sealed class Conformance {
                 using (var found = session.EvalStep(batch))
                     compare.Loss(
                         found[0].GetScalar(), test["evaluation"]["loss"].Real(), "the evaluation");
+                var accuracy = test["evaluation"]["accuracy"];
+                var wanted = accuracy.IsPresent ? accuracy.Real() : (double?)null;
+                Unless(
+                    !compare.IsExact || session.Evaluate(new[] { batch }).Accuracy == wanted,
+                    "the accuracy");
             }
             foreach (var each in test["properties"].Object()) {
                 if (each.Value.IsText) {

@@ -85,8 +85,10 @@ class Case {
       throw new Error(`${session.skippedSteps} steps were skipped`);
     }
     if (entry.evaluation) {
-      const results = await session.runEvalStep(await this.tensors(entry.evaluation.inputs));
-      this.near('evaluation', session.lossOf(results), entry.evaluation.loss);
+      const batch = await this.tensors(entry.evaluation.inputs);
+      this.near('evaluation', session.lossOf(await session.runEvalStep(batch)), entry.evaluation.loss);
+      const { accuracy = null } = await session.evaluate([batch]);
+      if (this.exact && accuracy !== entry.evaluation.accuracy) throw new Error(`accuracy: ${accuracy}`);
     }
     for (const [name, value] of Object.entries(entry.properties ?? {})) {
       session.state.properties.set(name, value);

@@ -124,6 +124,9 @@ private fun train(
         val batch = batchOf(test["evaluation"]["inputs"], folder)
         val loss = session.evalStep(batch).use(session::lossOf)
         comparison(test).loss(loss, test["evaluation"]["loss"].number(), "the evaluation's loss")
+        val wanted = test["evaluation"]["accuracy"].let { if (it.absent) null else it.number() }
+        val found = session.evaluate(listOf(batch).iterator()).accuracy
+        must(!comparison(test).exact || found == wanted) { "the accuracy is $found" }
     }
     for ((name, value) in test["properties"].let { if (it.absent) emptyMap() else it.fields() }) {
         val number = value.value as? Double

@@ -160,6 +160,10 @@ struct Conformance {
       try compare.loss(
         session.evalStep(withInputValues: batch)[0].scalar, evaluation["loss"].real(),
         "the evaluation's loss")
+      let accuracy = try evaluation["accuracy"]
+      let wanted = accuracy.isPresent ? try accuracy.real() : nil
+      try expect(
+        !compare.isExact || session.evaluate([batch]).accuracy == wanted, "the accuracy")
     }
     let properties = try test["properties"]
     for (name, json) in properties.isPresent ? try properties.object() : [:] {

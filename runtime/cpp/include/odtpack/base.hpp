@@ -102,6 +102,20 @@ inline std::string Text(const Shape& shape) {
   return "[" + text + "]";
 }
 
+inline bool IsFloating(Type type) { return type == kFloat || type == kDouble || type == kHalf; }
+
+/// Whether a value of the caller, which may be empty, is a tensor of a type.
+inline bool IsTensorOf(Type type, const Ort::Value& value) {
+  return value && value.IsTensor() && value.GetTensorTypeAndShapeInfo().GetElementType() == type;
+}
+
+/// An element of a floating tensor.
+inline double Element(Type type, const void* data, size_t i) {
+  if (type == kDouble) return static_cast<const double*>(data)[i];
+  if (type == kFloat) return static_cast<const float*>(data)[i];
+  return static_cast<const Ort::Float16_t*>(data)[i].ToFloat();
+}
+
 /// Is never freed: a program may close the library of ONNX Runtime before it ends.
 inline const Ort::MemoryInfo& Cpu() {
   static const auto& cpu =

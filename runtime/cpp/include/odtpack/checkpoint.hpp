@@ -74,9 +74,8 @@ class CheckpointState {
   void UpdateParameter(const std::string& name, const Ort::Value& value) {
     const detail::Gate::Call call(*state_->gate);
     const detail::Tensor& target = Find(name);
-    const auto info = value.GetTensorTypeAndShapeInfo();
-    const bool same_type = info.GetElementType() == target.type;
-    if (!same_type || info.GetShape() != target.shape) {
+    const bool same_type = detail::IsTensorOf(target.type, value);
+    if (!same_type || value.GetTensorTypeAndShapeInfo().GetShape() != target.shape) {
       throw Error(
           same_type ? "parameter-shape" : "parameter-type",
           "Parameter '" + name + "' is " + target.Description() + ", unlike the new value.");

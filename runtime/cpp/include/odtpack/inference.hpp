@@ -12,9 +12,7 @@ inline Tensor Convert(const Tensor& tensor, Type type) {
   if (tensor.type == type) return tensor;
   Tensor result = Zeros(type, tensor.shape);
   for (size_t i = 0; i < tensor.Count(); ++i) {
-    const double value = tensor.type == kDouble  ? tensor.As<double>()[i]
-                         : tensor.type == kFloat ? tensor.As<float>()[i]
-                                                 : tensor.As<Ort::Float16_t>()[i].ToFloat();
+    const double value = Element(tensor.type, tensor.data.get(), i);
     if (type == kDouble)
       result.As<double>()[i] = value;
     else if (type == kFloat)
@@ -28,8 +26,6 @@ inline Tensor Convert(const Tensor& tensor, Type type) {
   }
   return result;
 }
-
-inline bool IsFloating(Type type) { return type == kFloat || type == kDouble || type == kHalf; }
 
 /// A parameter as the model computes with it.
 inline Tensor InModelType(const Spec& spec, const State& state, const Tensor& room) {

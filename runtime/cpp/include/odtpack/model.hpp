@@ -10,6 +10,26 @@
 extern "C" OrtStatus* ORT_API_CALL odtpack_register_kernels(OrtSessionOptions*, const OrtApiBase*);
 #endif
 
+namespace odtpack {
+
+/// What the batches of an evaluation add up to; each sample counts alike.
+struct Evaluation {
+  double loss_sum = 0;  // over the samples
+  int64_t samples = 0, right = 0, labels = 0;
+
+  double Loss() const {
+    if (samples == 0) throw Error("empty-batch", "There is no batch to evaluate.");
+    return loss_sum / static_cast<double>(samples);
+  }
+  /// The share of labels whose class has the highest score; none without labels or such scores.
+  std::optional<double> Accuracy() const {
+    if (labels == 0) return {};
+    return static_cast<double>(right) / static_cast<double>(labels);
+  }
+};
+
+}  // namespace odtpack
+
 namespace odtpack::detail {
 
 [[noreturn]] inline void ThrowMismatch(const std::string& reason) {
@@ -200,10 +220,52 @@ inline void CheckBatch(const std::vector<Spec>& inputs, const std::vector<Ort::V
 
 /// A loss as a number, of whatever type it is.
 inline double AsDouble(const Ort::Value& value) {
-  const Type type = value.GetTensorTypeAndShapeInfo().GetElementType();
-  if (type == kDouble) return *value.GetTensorData<double>();
-  if (type == kFloat) return *value.GetTensorData<float>();
-  return value.GetTensorData<Ort::Float16_t>()->ToFloat();
+  return Element(value.GetTensorTypeAndShapeInfo().GetElementType(), value.GetTensorRawData(), 0);
+}
+
+/// Add a batch and its results to an evaluation.
+inline void Add(Evaluation& sum, const Package& package, const std::vector<Ort::Value>& batch,
+                const std::vector<Ort::Value>& results) {
+  Shape shape;  // of the first input that has an axis, along which Python counts as well
+  for (const auto& input : batch)
+    if (shape.empty()) shape = input.GetTensorTypeAndShapeInfo().GetShape();
+  const int64_t size = shape.empty() ? 1 : shape[0];
+  sum.loss_sum += AsDouble(results[0]) * static_cast<double>(size);
+  sum.samples += size;
+  const auto find = [](const std::vector<Spec>& specs, auto is) {
+    return static_cast<size_t>(std::find_if(specs.begin(), specs.end(), is) - specs.begin());
+  };
+  const auto &inputs = package.Inputs(), &outputs = package.EvaluationOutputs();
+  const size_t place = find(inputs, [](const Spec& spec) {
+    return spec.role == "labels" && spec.class_count > 0 && spec.type == kInt64;
+  });
+  if (place == inputs.size()) return;
+  const Spec& labels = inputs[place];
+  const size_t output = find(outputs, [&labels](const Spec& spec) {
+    return spec.role != "loss" && IsFloating(spec.type) && spec.shape.size() > 1 &&
+           spec.shape[1] == labels.class_count && spec.shape.size() == labels.shape.size() + 1;
+  });
+  if (output == outputs.size()) return;
+  const Type type = outputs[output].type;
+  const auto classes = static_cast<size_t>(labels.class_count);
+  const size_t count = batch[place].GetTensorTypeAndShapeInfo().GetElementCount();
+  if (!IsTensorOf(type, results[output]) || count == 0) return;
+  const auto info = results[output].GetTensorTypeAndShapeInfo();
+  if (!outputs[output].Fits(info.GetShape()) || info.GetElementCount() != count * classes) return;
+  const size_t inner = count / static_cast<size_t>(info.GetShape()[0]);
+  const auto* truth = batch[place].GetTensorData<int64_t>();
+  const void* scores = results[output].GetTensorRawData();
+  for (size_t i = 0; i < count; ++i) {
+    if (truth[i] == labels.ignored) continue;
+    const auto score = [&](size_t of) {
+      return Element(type, scores, (i / inner * classes + of) * inner + i % inner);
+    };
+    size_t best = 0;  // as numpy: of equal ones the first, and NaN before all others
+    for (size_t of = 1; of < classes; ++of)
+      if (!(score(of) <= score(best)) && !std::isnan(score(best))) best = of;
+    sum.right += truth[i] == static_cast<int64_t>(best);
+    ++sum.labels;
+  }
 }
 
 /// A training, step or evaluation model.

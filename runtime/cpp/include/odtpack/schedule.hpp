@@ -66,6 +66,18 @@ struct Schedule {
 
   /// A schedule from its settings; `total` counts if they do not say where it ends.
   static Schedule FromJson(const std::string& kind, const detail::Json& settings, int64_t total) {
+    static const std::map<std::string, std::set<std::string>> known = {
+        {"constant", {}},
+        {"linear", {"total_steps"}},
+        {"cosine", {"total_steps", "floor"}},
+        {"step", {"period", "gamma"}},
+        {"multistep", {"milestones", "gamma"}}};
+    const auto own = known.find(kind);
+    if (own == known.end()) throw Error("bad-schedule", "There is no schedule '" + kind + "'.");
+    for (const auto& [key, value] : settings.As<detail::Json::Object>("settings")) {
+      if (!value || (key != "warmup_steps" && own->second.count(key) == 0))
+        throw Error("bad-schedule", "The schedule '" + kind + "' has no setting '" + key + "'.");
+    }
     const Schedule schedule{kind,
                             settings.Whole("warmup_steps", 0),
                             settings.Whole("total_steps", total),

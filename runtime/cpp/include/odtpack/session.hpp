@@ -161,6 +161,17 @@ class TrainingSession {
     }
     throw Error("no-eval-model", "Evaluation needs an evaluation model, and none was given.");
   }
+  /// Add a batch to what those before add up to, with the evaluation model.
+  void EvalBatch(const std::vector<Ort::Value>& inputs, Evaluation& sum) {
+    detail::Add(sum, own_->package, inputs, EvalStep(inputs));
+  }
+  /// Evaluate batches: their loss and accuracy.
+  template <class Batches>
+  Evaluation Evaluate(const Batches& batches) {
+    Evaluation sum;
+    for (const std::vector<Ort::Value>& batch : batches) EvalBatch(batch, sum);
+    return sum;
+  }
   /// Let the next training step replace the gradients, not add to them.
   void LazyResetGrad() {
     const auto call = Enter();
@@ -249,11 +260,14 @@ class TrainingSession {
     Optimizer();  // without one there is another error
     try {
       const detail::Json json = detail::JsonReader(std::get<std::string>(found->second)).Read();
-      Follow(Schedule::FromJson(json.Get<std::string>("kind"), json, 0),
+      auto settings = json.As<detail::Json::Object>("a schedule");
+      for (const char* key : {"kind", "initial_lr"}) settings.erase(key);
+      Follow(Schedule::FromJson(json.Get<std::string>("kind"), {std::move(settings)}, 0),
              json.Get<double>("initial_lr"));
     } catch (const std::exception&) {
-      throw Error("bad-schedule", "The state's property odtpack.schedule is no schedule.", "",
-                  "call SetSchedule, which replaces it");
+      throw Error("bad-schedule",
+                  "The state's property odtpack.schedule is no schedule that this version knows.",
+                  "", "call SetSchedule, which replaces it");
     }
     return true;
   }
@@ -300,9 +314,10 @@ class TrainingSession {
   void FromBuffer(const Ort::Value& buffer, bool only_trainable = true) {
     const auto call = Enter();
     if (only_trainable) own_->state.RequireValues();
+    if (!detail::IsTensorOf(own_->state.flat.type, buffer))
+      throw Error("buffer-type", std::string("The buffer is no tensor of ") +
+                                     detail::TypeInfo(own_->state.flat.type).first + ".");
     const auto info = buffer.GetTensorTypeAndShapeInfo();
-    if (info.GetElementType() != own_->state.flat.type)
-      throw Error("buffer-type", "The buffer has another type.");
     if (static_cast<int64_t>(info.GetElementCount()) != BufferSize(only_trainable)) {
       throw Error("buffer-size", "The buffer holds " + std::to_string(info.GetElementCount()) +
                                      " elements, and the parameters " +

@@ -164,26 +164,15 @@ public final class ORTTrainingSession {
   public func evaluate<Batches: Sequence<[ORTValue]>>(
     _ batches: Batches
   ) throws -> (loss: Double, accuracy: Double?) {
-    var loss = 0.0, samples = 0, right = 0, labels = 0
-    let place = package.inputs.firstIndex { $0.name == "labels" && $0.classCount > 0 }
+    var sum = odtpack_evaluation()
     for batch in batches {
-      let results = try evalStep(withInputValues: batch)
-      let size = batch.first { !$0.shape.isEmpty }?.shape.first ?? 1
-      (loss, samples) = try (loss + results[0].scalar * Double(size), samples + size)
-      guard let place, batch[place].elementType == .int64 else { continue }
-      let spec = package.inputs[place], shape = batch[place].shape + [spec.classCount]
-      guard let scores = results.dropFirst().first(where: { $0.shape == shape }),
-        [.float32, .float64, .float16].contains(scores.elementType)
-      else { continue }
-      for (i, label) in try batch[place].array(of: Int64.self).enumerated()
-      where spec.ignored.map(Int64.init) != label {
-        let own = (0..<spec.classCount).map { scores.real(i * spec.classCount + $0) }
-        right += own[Int(label)] == own.max() ? 1 : 0
-        labels += 1
+      try withExtendedLifetime(batch) {
+        try call(odtpack_session_eval_batch(handle, batch.map { $0.handle }, batch.count, &sum))
       }
     }
-    if samples == 0 { throw OdtpackError("empty-batch", "There is no batch to evaluate.") }
-    return (loss / Double(samples), labels == 0 ? nil : Double(right) / Double(labels))
+    if sum.samples == 0 { throw OdtpackError("empty-batch", "There is no batch to evaluate.") }
+    let accuracy = sum.labels == 0 ? nil : Double(sum.right) / Double(sum.labels)
+    return (sum.loss_sum / Double(sum.samples), accuracy)
   }
 
   public func setLearningRate(_ rate: Float) throws {
