@@ -8,8 +8,6 @@ from typing import Final
 import numpy as np
 import onnx_ir as ir
 
-from odtpack.graph.graphs import is_lifted_constant, subgraphs
-
 _STATISTICS = ("running_mean", "running_var", "moving_mean", "moving_variance")
 _LOSSES = {"loss", "losses", "loss_fn", "loss_function", "criterion"}
 _CLASS_WEIGHTS = ("weight", "weights", "class_weight", "class_weights", "pos_weight")
@@ -18,6 +16,7 @@ _NORMALIZERS = {"mean", "means", "std", "var", "variance", "sigma", "mu", "min",
 # What layers call the parameters that they multiply and add.
 _OF_LAYERS = ("weight", "bias", "gamma", "beta")
 _ARITHMETIC = ("Add", "Div", "Mul", "Sub")
+_BODIES = ("If", "Loop", "Scan")  # which read more than their inputs
 _VIEWS = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _ROWS: Final = 6  # with which a table must begin like a sinusoid, before all of it is looked at
 _LARGEST: Final = 2**22  # elements of a table whose values are looked at
@@ -25,11 +24,14 @@ _NEAR: Final = 1e-4
 
 
 def by_looks(
-    graph: ir.Graph, names: Sequence[str], unnamed: Collection[str]
+    graph: ir.Graph,
+    names: Sequence[str],
+    unnamed: Collection[str],
+    constants: Collection[ir.Value],
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Those of some initializers that are buffers by their looks, and may be, each with why."""
-    # `unnamed`: Those whose name an exporter made up.
-    adjusting = _adjusting(graph)
+    # `unnamed`: Those whose name an exporter made up. `constants`: initializers that were nodes.
+    adjusting = _adjusting(graph, constants)
     sure, doubtful = dict[str, str](), dict[str, str]()
     for name in names:
         value = graph.initializers[name]
@@ -64,15 +66,15 @@ def _kind(value: ir.Value, vector: bool) -> str | None:
     return None
 
 
-def _adjusting(graph: ir.Graph) -> set[ir.Value]:
+def _adjusting(graph: ir.Graph, nodes: Collection[ir.Value]) -> set[ir.Value]:
     """Constants that are only added to inputs, or scale them, as do constants made of them."""
     plain, constants = set(graph.inputs), dict.fromkeys(graph.initializers.values())
-    fixed = {v for v in constants if is_lifted_constant(v) and len(v.shape or ()) < 2}
-    given = {*plain, *fixed}  # what follows from the inputs alone
+    # What follows from the inputs alone; a matrix may be a weight, in a model of constants only.
+    given = {*plain, *(v for v in nodes if len(v.shape or ()) < 2)}
     for node in graph:
         read = [v for v in node.inputs if v is not None]
         known = all(v in plain or v in constants for v in read)
-        if not plain.isdisjoint(read) and given.issuperset(read) and not subgraphs(node):
+        if not plain.isdisjoint(read) and given.issuperset(read) and node.op_type not in _BODIES:
             plain.update(node.outputs)
             given.update(node.outputs)
         elif known and read and node.op_type in (*_ARITHMETIC, *_VIEWS):
