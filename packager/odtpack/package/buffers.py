@@ -31,7 +31,8 @@ def by_looks(
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Those of some initializers that are buffers by their looks, and may be, each with why."""
     # `unnamed`: Those whose name an exporter made up. `constants`: initializers that were nodes.
-    adjusting = _adjusting(graph, constants)
+    # Without a name, only what changes an input itself: behind an activation it may be a layer's.
+    adjusting, nearest = _adjusting(graph, constants), _adjusting(graph, None)
     sure, doubtful = dict[str, str](), dict[str, str]()
     for name in names:
         value = graph.initializers[name]
@@ -44,7 +45,9 @@ def by_looks(
         elif vector and (last == "pos_weight" or (in_loss and last in _CLASS_WEIGHTS)):
             sure[name] = "a weight of a loss"
         elif vector and last not in _OF_LAYERS and value in adjusting:
-            certain = name in unnamed or _NORMALIZERS.intersection(last.lower().split("_"))
+            certain = (name in unnamed and value in nearest) or _NORMALIZERS.intersection(
+                last.lower().split("_")
+            )
             (sure if certain else doubtful)[name] = "it scales or shifts an input"
         elif (kind := _kind(value, vector)) is not None:
             sure[name] = kind
@@ -66,11 +69,11 @@ def _kind(value: ir.Value, vector: bool) -> str | None:
     return None
 
 
-def _adjusting(graph: ir.Graph, nodes: Collection[ir.Value]) -> set[ir.Value]:
+def _adjusting(graph: ir.Graph, nodes: Collection[ir.Value] | None) -> set[ir.Value]:
     """Constants that are only added to inputs, or scale them, as do constants made of them."""
     plain, constants = set(graph.inputs), dict.fromkeys(graph.initializers.values())
     # What follows from the inputs alone; a matrix may be a weight, in a model of constants only.
-    given = {*plain, *(v for v in nodes if len(v.shape or ()) < 2)}
+    given = set() if nodes is None else {*plain, *(v for v in nodes if len(v.shape or ()) < 2)}
     for node in graph:
         read = [v for v in node.inputs if v is not None]
         known = all(v in plain or v in constants for v in read)
