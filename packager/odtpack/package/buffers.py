@@ -16,19 +16,23 @@ _NORMALIZERS = {"mean", "means", "std", "var", "variance", "sigma", "mu", "min",
 # What layers call the parameters that they multiply and add.
 _OF_LAYERS = ("weight", "bias", "gamma", "beta")
 _ARITHMETIC = ("Add", "Div", "Mul", "Sub")
+_BODIES = ("If", "Loop", "Scan")  # which read more than their inputs
 _VIEWS = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
-_HOLD_GRAPHS = ("If", "Loop", "Scan", "SequenceMap")
 _ROWS: Final = 6  # with which a table must begin like a sinusoid, before all of it is looked at
 _LARGEST: Final = 2**22  # elements of a table whose values are looked at
 _NEAR: Final = 1e-4
 
 
 def by_looks(
-    graph: ir.Graph, names: Sequence[str], unnamed: Collection[str], fixed: Collection[ir.Value]
+    graph: ir.Graph,
+    names: Sequence[str],
+    unnamed: Collection[str],
+    constants: Collection[ir.Value],
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Those of some initializers that are buffers by their looks, and may be, each with why."""
-    # `unnamed`: Those whose name an exporter made up. `fixed`: Those that were Constant nodes.
-    adjusting = _adjusting(graph, fixed)
+    # `unnamed`: Those whose name an exporter made up. `constants`: initializers that were nodes.
+    # Without a name, only what changes an input itself: behind an activation it may be a layer's.
+    adjusting, nearest = _adjusting(graph, constants), _adjusting(graph, None)
     sure, doubtful = dict[str, str](), dict[str, str]()
     for name in names:
         value = graph.initializers[name]
@@ -41,7 +45,9 @@ def by_looks(
         elif vector and (last == "pos_weight" or (in_loss and last in _CLASS_WEIGHTS)):
             sure[name] = "a weight of a loss"
         elif vector and last not in _OF_LAYERS and value in adjusting:
-            certain = name in unnamed or _NORMALIZERS.intersection(last.lower().split("_"))
+            certain = (name in unnamed and value in nearest) or _NORMALIZERS.intersection(
+                last.lower().split("_")
+            )
             (sure if certain else doubtful)[name] = "it scales or shifts an input"
         elif (kind := _kind(value, vector)) is not None:
             sure[name] = kind
@@ -63,19 +69,15 @@ def _kind(value: ir.Value, vector: bool) -> str | None:
     return None
 
 
-def _adjusting(graph: ir.Graph, fixed: Collection[ir.Value]) -> set[ir.Value]:
+def _adjusting(graph: ir.Graph, nodes: Collection[ir.Value] | None) -> set[ir.Value]:
     """Constants that are only added to inputs, or scale them, as do constants made of them."""
     plain, constants = set(graph.inputs), dict.fromkeys(graph.initializers.values())
-    # What follows from the inputs alone.
-    given = {*plain, *(v for v in fixed if len(v.shape or ()) < 2)}
+    # What follows from the inputs alone; a matrix may be a weight, in a model of constants only.
+    given = set() if nodes is None else {*plain, *(v for v in nodes if len(v.shape or ()) < 2)}
     for node in graph:
         read = [v for v in node.inputs if v is not None]
         known = all(v in plain or v in constants for v in read)
-        if (
-            not plain.isdisjoint(read)
-            and given.issuperset(read)
-            and node.op_type not in _HOLD_GRAPHS
-        ):
+        if not plain.isdisjoint(read) and given.issuperset(read) and node.op_type not in _BODIES:
             plain.update(node.outputs)
             given.update(node.outputs)
         elif known and read and node.op_type in (*_ARITHMETIC, *_VIEWS):

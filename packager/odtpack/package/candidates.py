@@ -117,8 +117,8 @@ def sort_out(model: ir.Model) -> tuple[list[str], dict[str, str], dict[str, str]
         stored = [v for v in found if not is_lifted_constant(v) or _is_of_a_layer(v)]
     names = [str(value.name) for value in stored or found]
     open_ = [name for name in names if name not in noted]
-    fixed = [value for value in graph.initializers.values() if is_lifted_constant(value)]
-    buffers, doubtful = by_looks(graph, open_, unnamed, fixed)
+    constants = [value for value in graph.initializers.values() if is_lifted_constant(value)]
+    buffers, doubtful = by_looks(graph, open_, unnamed, constants)
     if len(buffers) == len(names):
         buffers = {}  # a model has parameters
     return [name for name in names if name not in buffers], buffers, doubtful
