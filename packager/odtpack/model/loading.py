@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import graphlib
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,7 +15,6 @@ import onnx.numpy_helper
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack import targets
 from odtpack.autodiff import stop_gradient, windows
 from odtpack.autodiff.context import Context
 from odtpack.contrib import DOMAIN, decompose, needs_blocks
@@ -44,10 +42,8 @@ from odtpack.graph.inference import contradiction, infer_shapes, is_known
 from odtpack.model import exporters, shared_tensors
 from odtpack.model.exporters import module_names
 from odtpack.model.inputs import fix_sizes
-from odtpack.model.source import ModelLike, Source, check_bytes, open_model
+from odtpack.model.source import ModelLike, Source, open_model
 from odtpack.passes import opsets
-from odtpack_runtime.files.protobuf_wire import not_text, tensors
-from odtpack_runtime.package.records import MAX_ELEMENTS
 
 CACHE = "odtpack.cache"
 """Metadata of a loaded model: the inputs that were left out with its key-value cache."""
@@ -132,8 +128,7 @@ def load_source(
     _open_axes(given.proto.graph)
     if sizes:
         fix_sizes(given.proto.graph, sizes)
-    check_functions(given.proto, given.where)
-    _check(given.proto, given.where)
+    given.check()
     converted = opsets.convert(given.proto, given.arrays, given.where)
     loaded = given.model()
     if converted is not None:
@@ -525,55 +520,6 @@ def _write_conditions(graph: ir.Graph) -> None:
             node.replace_input_with(1, true)
 
 
-def _check(proto: onnx.ModelProto, where: str) -> None:
-    opset = next((o.version for o in proto.opset_import if o.domain in ("", "ai.onnx")), None)
-    if opset is None:
-        raise OdtpackError("no-opset", "the model imports no standard operators", where=where)
-    targets.lowest_target(targets.MIN_OPSET if opset in opsets.CONVERTED else opset)
-    check_texts(proto, where)
-    try:
-        if proto.ByteSize() < onnx.checker.MAXIMUM_PROTOBUF:
-            onnx.checker.check_model(proto)
-    except (onnx.checker.ValidationError, ValueError) as error:  # the second: it cannot be parsed
-        first = str(error).strip().splitlines()[0]
-        raise OdtpackError(
-            "invalid-model",
-            f"the ONNX checker refuses the model: {first}",
-            where=where,
-            hint="python -m onnx.checker, or onnx.checker.check_model(), says more",
-        ) from None
-    if not proto.graph.output:
-        raise OdtpackError("no-output", "the model's graph has no output", where=where)
-    for info in (*proto.graph.input, *proto.graph.output):
-        dims = info.type.tensor_type.shape.dim
-        if math.prod(max(1, dim.dim_value) for dim in dims) > MAX_ELEMENTS:
-            shape = ", ".join(dim.dim_param or str(dim.dim_value or "?") for dim in dims)
-            raise OdtpackError(
-                "invalid-model",
-                f"{info.name!r} has the shape [{shape}], and at most 2^40 elements are allowed",
-                where=where,
-                hint="export the model with a smaller axis, or one whose size is open",
-            )
-    for sparse in proto.graph.sparse_initializer:
-        raise OdtpackError(
-            "sparse-initializer",
-            f"initializer {sparse.values.name!r} is sparse, which odtpack does not read",
-            where=where,
-        )
-    for tensor in tensors(proto):
-        check_bytes(tensor, where)
-
-
-def check_texts(proto: onnx.ModelProto, where: str) -> None:
-    """Check that every name in a model is text, and each such attribute of standard operators."""
-    for text in not_text(proto):
-        raise OdtpackError(
-            "invalid-model",
-            f"the model is damaged: it holds text that is not UTF-8, {text!r}",
-            where=where,
-        )
-
-
 # Refuses loops of which the graph itself says that they do not end.
 #
 # Whether any other loop ends is found out by running it, under a limit of time.
@@ -626,68 +572,6 @@ def _constant(value: ir.Value) -> int | None:
     """The only element of a constant; None for what is computed, or has more."""
     array = constant(_origin(value), largest=1)
     return int(array.item()) if array is not None and array.dtype in _WHOLE and array.size else None
-
-
-# What inlining a model's functions will produce: counted before it is done.
-#
-# A function that calls another twice doubles it, level by level: forty levels in four kilobytes
-# make 10^12 nodes.
-
-_ALWAYS_ALLOWED: Final = 10_000
-_TIMES_STORED: Final = 100
-"""How many times the nodes of a file inlining may produce. A layer that is stored once and called
-for each layer of a deep network makes 100 of one."""
-
-_Name = tuple[str, str, str]
-
-
-def check_functions(proto: onnx.ModelProto, where: str) -> None:
-    """Check that inlining makes no more nodes than a file of this size can mean."""
-    if not proto.functions:
-        return
-    bodies = {(_domain(f.domain), f.name, getattr(f, "overload", "")): f for f in proto.functions}
-    calls: dict[_Name, list[_Name]] = {}
-    sizes: dict[_Name, int] = {}
-    for name, function in bodies.items():
-        sizes[name], calls[name] = _count(function.node, bodies)
-    stored, called = _count(proto.graph.node, bodies)
-    allowed = max(_ALWAYS_ALLOWED, _TIMES_STORED * (stored + sum(sizes.values())))
-    total: dict[_Name, int] = {}
-    try:
-        for name in graphlib.TopologicalSorter(calls).static_order():  # callees first
-            total[name] = sizes[name] + sum(total[each] for each in calls[name])
-    except graphlib.CycleError as error:
-        raise OdtpackError(
-            "bad-function", f"function {error.args[1][0][1]!r} of the model calls itself",
-            where=where,
-        ) from None  # fmt: skip
-    made = stored + sum(total[each] for each in called)
-    if made > allowed:
-        shown = f"{made:,}" if made < 10**12 else f"2^{made.bit_length() - 1}"
-        raise OdtpackError(
-            "functions-too-large",
-            f"the functions of the model call each other so often that the graph would have "
-            f"{shown} nodes, and {allowed:,} are allowed for a file of its size",
-            where=where,
-        )
-
-
-def _domain(domain: str) -> str:
-    return "" if domain == "ai.onnx" else domain
-
-
-def _count(nodes: object, bodies: dict[_Name, onnx.FunctionProto]) -> tuple[int, list[_Name]]:
-    """The number of nodes, those of subgraphs included, and the functions that they call."""
-    count, called, waiting = 0, list[_Name](), [nodes]
-    while waiting:
-        for node in waiting.pop():  # type: ignore[attr-defined]
-            count += 1
-            name = _domain(node.domain), node.op_type, getattr(node, "overload", "")
-            if name in bodies:
-                called.append(name)
-            for attribute in node.attribute:
-                waiting += [graph.node for graph in (attribute.g, *attribute.graphs) if graph.node]
-    return count, called
 
 
 # Leaves out the key-value cache of a decoder: in training every sequence starts empty.

@@ -15,8 +15,7 @@ import numpy as np
 import onnx
 
 from odtpack.errors import OdtpackError
-from odtpack.model.loading import check_texts
-from odtpack.model.source import Source, open_model
+from odtpack.model.source import Source, check_texts, open_model
 from odtpack.ort_training.backend import ACCUMULATOR
 from odtpack.package.training import RESET
 from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX

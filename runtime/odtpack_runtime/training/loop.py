@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from odtpack_runtime.checkpoint.parameters import Array
-from odtpack_runtime.errors import OdtpackError, quoted
+from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.session.graph_signature import TensorSpec, check_labels
 from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.module import Module
@@ -183,7 +184,7 @@ def check_axes(inputs: Sequence[TensorSpec], where: str | None = None) -> None:
             problem = f"takes {size} on its first axis, and '{others[0].name}' {others[0].shape[0]}"
         else:
             continue
-        name = quoted(spec.name)
+        name = shlex.quote(spec.name)
         raise OdtpackError(
             "data-shape",
             f"Input '{spec.name}' {problem}: batches are cut along the first axis of every input.",
