@@ -79,7 +79,7 @@ def import_artifacts(
     assert resolved is not None  # noqa: S101 - there is an optimizer
     carried = CheckpointData({}, {}, optimizer=state, properties=opened.checkpoint.properties)
     made = Made(resolved, resolved.model(graphs), carried=carried)
-    manifest = write_package(graphs, made, destination, remark)
+    manifest = write_package(graphs, made, destination)
     assert manifest is not None  # noqa: S101 - there is none only without an optimizer
     return manifest
 
