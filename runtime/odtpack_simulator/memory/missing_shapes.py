@@ -279,24 +279,33 @@ class _Sizes:
 
     def get(self, name: str) -> Array | None:
         """The value of a tensor; None if it depends on data, is large, or no integer."""
-        waiting, entered = [name], set[str]()  # no recursion: chains of nodes may be long
+        waiting = {name: None}  # no recursion: chains of nodes may be long
         while waiting:
-            last = waiting[-1]
-            needed = self._operands(last) - self._known.keys()
-            if needed and last not in entered:
-                entered.add(last)
-                waiting += needed
-            elif waiting.pop() not in self._known:
-                self._known[last] = self._compute(last)
+            last = next(reversed(waiting))
+            operand = None if last in self._known else self._needed(last)
+            if operand in waiting:  # they wait for each other
+                self._known[operand] = None
+            elif operand is not None:
+                waiting[operand] = None
+            else:
+                del waiting[last]
+                if last not in self._known:
+                    self._known[last] = self._compute(last)
         return self._known[name]
 
-    def _operands(self, name: str) -> set[str]:
-        """Tensors whose values decide that of another."""
-        node = None if name in self._known else self._producers.get(name)
-        if node is None or name in self._constants or node.domain:
-            return set()
-        values = node.op_type in _ARITHMETIC and node.op_type not in ("Shape", "Size")
-        return {*filter(None, node.input)} if values else set()
+    def _needed(self, name: str) -> str | None:
+        """The next tensor whose value has to be known for another's; None if there is no more."""
+        node = None if name in self._constants else self._producers.get(name)
+        if node is None or node.domain or node.op_type not in _ARITHMETIC - {"Shape", "Size"}:
+            return None
+        either = self._products_with_zero and node.op_type == "Mul"
+        operands: list[str] = [*filter(None, node.input)]
+        for operand in operands:
+            if operand not in self._known:
+                return operand
+            if self._known[operand] is None and not either:
+                return None
+        return None
 
     def read_by(self, node: onnx.NodeProto) -> dict[str, onnx.TensorProto]:
         """Those that a node with bodies reads, its bodies included, and that are no constants."""
@@ -345,7 +354,10 @@ class _Sizes:
         from onnx.reference import ReferenceEvaluator
 
         evaluator = ReferenceEvaluator(node, opsets={"": self._opset})
-        (found,) = evaluator.run([name], feeds)
+        try:
+            (found,) = evaluator.run([name], feeds)
+        except Exception:  # sizes that the model does not allow: there is no value
+            return None
         result = np.asarray(found)
         return result if result.size <= _MOST_SIZES else None
 
