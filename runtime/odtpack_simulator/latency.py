@@ -192,8 +192,10 @@ class HostTiming:
     def from_message(cls, message: Mapping[str, Any]) -> HostTiming:
         """Read the child's message ``timed``."""
         calibration = Calibration(**message["calibration"])
-        # Its caches are empty anyway: what it did not wait is its own, however long it waited.
-        first = max(0.0, message["first_step_ms"] - message["first_waited_ms"])
+        # Its caches are empty anyway: what it did not wait is its own, however long it waited. What
+        # several threads waited is known as a sum.
+        waited_alone = message["first_waited_ms"] / calibration.threads
+        first = max(0.0, message["first_step_ms"] - waited_alone)
         steps, waited = message["steps_ms"], message["waited_ms"]
         if not steps:
             steps, waited = [message["first_step_ms"]], [message["first_waited_ms"]]

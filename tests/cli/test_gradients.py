@@ -119,6 +119,7 @@ class Net(nn.Module):
         self.embedding = nn.Embedding(9, 4, padding_idx=0)
         self.inner, self.outer = nn.Linear(4, 4), nn.Linear(4, 3)
         self.register_buffer("temperature", torch.tensor([0.5, 1.5, 2.5]))
+        self.padding_idx = 1  # of a module without a weight, as those of transformers
         self.drop = nn.Dropout(0.5)
 
     def forward(self, tokens):

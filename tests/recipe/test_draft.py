@@ -58,8 +58,17 @@ def test_the_layer_before_the_loss_is_proposed(run: Run, folder: Path) -> None:
     model = onnx.load(folder / "factory.onnx")
     model.graph.initializer.sort(key=lambda tensor: not tensor.name.startswith("fc."))
     onnx.save(model, folder / "sorted.onnx")
-    assert run("init", folder / "sorted.onnx", "--out", folder / "new.toml").code == 0
-    assert '# train = ["fc.*"]' in (folder / "new.toml").read_text()
+    # A factor behind the head is not a layer.
+    output = model.graph.output[0].name
+    for node in model.graph.node:
+        node.output[:] = ["raw" if name == output else name for name in node.output]
+    model.graph.node.append(onnx.helper.make_node("Mul", ["scale", "raw"], [output]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(1, np.float32), "scale"))
+    onnx.save(model, folder / "scaled.onnx")
+    for name in ("sorted", "scaled"):
+        args = "init", folder / f"{name}.onnx", "--out", folder / f"{name}.toml"
+        assert run(*args).code == 0
+        assert '# train = ["fc.*"]' in (folder / f"{name}.toml").read_text()
 
 
 def test_lists_the_parameters_with_their_sizes(run: Run, folder: Path) -> None:

@@ -137,8 +137,10 @@ GIVEN = "a = IsNaN(x) b = Where(a, missing, x)"
         (GIVEN, {"x": np.nan, "target": np.nan}, "'target' holds NaN"),
         # A processor may make 0 of NaN here, and the frozen product before it has no gradient.
         ("b = Relu(x)", {"x": np.nan}, "'x' holds NaN, first in sample 2"),
+        # Something else computes with it.
+        (f"{GIVEN.replace('b =', 'c =')} z = Neg(x) b = Add(c, z)", {"x": np.nan}, "'x' holds NaN"),
     ],
-    ids=["NaN", "mask", "infinity", "negative", "target", "relu"],
+    ids=["NaN", "mask", "infinity", "negative", "target", "relu", "beside"],
 )
 def test_what_the_model_replaces_may_stay(
     replaced: str, odd: dict[str, float], says: str | None, tmp_path: Path

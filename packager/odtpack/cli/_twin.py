@@ -66,6 +66,7 @@ def read_twin(text: str) -> Twin:
                 id(each.weight): each.padding_idx
                 for each in module.modules()
                 if getattr(each, "padding_idx", None) is not None
+                and getattr(each, "weight", None) is not None
             },
             tuple(sorted(kind for kind in modes if kind.startswith(_MODES))),
         )

@@ -263,6 +263,8 @@ def known_names(graph: ir.Graph) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {name: (module,) for name, module in modules.items()}
     for name in sorted(made_up(graph)):
         sources = computed[name].parameters if name in computed else ()
+        # What is made of several is called by none of them: a pattern would take the others, too.
+        sources = sources if len(sources) == 1 else ()
         uses = graph.initializers[name].uses()
         kinds = [role(*use) for use in uses]
         near = [] if sources else [_spread(_around(uses), moved)]

@@ -16,7 +16,13 @@ _NORMALIZERS = {"mean", "means", "std", "var", "variance", "sigma", "mu", "min",
 # What layers call the parameters that they multiply and add.
 _OF_LAYERS = ("weight", "bias", "gamma", "beta")
 _ARITHMETIC = ("Add", "Div", "Mul", "Sub")
-_BODIES = ("If", "Loop", "Scan")  # which read more than their inputs
+# What repairs an input, number by number, or takes a part of it.
+_REPAIRS = frozenset({
+    *("Abs", "Add", "And", "Cast", "Clip", "Concat", "Div", "Equal", "Exp", "Expand", "Flatten"),
+    *("Greater", "GreaterOrEqual", "Identity", "IsInf", "IsNaN", "Less", "LessOrEqual", "Log"),
+    *("Max", "Min", "Mul", "Neg", "Not", "Or", "Pow", "Reshape", "Sign", "Slice", "Split", "Sqrt"),
+    *("Squeeze", "Sub", "Transpose", "Unsqueeze", "Where"),
+})  # fmt: skip
 _VIEWS = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 _ROWS: Final = 6  # with which a table must begin like a sinusoid, before all of it is looked at
 _LARGEST: Final = 2**22  # elements of a table whose values are looked at
@@ -77,7 +83,7 @@ def _adjusting(graph: ir.Graph, nodes: Collection[ir.Value] | None) -> set[ir.Va
     for node in graph:
         read = [v for v in node.inputs if v is not None]
         known = all(v in plain or v in constants for v in read)
-        if not plain.isdisjoint(read) and given.issuperset(read) and node.op_type not in _BODIES:
+        if not plain.isdisjoint(read) and given.issuperset(read) and node.op_type in _REPAIRS:
             plain.update(node.outputs)
             given.update(node.outputs)
         elif known and read and node.op_type in (*_ARITHMETIC, *_VIEWS):

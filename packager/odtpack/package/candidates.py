@@ -161,14 +161,13 @@ def choose(
     lost = {
         name: path
         for name, path in unplaced(model.graph).items()
-        if patterns and name in alike and not any(matching(p, [name], known) for p in patterns)
+        if patterns and name in trained and not any(matching(p, [name], known) for p in patterns)
     }
     if lost:
         option = f"--freeze {quoted(f'{next(iter(lost.values()))}.*')}"
         remarks.append(
             f"no pattern matches {some([f'{name} of {path}' for name, path in lost.items()])}, and "
-            "the file does not say which module that is in: write a pattern as of the file, "
-            f"such as {option}"
+            f"the file does not say which module that is in: name it as the file does ({option})"
         )
     if spec.like is None and not wanted:
         if buffers:
@@ -533,6 +532,9 @@ def frozen_rows(
             problem, hint = None, "write for example: --freeze-row embedding.weight=0"
             if tensor is None or not rows or not number.isdecimal():
                 problem = f"--freeze-row {text!r} is not NAME=ROW"
+            elif len(names) > 1 and not any(each in pattern for each in "*?["):
+                problem = f"--freeze-row {text!r} names {some(names)}"
+                hint = "name one as the file does, or all of them with a pattern"
             elif int(number) >= rows[0]:
                 problem = f"--freeze-row {text!r}: {name!r} has {rows[0]} rows, 0 to {rows[0] - 1}"
             elif spec.privacy_clip is not None:

@@ -176,15 +176,18 @@ def _modules(model: ir.Model, names: Sequence[str]) -> dict[str, tuple[int, int,
 def _nearest(graph: ir.Graph, names: Sequence[str]) -> list[str]:
     """The parameter that is nearest to the prediction, if there is one: the head's."""
     waiting, known, seen = [graph.outputs[0]], set(names), set[ir.Value]()
+    found: list[str] = []
     for value in waiting:  # which grows
         if value.name in known:
-            return [str(value.name)]
+            found.append(str(value.name))
+            if len(value.shape or ()) > 1:  # not a factor or a bias behind the head
+                return found[-1:]
         node = value.producer()
         inputs = () if node is None else node.inputs
         fresh = [v for v in dict.fromkeys(inputs) if v is not None and v not in seen]
         waiting += fresh
         seen.update(fresh)
-    return []
+    return found[:1]
 
 
 def _listed(modules: dict[str, tuple[int, int, int]]) -> list[str]:

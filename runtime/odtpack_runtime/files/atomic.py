@@ -165,9 +165,15 @@ def not_written(target: Path, error: OSError) -> OdtpackError:
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a file to read; a pipe, whose opening would wait for a writer, is an OSError."""
-    if not stat.S_ISREG(path.stat().st_mode):
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+
+    stream = open(path, "rb", opener=opener)  # noqa: SIM115 - Path.open has no opener
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
         raise OSError(errno.EINVAL, "it is not an ordinary file", str(path))
-    return path.open("rb")
+    return stream
 
 
 def _refuse_special(target: Path) -> None:

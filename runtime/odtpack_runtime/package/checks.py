@@ -49,7 +49,7 @@ def read_model(path: Path) -> onnx.ModelProto:
     for text in not_text(model):
         raise OdtpackError(
             "model-not-readable",
-            f"{path.name} holds a text that is not UTF-8, {text!r}.",
+            f"{path.name} holds a text that is not UTF-8, {text[:60]!r}.",
             where=str(path),
         )
     return model

@@ -93,9 +93,12 @@ def package_in(folder: Path, name: str = MANIFEST_NAME) -> Manifest | None:
 def is_as_listed(root: Path, entry: PackageFile) -> bool:
     """Whether a file of a folder is the one that a manifest lists; not so in a subfolder."""
     path = root / entry.path
-    if path.parent != root or path.is_symlink() or not path.is_file():
+    try:
+        if path.parent != root or path.is_symlink() or not path.is_file():
+            return False
+        return path.stat().st_size == entry.size_bytes and file_sha256(path) == entry.sha256
+    except OSError:  # it cannot be read, so nobody can say
         return False
-    return path.stat().st_size == entry.size_bytes and file_sha256(path) == entry.sha256
 
 
 def check_paths(root: Path, files: Iterable[PackageFile], manifest: str) -> None:
@@ -398,6 +401,8 @@ class Package:
             if not holding.isdisjoint(node.inputs):
                 readers.add(node.op_type)
                 holding.update(node.outputs if node.op_type in _KEEP_NAN else ())
+        if readers - {*_KEEP_NAN, *_ASKS, "Where"}:  # something computes with it
+            return False
         asked = readers & _ASKS.keys()
         return what in map(_ASKS.get, asked) if asked else "Where" in readers
 

@@ -204,7 +204,8 @@ def for_learning(result: SimulationResult) -> str:
             return "the loss was still falling at the last step: train more steps"
     look = "look at the learning rate and at what is frozen"
     if len(points) < 3:
-        return f"too few evaluations tell whether the loss still falls: train more steps, or {look}"
+        few = "there are too few evaluations to tell whether the loss still falls"
+        return f"{few}: train more steps, or {look}"
     return f"the loss no longer falls: {look}"
 
 

@@ -299,8 +299,8 @@ class _Overall(Section):
     """Whether the loss on held-out samples must fall beyond its noise."""
     too_close: CheckLevel = "error"
     """What it means that a planned peak is within a memory limit, but not with the plan's margin of
-    3 %, below 13 MB of the less of 8 % and 0.4 MB: `"error"` fails as a peak over the limit does,
-    `"warn"` warns."""
+    3 % (below 13 MB: 8 % or 0.4 MB, whichever is smaller): `"error"` fails as a peak over the limit
+    does, `"warn"` warns."""
     loop: Loop = "step"
     """How the app makes its steps, for `odtpack simulate` without `--loop`: `"step"` with the step
     model where package and kit have one, `"train"` with the training and the optimizer model."""

@@ -177,13 +177,20 @@ def _campaign_spread(subject: Subject) -> Interval | None:
     opening = subject.result.latency_host.session_creation_cpu_ms
     if steps is None or steps.low <= 0:
         return None
+    # Without a time for it, or where a coarse clock says 0, the creation is as the steps.
+    created = opening if opening is not None and opening.typical > 0 else steps
     sessions, once, whole = campaign.sessions, campaign.restart_s, campaign.active_s
     share = 0.0
-    if opening is not None and sessions and once and whole and whole.typical > 0:
+    if sessions and once and whole and whole.typical > 0:
         share = min(1.0, sessions.typical * once.typical / whole.typical)
-    steps = steps.scaled((1 - share) / steps.typical)
-    once = opening.scaled(share / opening.typical) if opening and share else Interval.of(0, 0, 0)
-    return Interval.of(steps.low + once.low, 1.0, steps.high + once.high)
+    ends = (steps.low, created.low), (steps.high, created.high)
+    low, high = (
+        (1 - share) * (step / steps.typical) + share * (creation / created.typical)
+        for step, creation in ends
+    )
+    if not math.isfinite(high):
+        return None
+    return Interval.of(min(1.0, low), 1.0, max(1.0, high))
 
 
 def _timed(

@@ -288,7 +288,7 @@ class _Sizes:
             elif operand is not None:
                 waiting[operand] = None
             else:
-                del waiting[last]
+                waiting.popitem()
                 if last not in self._known:
                     self._known[last] = self._compute(last)
         return self._known[name]

@@ -41,7 +41,7 @@ _EXACT: Final = decimal.Context(prec=60, traps=[])
 
 _MOST_PLACES: Final = 6  # Of a percentage that is nearly 100: beyond them it is called 100
 
-_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-zµ%]\S*)\s*")
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([^\s\d.,+-]\S*)\s*")
 
 
 class Interval(Part):

@@ -192,7 +192,7 @@ def test_a_package_with_frozen_weights() -> None:
         ([1.38, 1.292], "still falling, by 6.4 % in the last 10 steps: train more"),
         (
             [1.38, 1.379],
-            "too few evaluations tell whether the loss still falls: train more steps, or",
+            "too few evaluations to tell whether the loss still falls: train more steps, or",
         ),
         ([0.5, 0.9], "lowest before the first step, at 0.5: lower the learning rate"),
     ],
