@@ -36,6 +36,7 @@ def error_codes() -> dict[str, ErrorCode]:
 
 def quoted(name: str) -> str:
     """A name from a model or a package as one word of a shell, for what a person will paste."""
+    # Always in quotes, unlike shlex.quote: by them odtpack.model.loading finds names in hints.
     return "'" + name.replace("'", "'\"'\"'") + "'"
 
 

@@ -240,7 +240,7 @@ def check_texts(proto: onnx.ModelProto, where: str) -> None:
     for text in not_text(proto):
         raise OdtpackError(
             "invalid-model",
-            f"the model is damaged: it holds text that is not UTF-8, {text!r}",
+            f"the model is damaged: it holds text that is not UTF-8, {text[:60]!r}",
             where=where,
         )
 

@@ -156,13 +156,15 @@ def choose(
         if not wanted:
             freeze = (*freeze, *map(glob.escape, said.frozen))
     trained, frozen = resolve(model, wanted, freeze, read, alike)
-    known = known_names(model.graph)
     patterns = (*spec.train, *spec.freeze, *(group[0] for group in spec.groups))
-    lost = {
-        name: path
-        for name, path in unplaced(model.graph).items()
-        if patterns and name in trained and not any(matching(p, [name], known) for p in patterns)
-    }
+    lost = unplaced(model.graph) if patterns else {}
+    if lost:
+        known = known_names(model.graph)
+        lost = {
+            name: path
+            for name, path in lost.items()
+            if name in trained and not any(matching(p, [name], known) for p in patterns)
+        }
     if lost:
         option = f"--freeze {quoted(f'{next(iter(lost.values()))}.*')}"
         remarks.append(
@@ -515,7 +517,7 @@ def frozen_rows(
 ) -> dict[str, tuple[int, ...]]:
     """Which rows of which parameters stay as they are."""
     found: dict[str, tuple[int, ...]] = {}
-    known = known_names(model.graph)
+    known = known_names(model.graph) if spec.freeze_rows else {}
     for text in spec.freeze_rows:
         pattern, _, number = text.rpartition("=")
         names = matching(pattern, trained, known)

@@ -162,8 +162,10 @@ def choose_parameters(
             continue
         role: Role = "trainable" if name in trained else "state" if name in state else "frozen"
         dtype = master if role == "trainable" else tensor.dtype
-        names = modules.get(name), known.get(name, ())
-        parameters.append(Parameter(name, role, tensor, dtype, None, None, *names))
+        called = known.get(name, ())
+        parameters.append(
+            Parameter(name, role, tensor, dtype, module=modules.get(name), called=called)
+        )
     return tuple(parameters)
 
 

@@ -23,7 +23,7 @@ export function carryOver(
   trained.requireIdle();
   fresh.requireIdle();
   if (fresh.flat) {
-    fail('busy', 'A session trains the state that is to be changed.', '',
+    fail('busy', 'A session is training this state.', '',
       'carry over before a session is made of it');
   }
   if (trained.device) {

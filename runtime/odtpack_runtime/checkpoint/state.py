@@ -163,7 +163,7 @@ def carry_over(
     if fresh.placed:
         raise OdtpackError(
             "busy",
-            "A session trains the state that is to be changed.",
+            "A session is training this state.",
             hint="carry over before a Module is made of it",
         )
     if names is None:

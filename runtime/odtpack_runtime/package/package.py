@@ -73,7 +73,7 @@ def read_manifest(path: Path) -> bytes:
 
 def package_in(folder: Path, name: str = MANIFEST_NAME) -> Manifest | None:
     """Return the manifest of the package that a folder holds, None without a manifest."""
-    # Other things have a `manifest.json` too. What is none of a package is nobody's to replace.
+    # Web apps have a `manifest.json` too: only that of a package may be replaced.
     path = folder / name
     if not os.path.lexists(path):
         return None
@@ -97,7 +97,7 @@ def is_as_listed(root: Path, entry: PackageFile) -> bool:
         if path.parent != root or path.is_symlink() or not path.is_file():
             return False
         return path.stat().st_size == entry.size_bytes and file_sha256(path) == entry.sha256
-    except OSError:  # it cannot be read, so nobody can say
+    except OSError:  # it cannot be read: it stays
         return False
 
 

@@ -83,7 +83,9 @@ def load_dataset(
         ) from error
     _check(arrays, inputs, str(file))
     for name, array in arrays.items():
-        for what, is_such in _NOT_FINITE.items() if array.dtype.kind == "f" else ():
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            continue
+        for what, is_such in _NOT_FINITE.items():
             rows = is_such(array).reshape(len(array), -1).any(axis=1)
             if rows.any() and not replaces(name, what):
                 raise OdtpackError(

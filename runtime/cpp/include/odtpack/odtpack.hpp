@@ -23,7 +23,7 @@ inline void CarryOver(const CheckpointState& trained, const CheckpointState& fre
   from.Refresh();
   to.RequireValues();
   if (to.flat.data)
-    throw Error("busy", "A session trains the state that is to be changed.", "",
+    throw Error("busy", "A session is training this state.", "",
                 "carry over before a session is made of it");
   const auto same = [&](const std::string& name) {
     const auto one = from.parameters.find(name);

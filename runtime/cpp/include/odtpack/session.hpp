@@ -266,7 +266,8 @@ class TrainingSession {
              json.Get<double>("initial_lr"));
     } catch (const std::exception&) {
       throw Error("bad-schedule",
-                  "The state's property odtpack.schedule is no schedule that this version knows.",
+                  "The state's property odtpack.schedule is not a schedule that this version "
+                  "knows.",
                   "", "call SetSchedule, which replaces it");
     }
     return true;
@@ -315,7 +316,7 @@ class TrainingSession {
     const auto call = Enter();
     if (only_trainable) own_->state.RequireValues();
     if (!detail::IsTensorOf(own_->state.flat.type, buffer))
-      throw Error("buffer-type", std::string("The buffer is no tensor of ") +
+      throw Error("buffer-type", std::string("The buffer is not a tensor of ") +
                                      detail::TypeInfo(own_->state.flat.type).first + ".");
     const auto info = buffer.GetTensorTypeAndShapeInfo();
     if (static_cast<int64_t>(info.GetElementCount()) != BufferSize(only_trainable)) {

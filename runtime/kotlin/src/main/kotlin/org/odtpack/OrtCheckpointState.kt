@@ -231,7 +231,7 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
             to.requireValues()
             if (to.flat != null) {
                 fail(
-                    "busy", "A session trains the state that is to be changed.", "",
+                    "busy", "A session is training this state.", "",
                     "carry over before a session is made of it",
                 )
             }

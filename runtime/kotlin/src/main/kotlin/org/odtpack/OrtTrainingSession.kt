@@ -392,7 +392,8 @@ class OrtTrainingSession private constructor(
             setSchedule(schedule, json["initial_lr"].number())
         } catch (_: OdtpackException) {
             fail(
-                "bad-schedule", "The property $SCHEDULE_PROPERTY is no schedule that this version knows.", "",
+                "bad-schedule",
+                "The property $SCHEDULE_PROPERTY is not a schedule that this version knows.", "",
                 "call setSchedule, which replaces it",
             )
         }
