@@ -11,6 +11,7 @@ import pytest
 
 from odtpack.cli.device.fit import _check_folder, _write
 from odtpack.fit.outcome import Choice, FitResult, Solution
+from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.figures.limits import parse_budgets
 from tests.cli.conftest import Run, assert_refused, tree
 from tests.fit.conftest import Files
@@ -164,7 +165,7 @@ class TestBadInput:
 
 
 def test_a_new_result_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
-    """Recipes of the old one go, and what was changed since or put there stays."""
+    """Recipes of the old one go, other files stay, and a changed recipe is not written over."""
     (tmp_path / "package-1").mkdir()
     empty: dict[str, list[object]] = {
         key: []
@@ -192,13 +193,21 @@ def test_a_new_result_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
     ]  # fmt: skip
     old = result.model_copy(update={"pareto": found})
     (tmp_path / "fit.json").write_text(old.to_json())
-    for name, text in {"1": "first", "2": "mine now", "3": "mine", "x": "old"}.items():
+    for name, text in {"1": "first", "2": "second", "x": "old"}.items():
         (tmp_path / f"recipe-{name}.toml").write_text(text)
+    for name, text in {"2": "mine now", "3": "mine"}.items():
+        path = tmp_path / f"recipe-{name}.toml"
+        before = path.read_text() if path.exists() else None
+        path.write_text(text)
+        with pytest.raises(OdtpackError, match=f"recipe-{name}.toml") as caught:
+            _check_folder(tmp_path)
+        assert caught.value.code == "folder-not-empty"
+        path.unlink() if before is None else path.write_text(before)
     _write(result, tmp_path, _check_folder(tmp_path))
     found = tree(tmp_path)
     assert set(found) == {
         *("fit.html", "fit.json", "recipe.schema.json"),
-        *("recipe-2.toml", "recipe-3.toml", "recipe-x.toml", "package-1"),
+        *("recipe-x.toml", "package-1"),
     }
     assert found["fit.json"] == result.to_json().encode()
     assert found["recipe-x.toml"] == b"old"

@@ -9,10 +9,10 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.adapters import low_rank
-from odtpack.adapters.layers import Layer, Use, find_layers
+from odtpack.adapters.layers import Layer, Use, find_layers, without_adapter
 from odtpack.adapters.low_rank import Table, find_tables, take_place
 from odtpack.adapters.modules import Module, Share, by_layer, modules_of, together
-from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.errors import OdtpackError, UnknownNameError, some
 from odtpack.graph.graphs import Ops, dims_of, maker, redirect
 from odtpack.graph.inference import infer_shapes
 from odtpack.model.shared_tensors import weight_array
@@ -91,6 +91,13 @@ def _chosen(
         for pattern in patterns:
             known = any(layer.matches([pattern]) for layer in layers)
             if not known and not any(table.matches([pattern]) for table in found):
+                if left := without_adapter(graph, [pattern]):
+                    raise UnknownNameError(
+                        "unknown-layer",
+                        f"{flag} {pattern!r} matches only {some(left)}, and no adapter goes on "
+                        "recurrent layers, or on grouped or transposed convolutions",
+                        hint="name other layers, or train these without an adapter: --train",
+                    )
                 near = ", ".join(repr(layer.name) for layer in layers[:6])
                 raise UnknownNameError(
                     "unknown-layer",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -280,13 +281,17 @@ def _check_folder(out: Path) -> list[str]:
             f"the folder {str(out)!r} holds files that are not the result of a search",
             hint="choose an empty or a new folder (--out FOLDER)",
         ) from error
-    # A recipe that was changed since is the user's.
     recipes = {f"recipe-{index}.toml": each.recipe for index, each in enumerate(old.pareto, 1)}
-    return [
-        name
-        for name, text in recipes.items()
-        if (out / name).is_file() and (out / name).read_text("utf-8", "replace") == text
-    ]
+    found = sorted(path for path in out.iterdir() if re.fullmatch(r"recipe-\d+\.toml", path.name))
+    for path in found:
+        written = recipes.get(path.name)
+        if not path.is_file() or path.read_text("utf-8", "replace") != written:
+            raise OdtpackError(
+                "folder-not-empty",
+                f"{str(path)!r} is not as a search wrote it, and a new one may write over it",
+                hint="move it, or choose an empty or a new folder (--out FOLDER)",
+            )
+    return [path.name for path in found]
 
 
 def _write(result: FitResult, out: Path, previous: list[str]) -> None:
