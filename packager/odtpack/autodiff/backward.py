@@ -160,8 +160,7 @@ def _walk(
             found = [(value, value) for value in reads(node) if value in needed]
         for value, cotangent in found:
             contributions.setdefault(value, []).append(cotangent)
-    gradients = {value: total(value) for value in sources}
-    return {value: gradient for value, gradient in gradients.items() if gradient is not None}
+    return {value: gradient for value in sources if (gradient := total(value)) is not None}
 
 
 def _add(ops: Ops, left: ir.Value, right: ir.Value) -> ir.Value:

@@ -23,6 +23,7 @@ from odtpack.graph.graphs import (
     captures,
     defined,
     dims_of,
+    operand,
     reads,
     static_dims,
     subgraphs,
@@ -106,13 +107,12 @@ class BackwardBody:
         self.body.outputs.append(result)
         return len(self.body.outputs) - 1
 
-    def append_dummy(self, like: ir.Value) -> int:
+    def append_dummy(self, like: ir.Value) -> None:
         """Give the forward body an output that is not read, of the type of ``like``."""
         sizes = static_dims(like) or (0,) * len(dims_of(like) or ())
         dummy = self._forward.zeros(self._forward.ints(*sizes), self._ctx.dtype(like))
         dummy.shape = ir.Shape(sizes)
         self.body.outputs.append(dummy)
-        return len(self.body.outputs) - 1
 
     def plan(self, is_fixed: Callable[[ir.Value], bool]) -> list[ir.Value]:
         """Choose what of the forward body is handed over and what is computed again."""
@@ -648,9 +648,8 @@ def take_products(
     for node in additions:
         back.graph.remove(node, safe=True)
     for node in products:
-        left, right = node.inputs
-        if left is not None and right is not None:
-            taken.append(Product(left, right, left if left in rows else right))
+        left, right = operand(node, 0), operand(node, 1)
+        taken.append(Product(left, right, left if left in rows else right))
         back.graph.remove(node, safe=True)
     return functools.reduce(back.op.Add, rest) if rest else None, taken
 

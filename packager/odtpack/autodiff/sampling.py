@@ -39,11 +39,9 @@ def length(op: Ops, value: ir.Value, axis: int) -> ir.Value:
     """INT64 [1]: the length of one axis of ``value``."""
     dims = dims_of(value)
     size = None if dims is None else dims[axis]
-    return (
-        op.ints(size)
-        if isinstance(size, int)
-        else op.slice(op.Shape(value), [0], [axis], [axis + 1])
-    )
+    if isinstance(size, int):
+        return op.ints(size)
+    return op.slice(op.Shape(value), [0], [axis], [axis + 1])
 
 
 def nearest(op: Ops, at: ir.Value, size: ir.Value, padding: str, corners: bool) -> Taps:
@@ -329,10 +327,8 @@ def _cubic(op: Ops, kernel: Kernel, at: ir.Value, columns: ir.Value, last: ir.Va
     """Four elements around each position; those outside are the border's, or left out."""
     dtype = at.dtype or ir.DataType.FLOAT
     taps = op.Add(op.Floor(at), op.constant(np.array([-1, 0, 1, 2], dtype.numpy())))
-    values, inside = (
-        _keys(op, op.Abs(op.Sub(at, taps)), kernel.cubic),
-        _clip(op, taps, last),
-    )
+    values = _keys(op, op.Abs(op.Sub(at, taps)), kernel.cubic)
+    inside = _clip(op, taps, last)
     if kernel.exclude_outside:
         values = _normalize(op, op.Mul(values, op.cast(op.Equal(taps, inside), dtype)))
     hits = op.cast(op.Equal(op.unsqueeze(inside, 2), columns), dtype)  # [new, 4, old]

@@ -141,11 +141,8 @@ def check_lengths(ctx: Context, rank: int, spatial: int) -> None:
 def _windows(ctx: Context, kernel: tuple[int, ...], groups: int, features: int) -> Windows:
     """auto_pad and ceil_mode are turned into explicit padding: every window lies inside."""
     channels, *sizes = _known(ctx, ctx.dims(ctx.x())[1:])
-    rank, size = len(kernel), tuple(sizes)
-    check_lengths(ctx, rank, len(size))
-    strides = ctx.ints("strides", (1,) * rank)
-    dilations = ctx.ints("dilations", (1,) * rank)
-    reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
+    size = tuple(sizes)
+    strides, dilations, reach = spacing(ctx, kernel, len(size))
     before, after = padding(ctx, kernel, strides, size)
     out, reached = [], []
     for n, b, a, r, s in zip(size, before, after, reach, strides, strict=True):
@@ -267,32 +264,26 @@ def spatial_shape(op: Ops, value: ir.Value) -> ir.Value:
 
 
 def open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
-    """Read a Conv or a pool: its windows lie on its input."""
-    op, size, out = ctx.op, spatial_shape(ctx.op, ctx.x()), spatial_shape(ctx.op, ctx.dy())
-    strides, dilations, needed = _steps(ctx, kernel, ctx.rank(ctx.x()) - 2, out)
-    if ctx.node.op_type != "Conv":
+    """Read a Conv or a pool, whose windows lie on its input, or a ConvTranspose: on its output."""
+    op, rank, mode = ctx.op, len(kernel), ctx.string("auto_pad", "NOTSET")
+    transposed = ctx.node.op_type == "ConvTranspose"
+    ends = (ctx.dy(), ctx.x()) if transposed else (ctx.x(), ctx.dy())
+    size, out = (spatial_shape(op, value) for value in ends)
+    strides, dilations, reach = spacing(ctx, kernel, ctx.rank(ctx.x()) - 2)
+    # From the first to the last element that windows read.
+    needed = op.Add(op.Mul(op.Sub(out, 1), op.ints(*strides)), op.ints(*reach))
+    if ctx.node.op_type not in ("Conv", "ConvTranspose"):
         check_gaps(ctx, kernel, strides, strides)  # where the padding is least
-    mode = ctx.string("auto_pad", "NOTSET")
-    if mode in ("SAME_UPPER", "SAME_LOWER"):
-        before = _same_before(op, _same_total(op, size, kernel, strides), mode)
-    else:
-        pads = (0,) * 2 * len(kernel)
-        before = op.ints(*(ctx.ints("pads", pads) if mode == "NOTSET" else pads)[: len(kernel)])
-    after = op.Sub(op.Sub(needed, size), before)
-    return OpenWindows(op, tuple(kernel), strides, dilations, before, after, size, out)
-
-
-def transposed_open_windows(ctx: Context, kernel: Sequence[int]) -> OpenWindows:
-    """Read a ConvTranspose: its windows lie on its output."""
-    op, size, out = ctx.op, spatial_shape(ctx.op, ctx.dy()), spatial_shape(ctx.op, ctx.x())
-    strides, dilations, needed = _steps(ctx, kernel, ctx.rank(ctx.x()) - 2, out)
-    rank, mode = len(kernel), ctx.string("auto_pad", "NOTSET")
-    if mode.startswith("SAME") or "output_shape" in ctx.node.attributes:
+    pads = (0,) * 2 * rank
+    if transposed and (mode.startswith("SAME") or "output_shape" in ctx.node.attributes):
         extra = op.ints(*ctx.ints("output_padding", (0,) * rank))
         total = op.Max(op.Sub(op.Add(needed, extra), size), op.ints(0))
         before = _same_before(op, total, mode)
+    elif mode.startswith("SAME"):
+        before = _same_before(op, _same_total(op, size, kernel, strides), mode)
     else:
-        before = op.ints(*ctx.ints("pads", (0,) * 2 * rank)[:rank])
+        given = transposed or mode == "NOTSET"
+        before = op.ints(*(ctx.ints("pads", pads) if given else pads)[:rank])
     after = op.Sub(op.Sub(needed, size), before)
     return OpenWindows(op, tuple(kernel), strides, dilations, before, after, size, out)
 
@@ -316,20 +307,8 @@ def spacing(ctx: Context, kernel: Sequence[int], spatial: int) -> tuple[_Sizes, 
     """Strides, dilations, and how far the taps of one window reach."""
     check_lengths(ctx, len(kernel), spatial)
     strides, dilations = (ctx.ints(n, (1,) * len(kernel)) for n in ("strides", "dilations"))
-    return (
-        strides,
-        dilations,
-        tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)),
-    )
-
-
-def _steps(
-    ctx: Context, kernel: Sequence[int], spatial: int, out: ir.Value
-) -> tuple[_Sizes, _Sizes, ir.Value]:
-    """Strides, dilations, and the elements from the first to the last that windows read."""
-    op, (strides, dilations, reach) = ctx.op, spacing(ctx, kernel, spatial)
-    needed = op.Add(op.Mul(op.Sub(out, 1), op.ints(*strides)), op.ints(*reach))
-    return strides, dilations, needed
+    reach = tuple((k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True))
+    return strides, dilations, reach
 
 
 def _same_total(op: Ops, size: ir.Value, kernel: Sequence[int], strides: Sequence[int]) -> ir.Value:

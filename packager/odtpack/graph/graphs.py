@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
 import numpy as np
@@ -60,10 +60,8 @@ def dims_of(value: ir.Value | None) -> Dims | None:
 
 def static_dims(value: ir.Value | None) -> tuple[int, ...] | None:
     """Dimensions of a value if all of them are known numbers, else None."""
-    dims = dims_of(value)
-    if dims is None or not all(isinstance(dim, int) for dim in dims):
-        return None
-    return tuple(int(dim) for dim in dims if dim is not None)
+    shape = None if value is None else value.shape
+    return None if shape is None or not shape.is_static() else shape.numpy()
 
 
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
@@ -126,16 +124,12 @@ def captures(graph: ir.Graph) -> list[ir.Value]:
 
 def used_names(graph: ir.Graph) -> set[str]:
     """Every name of a value or node in the graph and its subgraphs."""
-    names = {value.name for value in (*graph.inputs, *graph.initializers.values()) if value.name}
+    named: list[ir.Value | ir.Node] = [*graph.inputs, *graph.initializers.values()]
     for node in nodes_of(graph):
-        names.update(value.name for value in node.outputs if value.name)
-        if node.name:
-            names.add(node.name)
+        named += (node, *node.outputs)
         for subgraph in subgraphs(node):
-            names.update(
-                v.name for v in (*subgraph.inputs, *subgraph.initializers.values()) if v.name
-            )
-    return names
+            named += (*subgraph.inputs, *subgraph.initializers.values())
+    return {each.name for each in named if each.name}
 
 
 class Names(set[str]):
@@ -506,15 +500,12 @@ class Ops:
             return ir.DataType(attributes["value"].dtype)
         return dtype
 
-    @contextmanager
-    def before(self, node: ir.Node) -> Iterator[None]:
+    def before(self, node: ir.Node) -> AbstractContextManager[None]:
         """Write in front of ``node`` for the length of a ``with`` block."""
         graph = node.graph or self.graph
-        with self._at(graph, lambda new: graph.insert_before(node, new)):
-            yield
+        return self._at(graph, lambda new: graph.insert_before(node, new))
 
-    @contextmanager
-    def after(self, node: ir.Node) -> Iterator[None]:
+    def after(self, node: ir.Node) -> AbstractContextManager[None]:
         """Write after ``node`` for the length of a ``with`` block."""
         graph, last = node.graph or self.graph, node
 
@@ -523,8 +514,7 @@ class Ops:
             graph.insert_after(last, new)
             last = new
 
-        with self._at(graph, insert):
-            yield
+        return self._at(graph, insert)
 
     @contextmanager
     def marked(self, mark: object) -> Iterator[None]:
@@ -605,12 +595,9 @@ class Ops:
         # With at most one unknown dimension the shape is written as a constant with a -1: a Shape
         # node would keep ``like`` alive until the backward pass reads its shape.
         dims = dims_of(like)
-        if (
-            dims is not None
-            and sum(not isinstance(dim, int) for dim in dims) <= 1
-            and 0 not in dims
-        ):
-            return self.reshape(value, *(dim if isinstance(dim, int) else -1 for dim in dims))
+        sizes = None if dims is None else [d if isinstance(d, int) else -1 for d in dims]
+        if sizes is not None and sizes.count(-1) <= 1 and 0 not in sizes:
+            return self.reshape(value, *sizes)
         return self.Reshape(value, self.shape_of(like))
 
     def zeros(self, shape: ir.Value, dtype: ir.DataType) -> ir.Value:
@@ -719,9 +706,7 @@ class Ops:
                 "is computed from it has",
             )
         pairs = list(zip(dims[lead:], wanted, strict=True))
-        if any(want not in (have, 1) and not isinstance(want, int) for have, want in pairs):
-            return self._sum_to_runtime_shape(value, len(dims), target)
-        if any(want is None for want in wanted):
+        if any(want is None or (isinstance(want, str) and want != have) for have, want in pairs):
             return self._sum_to_runtime_shape(value, len(dims), target)
         axes = [lead + i for i, (have, want) in enumerate(pairs) if want == 1 and have != 1]
         if not axes and not lead:

@@ -36,7 +36,7 @@ class Contrastive(Embeddings):
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """1 for a pair that belongs together, else 0: [N]."""
-        self.check_embeddings(predictions)
+        super().targets(predictions)
         first = predictions[0]
         return (Target("target", "target", target_dtype(first), dims(first)[:1]),)
 

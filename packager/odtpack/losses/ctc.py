@@ -14,6 +14,7 @@ from odtpack.losses.common.base import (
     Target,
     dims,
     facts_of_labels,
+    like,
     reduce,
     require_rank,
     shape_text,
@@ -116,8 +117,7 @@ class CTC(Loss):
             prediction = shaped(moved, (shape[1], shape[0], shape[2]))
         steps, batch, _ = dims(prediction)
         table = (steps, batch, "label_places")
-        log_p = op.LogSoftmax(prediction, axis=2)
-        log_p.shape = prediction.shape
+        log_p = like(op.LogSoftmax(prediction, axis=2), prediction)
         places = self._places(op, labels)
         seen = self._emissions(op, log_p, places, table)
         from odtpack.autodiff.stop_gradient import stop

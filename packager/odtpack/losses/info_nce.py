@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from odtpack.losses.common.base import LEAST_SQUARE, Embeddings, Target, dims, shaped
+from odtpack.losses.common.base import LEAST_SQUARE, Embeddings, dims, shaped
 from odtpack.losses.cross_entropy import CrossEntropy
 from odtpack.option import option
 
@@ -39,11 +38,6 @@ class InfoNCE(Embeddings):
     symmetric: bool = option(
         False, "Whether the loss is the mean of both directions, from queries to keys and back."
     )
-
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
-        """None: the other samples of the batch are the counterexamples."""
-        self.check_embeddings(predictions)
-        return ()
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
         queries, keys = (self._direction(op, value) for value in values)

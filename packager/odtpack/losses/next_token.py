@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from odtpack.losses.common.base import Loss, Target, dims, require_rank, shaped, whole_numbers
+from odtpack.losses.common.base import (
+    Loss,
+    Target,
+    dims,
+    facts_of_labels,
+    like,
+    reduce,
+    require_rank,
+    shaped,
+    whole_numbers,
+)
 from odtpack.losses.common.vocabulary import head_of, token_terms
 from odtpack.option import option
 
@@ -55,9 +65,7 @@ class NextToken(Loss):
 
     def label_facts(self, predictions: Sequence[ir.Value]) -> dict[str, int]:
         """Number of tokens, where it is known, and the label that does not count."""
-        size = dims(predictions[0])[2]
-        found = {"class_count": size} if isinstance(size, int) else {}
-        return {**found, "ignore_index": self.ignore_index}
+        return facts_of_labels(predictions[0], 2, self.ignore_index)
 
     def fixed(self, predictions: Sequence[ir.Value]) -> tuple[str, ...]:
         """The matrix of the last product, where that is taken apart."""
@@ -71,9 +79,9 @@ class NextToken(Loss):
 
     def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
         """Write the terms and their reduction; the mean is over labels that count."""
-        if self.reduction != "mean":
-            return super().reduced(op, *values)
         terms, counts = self._terms_and_counts(op, *values)
+        if self.reduction != "mean":
+            return reduce(op, terms, self.reduction)
         total = op.reduce_sum(terms, [0, 1], keepdims=False)
         count = op.reduce_sum(op.cast(counts, op.type_of(terms)), [0, 1], keepdims=False)
         return shaped(op.Div(total, op.Max(count, 1)), ())
@@ -91,11 +99,11 @@ class NextToken(Loss):
         counts = shaped(op.Not(op.Equal(wanted, self.ignore_index)), shape)
         known = op.Where(counts, wanted, 0)
         if self.words is not None:
-            terms = shaped(token_terms(op, head_of(logits, self.name), known, self.words), shape)
-            return shaped(op.Where(counts, terms, 0), shape), counts
-        index = op.unsqueeze(known, 2)
-        log_p = op.LogSoftmax(logits, axis=2)
-        log_p.shape = logits.shape
-        terms = shaped(op.Neg(op.squeeze(op.GatherElements(log_p, index, axis=2), 2)), shape)
+            terms = token_terms(op, head_of(logits, self.name), known, self.words)
+        else:
+            index = op.unsqueeze(known, 2)
+            log_p = like(op.LogSoftmax(logits, axis=2), logits)
+            terms = op.Neg(op.squeeze(op.GatherElements(log_p, index, axis=2), 2))
+        terms = shaped(terms, shape)
         # Not a product with 0: an ignored token may hold anything.
         return shaped(op.Where(counts, terms, 0), shape), counts

@@ -15,6 +15,7 @@ from odtpack.losses.common.base import (
     dims,
     facts_of_labels,
     rank,
+    reduce,
     shape_text,
     shaped,
     without_classes,
@@ -76,12 +77,10 @@ class NegativeLogLikelihood(Classes):
 
     def reduced(self, op: Ops, *values: ir.Value) -> ir.Value:
         """Write the terms and their reduction; the mean is over labels that count."""
-        if self.reduction != "mean":
-            return super().reduced(op, *values)
         terms, weights = self._sum_and_count(op, *values)
+        if self.reduction != "mean" or weights is None:
+            return reduce(op, terms, self.reduction)
         axes = range(rank(terms))
-        if weights is None:
-            return shaped(op.reduce_mean(terms, axes, keepdims=False), ())
         total = op.reduce_sum(terms, axes, keepdims=False)
         count = op.reduce_sum(weights, axes, keepdims=False)
         return shaped(op.Div(total, op.Where(op.Equal(count, 0), 1, count)), ())

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from odtpack.losses.common.base import Embeddings, Target, dims, distance, shaped
+from odtpack.losses.common.base import Embeddings, dims, distance, shaped
 from odtpack.option import option
 
 if TYPE_CHECKING:
@@ -39,11 +38,6 @@ class TripletMargin(Embeddings):
     swap: bool = option(
         False, "Whether the distance of positive and negative counts where it is less."
     )
-
-    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
-        """None: the three embeddings are all that it needs."""
-        self.check_embeddings(predictions)
-        return ()
 
     def terms(self, op: Ops, *values: ir.Value) -> ir.Value:
         anchor, positive, negative = values

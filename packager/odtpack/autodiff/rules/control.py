@@ -30,13 +30,12 @@ _LISTS = ("axes", "directions")
 @vjp("If")
 def if_(ctx: Context) -> Cotangents:
     """Each branch returns the cotangents of everything that either of them captures."""
-    for name in ("then_branch", "else_branch"):
-        outputs = ctx.node.attributes[name].as_graph().outputs
-        _check(ctx, len(outputs) == len(ctx.node.outputs))
     branches = {
         name: BackwardBody(ctx, ctx.node.attributes[name].as_graph())
         for name in ("then_branch", "else_branch")
     }
+    counts = {len(back.body.outputs) for back in branches.values()}
+    _check(ctx, counts == {len(ctx.node.outputs)})
     found = {}
     for name, back in branches.items():
         given = ((y, ctx.maybe_dy(i)) for i, y in enumerate(back.body.outputs))

@@ -79,15 +79,15 @@ def _pointwise_input_gradient(op: Ops, win: Windows, w: ir.Value, dy: ir.Value) 
 def _weight_gradient(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     """dW[o, c, t] = sum over n, p of dY[n, o, p] X[n, c, stride p + t]."""
     if win.groups > 1:
-        return _grouped(op, win, x, dy)
-    shape = (win.features, win.channels, *win.kernel)
-    if win.pointwise:
-        return op.reshape(_pointwise(op, win, x, dy), *shape)
-    if win.tiles and win.kernel[-1] >= _WIDE_PATCH:
-        return op.reshape(_patches(op, win, x, dy), *shape)
-    if win.channels < _FEW_CHANNELS:
-        return op.reshape(_joined_taps(op, win, x, dy), *shape)
-    return op.reshape(_tap_by_tap(op, win, x, dy), *shape)
+        form = _grouped
+    elif win.pointwise:
+        form = _pointwise
+    elif win.tiles and win.kernel[-1] >= _WIDE_PATCH:
+        form = _patches
+    else:
+        form = _joined_taps if win.channels < _FEW_CHANNELS else _tap_by_tap
+    shape = (win.features, win.channels // win.groups, *win.kernel)
+    return op.reshape(form(op, win, x, dy), *shape)
 
 
 def _pointwise(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
@@ -151,8 +151,7 @@ def _grouped(op: Ops, win: Windows, x: ir.Value, dy: ir.Value) -> ir.Value:
     rows = op.transpose(op.reshape(dy, -1, groups, outer, pixels), 0, 1, 3, 2)
     summed = op.reduce_sum(op.MatMul(columns, rows), [0], keepdims=False)
     by_tap = op.reshape(summed, groups, len(taps), inner, outer)
-    shape = (win.features, inner, *win.kernel)
-    return op.reshape(op.transpose(by_tap, 0, 3, 2, 1), *shape)
+    return op.transpose(by_tap, 0, 3, 2, 1)
 
 
 # Depthwise convolutions as products with banded matrices.
@@ -294,7 +293,7 @@ def conv_transpose(ctx: Context) -> Cotangents:
         db = sum_per_channel(op, dy, ctx.rank(x))
     if windows.is_open(ctx, x) or windows.is_open(ctx, ctx.y()):
         groups, weight = ctx.int("group", 1), [ctx.size(w, axis) for axis in range(ctx.rank(w))]
-        on = windows.transposed_open_windows(ctx, weight[2:])
+        on = windows.open_windows(ctx, weight[2:])
         if ctx.needs(0):
             dx = op.Conv(on.pad(dy), w, group=groups, strides=on.strides, dilations=on.dilations)
         if ctx.needs(1):

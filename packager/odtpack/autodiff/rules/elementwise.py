@@ -234,10 +234,14 @@ def clip(ctx: Context) -> Cotangents:
     dx, call = ctx.dy(), ctx.node.metadata_props.get("pkg.torch.onnx.fx_node", "")
     strict = len(bounds) == 2 and all(known is not None for _, known, _ in bounds)
     if strict and "aten.clamp" not in call:
+        (low, known, _), (high, *_) = bounds
         if y.dtype == ir.DataType.FLOAT:
-            mask = _between(op, y, *(bound[:2] for bound in bounds))
+            # Masks of one byte an element are a quarter of the memory traffic of two of y's type.
+            # As y is not below the bound, it is not zero where it is above zero.
+            above = op.cast(y, ir.DataType.BOOL) if _is_zero(known) else op.Greater(y, low)
+            mask = op.And(above, op.Less(y, high))
         else:
-            mask = functools.reduce(op.Mul, (_inside(op, y, *bound) for bound in bounds))
+            mask = op.Mul(op.heaviside(op.Sub(y, low)), op.heaviside(op.Sub(high, y)))
         dx = _where(ctx, mask)
     elif len(bounds) == 1 and x.dtype == ir.DataType.FLOAT and _is_zero(bounds[0][1]):
         # One pass, as :meth:`Ops.heaviside`, and 1 at zero.
@@ -253,31 +257,6 @@ def clip(ctx: Context) -> Cotangents:
 
 def _is_zero(known: np.ndarray | None) -> bool:
     return known is not None and known.item() == 0
-
-
-_Bound = tuple[ir.Value, np.ndarray | None]
-
-
-def _between(op: Ops, y: ir.Value, low: _Bound, high: _Bound) -> ir.Value:
-    """1 where ``y`` lies between both bounds, else 0."""
-    # Masks of one byte an element are a quarter of the memory traffic of two :func:`_inside`.
-    bound, known = low
-    # As y is not below the bound, it is not zero where it is above zero.
-    above = op.cast(y, ir.DataType.BOOL) if _is_zero(known) else op.Greater(y, bound)
-    return op.And(above, op.Less(y, high[0]))
-
-
-def _inside(op: Ops, y: ir.Value, bound: ir.Value, known: np.ndarray | None, sign: int) -> ir.Value:
-    """1 where ``y`` is on the inner side of one bound (``sign`` 1: above it), else 0."""
-    # A HardSigmoid whose slope is a power of two is exact and takes a single pass.
-    if known is not None and y.dtype == ir.DataType.FLOAT:
-        value = float(known.reshape(-1)[0])
-        _, exponent = math.frexp(value)
-        slope = 2.0 ** min(126, 126 - exponent)
-        if slope >= 2.0**100:
-            return op.HardSigmoid(y, alpha=sign * slope, beta=-sign * value * slope)
-    distance = op.Sub(y, bound) if sign > 0 else op.Sub(bound, y)
-    return op.heaviside(distance)
 
 
 def _clip_bound(ctx: Context, index: int) -> ir.Value | None:

@@ -67,9 +67,11 @@ def _row_statistics(ctx: Context, axes: range) -> tuple[ir.Value, ir.Value]:
         return mean, inv_std
     mean = op.reduce_mean(x, axes)
     centered = op.Sub(x, mean)
-    variance = op.reduce_mean(op.Mul(centered, centered), axes)
-    epsilon = ctx.float("epsilon", 1e-5)
-    return mean, op.Reciprocal(op.Sqrt(op.Add(variance, epsilon)))
+    return mean, _inverse_deviation(ctx, op.reduce_mean(op.Mul(centered, centered), axes))
+
+
+def _inverse_deviation(ctx: Context, variance: ir.Value) -> ir.Value:
+    return ctx.op.Reciprocal(ctx.op.Sqrt(ctx.op.Add(variance, ctx.float("epsilon", 1e-5))))
 
 
 def per_channel(op: Ops, value: ir.Value, rank: int) -> ir.Value:
@@ -93,7 +95,7 @@ def frozen_batch_normalization(ctx: Context) -> Cotangents:
     op, wide = ctx.op, wider(ctx.dtype(ctx.x()))
     x, scale, mean, variance = (op.cast(ctx.x(i), wide) for i in (0, 1, 3, 4))
     dy, rank = op.cast(ctx.dy(), wide), ctx.rank(ctx.x())
-    inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, ctx.float("epsilon", 1e-5))))
+    inv_std = _inverse_deviation(ctx, variance)
     dx = dscale = dbias = dmean = dvariance = None
     gain = op.Mul(scale, inv_std)
     if ctx.needs(0):
@@ -154,8 +156,7 @@ def instance_normalization(ctx: Context) -> Cotangents:
     op, x, dy, rank = ctx.op, ctx.x(), ctx.dy(), ctx.rank(ctx.x())
     axes = range(2, rank)
     centered = op.Sub(x, op.reduce_mean(x, axes))
-    variance = op.reduce_mean(op.Mul(centered, centered), axes)
-    inv_std = op.Reciprocal(op.Sqrt(op.Add(variance, ctx.float("epsilon", 1e-5))))
+    inv_std = _inverse_deviation(ctx, op.reduce_mean(op.Mul(centered, centered), axes))
     xhat = op.Mul(centered, inv_std)
     along = op.Mul(dy, xhat)
     free = op.Sub(dy, op.Add(op.reduce_mean(dy, axes), op.Mul(xhat, op.reduce_mean(along, axes))))

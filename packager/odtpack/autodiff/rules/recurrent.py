@@ -260,11 +260,7 @@ def gru_cell(direction: Direction, functions: Functions) -> Found:
     (z, dz), (r, dr) = (value_and_slope(op, f, gates.input(gate)) for gate in (0, 1))
     reset = op.Mul(r, before)
     n, dn = value_and_slope(op, g, gates.input(2, reset))
-    factors = [
-        op.Mul(op.Sub(before, n), dz),
-        op.Mul(op.Sub(1, z), dn),
-        op.Mul(before, dr),
-    ]
+    factors = [op.Mul(op.Sub(before, n), dz), op.Mul(op.Sub(1, z), dn), op.Mul(before, dr)]
     zr_weights = op.slice(direction.r, [0], [0], [2 * hidden])
 
     def body(op: Ops, dh: ir.Value, *factors: ir.Value) -> Step:
@@ -292,12 +288,7 @@ def gru_linear_first(direction: Direction, functions: Functions) -> Found:
     of_x = gates.product(direction.x, gates.w, gates.biases[0], 2)
     n, dn = value_and_slope(op, g, op.Add(of_x, op.Mul(r, q)))
     k_n = op.Mul(op.Sub(1, z), dn)
-    factors = [
-        op.Mul(op.Sub(before, n), dz),
-        k_n,
-        op.Mul(k_n, op.Mul(q, dr)),
-        op.Mul(k_n, r),
-    ]
+    factors = [op.Mul(op.Sub(before, n), dz), k_n, op.Mul(k_n, op.Mul(q, dr)), op.Mul(k_n, r)]
 
     def body(op: Ops, dh: ir.Value, *factors: ir.Value) -> Step:
         k_z, k_n, k_r, k_q, z = factors

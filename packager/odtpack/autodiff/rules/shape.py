@@ -43,15 +43,12 @@ def expand(ctx: Context) -> Cotangents:
 @vjp("Concat")
 def concat(ctx: Context) -> Cotangents:
     op, axis = ctx.op, ctx.axis()
-    sizes = [ctx.dims(value)[axis] for value in ctx.node.inputs if value is not None]
+    values = [value for value in ctx.node.inputs if value is not None]
+    sizes = [ctx.dims(value)[axis] for value in values]
     known = [size for size in sizes if isinstance(size, int)]
     if len(known) == len(sizes):
         return op.split(ctx.dy(), axis, known)
-    lengths = [
-        op.Gather(op.Shape(value), op.ints(axis), axis=0)
-        for value in ctx.node.inputs
-        if value is not None
-    ]
+    lengths = [op.Gather(op.Shape(value), op.ints(axis), axis=0) for value in values]
     if op.opset < 13:  # Split's sizes are an attribute: cut part by part
         ends = list(itertools.accumulate(lengths, op.Add))
         bounds = zip([op.ints(0), *ends[:-1]], ends, strict=True)
@@ -64,10 +61,10 @@ def concat(ctx: Context) -> Cotangents:
 def split(ctx: Context) -> Cotangents:
     """An unused output contributes zeros."""
     op, axis = ctx.op, ctx.axis()
-    parts = []
-    for index, output in enumerate(ctx.node.outputs):
-        cotangent = ctx.maybe_dy(index)
-        parts.append(cotangent or op.zeros(op.shape_of(output), ctx.dtype(output)))
+    parts = [
+        ctx.maybe_dy(index) or op.zeros(op.shape_of(output), ctx.dtype(output))
+        for index, output in enumerate(ctx.node.outputs)
+    ]
     return op.Concat(*parts, axis=axis)
 
 

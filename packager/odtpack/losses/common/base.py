@@ -245,9 +245,8 @@ def reduce(op: Ops, value: ir.Value, reduction: Reduction) -> ir.Value:
     axes = range(rank(value))
     if reduction == "none" or not axes:
         return value
-    if reduction == "sum":
-        return shaped(op.reduce_sum(value, axes, keepdims=False), ())
-    return shaped(op.reduce_mean(value, axes, keepdims=False), ())
+    write = op.reduce_sum if reduction == "sum" else op.reduce_mean
+    return shaped(write(value, axes, keepdims=False), ())
 
 
 # What losses share that compare prediction and target element by element.
@@ -329,9 +328,7 @@ def log_softmax(op: Ops, logits: ir.Value) -> tuple[ir.Value, int]:
         moved = op.transpose(logits, 0, *range(2, axes), 1)
         log_p = op.LogSoftmax(moved, axis=axes - 1)
         return shaped(log_p, (shape[0], *shape[2:], shape[1])), axes - 1
-    log_p = op.LogSoftmax(logits, axis=1)
-    log_p.shape = logits.shape
-    return log_p, 1
+    return like(op.LogSoftmax(logits, axis=1), logits), 1
 
 
 Layout = Literal["NC", "NLC"]
@@ -425,13 +422,8 @@ def settled_on(
 
 def facts_of_labels(prediction: ir.Value, axis: int, ignore_index: int | None) -> dict[str, int]:
     """What a runtime needs to check labels."""
-    classes = dims(prediction)[axis]
-    found = {}
-    if isinstance(classes, int):
-        found["class_count"] = classes
-    if ignore_index is not None:
-        found["ignore_index"] = ignore_index
-    return found
+    found = {"class_count": dims(prediction)[axis], "ignore_index": ignore_index}
+    return {key: number for key, number in found.items() if isinstance(number, int)}
 
 
 def shape_text(shape: Dims) -> str:
@@ -456,8 +448,8 @@ LEAST_SQUARE = 1e-30
 class Embeddings(Loss):
     """A loss that compares embeddings of one length."""
 
-    def check_embeddings(self, predictions: Sequence[ir.Value]) -> None:
-        """Check rank and length of the embeddings."""
+    def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
+        """None: the embeddings, whose ranks and lengths are checked, are all that it needs."""
         for value in predictions:
             require_rank(self.name, value, "[N, D]", 2, 2)
         widths = {dims(value)[1] for value in predictions}
@@ -468,6 +460,7 @@ class Embeddings(Loss):
                 f"{self.name} compares embeddings of one length; those of {shown} differ",
                 hint="name other outputs as the loss's inputs",
             )
+        return ()
 
 
 def distance(op: Ops, first: ir.Value, second: ir.Value, p: int) -> ir.Value:
