@@ -11,11 +11,16 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from odtpack.choices import OrtFormat, Style, Types
-from odtpack.ort.format import convert_models
+from odtpack.choices import OrtFormat, Types
+from odtpack.ort.format import convert_variants
 from odtpack.ort.kernel_needs import newest, oldest_of_files, oldest_runtime
 from odtpack.ort.operator_config import CONFIG_NAME, TYPES_CONFIG_NAME, config_of
-from odtpack.ort.session_runs import INFERENCE_MODEL, SessionRun, final_graph, onnx_models
+from odtpack.ort.session_runs import (
+    INFERENCE_MODEL,
+    final_graph,
+    onnx_models,
+    runs_of_file,
+)
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.export.inference_model import Template, export_inference_model
 from odtpack_runtime.files.folder_update import update_folder
@@ -54,21 +59,12 @@ def write_ort_files(
     graphs: dict[str, list[Path]] = {}
     with tempfile.TemporaryDirectory(prefix=".odtpack-", dir=folder) as scratch:
         for key, model in models.items():
-            written = convert_models([model], formats, folder, custom_op_library)
+            written = convert_variants(model, formats, folder, custom_op_library)
             graphs[key] = []
-            for out, (_, style, platform) in written.items():
-                made.append(
-                    ExtraFile.describe(
-                        out,
-                        role="ort_model",
-                        of=key,
-                        style=style.value,
-                        platform=platform and platform.value,
-                    )
-                )
-                replays = (False, True) if style is Style.RUNTIME else (None,)
-                for replay in replays:
-                    run = SessionRun(key, out, platform, None, model, replay)
+            for out, (style, platform) in written.items():
+                how = {"style": style.value, "platform": platform and platform.value}
+                made.append(ExtraFile.describe(out, role="ort_model", of=key, **how))
+                for run in runs_of_file(key, out, platform, model, style):
                     graph = Path(scratch) / f"{out.stem}.applied.ort"
                     graphs[key].append(final_graph(run, graph, custom_op_library))
             config = folder / f"{model.stem}.{CONFIG_NAME}"

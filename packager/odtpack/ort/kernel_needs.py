@@ -73,27 +73,27 @@ def _of_model(model: ir.Model) -> Iterator[Need]:
         if node.op_type.endswith("uantizeLinear") and node.attributes.get_int("block_size", 0) > 0:
             yield Need((1, 19), f"{node.op_type} with block_size")
     proto = inferred_proto(model, sizes=False) or ir.to_proto(model)
-    for operator in dict.fromkeys(_operators(proto.graph, opsets, {})):
+    for operator in dict.fromkeys(operators_of(proto.graph, opsets, {})):
         yield from of_operator(*operator)
 
 
-def _operators(
+def operators_of(
     graph: onnx.GraphProto, opsets: Mapping[str, int], outer: Mapping[str, str]
 ) -> Iterator[tuple[str, str, int, Types, Types]]:
-    """The operators of a graph and its subgraphs, with versions and types."""
+    """The operators of a graph and its subgraphs: domain, name, version and types."""
     types = dict(outer)
     for value in (*graph.input, *graph.value_info, *graph.output):
         if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
             types[value.name] = _type_name(value.type.tensor_type.elem_type)
     types |= {tensor.name: _type_name(tensor.data_type) for tensor in graph.initializer}
     for node in graph.node:
-        domain, name = node.domain, node.op_type
+        domain, name = "" if node.domain == "ai.onnx" else node.domain, node.op_type
         if domain in opsets:
             inputs, outputs = map(types.get, node.input), map(types.get, node.output)
             yield domain, name, since(domain, name, opsets[domain]), tuple(inputs), tuple(outputs)
         for attribute in node.attribute:
             for body in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
-                yield from _operators(body, opsets, types)
+                yield from operators_of(body, opsets, types)
 
 
 @functools.lru_cache(10_000)
