@@ -53,11 +53,6 @@ class _Group:
     freed: int
     kept: int = 0
 
-    @property
-    def saved(self) -> int:
-        """Bytes less."""
-        return self.freed - self.kept
-
 
 def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
     """Let masks for which the backward pass would keep what is larger be needed by the loss."""
@@ -66,7 +61,7 @@ def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
     # the way to them, and the loss. None where that would save too little: the graph is as it was.
     search = _Search(graph, step)
     groups, loss = list(search.groups()), graph.outputs[0]
-    saved = sum(group.saved for group in groups)
+    saved = sum(group.freed - group.kept for group in groups)
     if dims_of(loss) is None or saved <= MemorySpec.worth * step.timeline().peak:
         return frozenset()
     masks = [_as_bytes(op, mask, step) for group in groups for mask in group.masks]
@@ -100,19 +95,15 @@ class _Search:
         self._graph = graph
         self._step = step
         self._forward = ancestors(graph.outputs[:1])
-        self._early = self._computed_early()
-
-    def _computed_early(self) -> set[ir.Value]:
-        """What can be computed from the forward pass element by element, and the sizes of it."""
-        found: set[ir.Value] = set()
-        for node in self._graph:
+        # What can be computed from the forward pass element by element, and the sizes of it.
+        self._early: set[ir.Value] = set()
+        for node in graph:
             if node in self._forward or (
                 not node.domain
                 and node.op_type in _ELEMENTWISE | _SIZES
-                and all(v is None or v.producer() is None or v in found for v in node.inputs)
+                and all(v is None or v.producer() is None or v in self._early for v in node.inputs)
             ):
-                found.update(node.outputs)
-        return found
+                self._early.update(node.outputs)
 
     def groups(self) -> Iterator[_Group]:
         """What would do for what, where it is worth it."""

@@ -36,7 +36,7 @@ def convert_model(
     out: Path,
     *,
     level: str | None = None,
-    platform: Platform | None = None,
+    platform: str | None = None,
     runtime: RuntimeOptimizations | None = None,
     custom_op_library: Path | None = None,
 ) -> None:

@@ -154,8 +154,7 @@ def _parsed(release: str) -> tuple[int, ...]:
 @functools.cache
 def _kernels() -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, list[str]]]]]:
     """Types by domain, operator and version, constraint, and first release."""
-    content: dict[str, Any] = json.loads(_TABLE.read_bytes())
-    kernels: Mapping[str, Any] = content["kernels"]
+    kernels: Mapping[str, Any] = json.loads(_TABLE.read_bytes())["kernels"]
     return kernels
 
 
@@ -172,19 +171,16 @@ def oldest_of_files(paths: Iterable[Path]) -> Need:
     needs = [_FORMAT]
 
     class Collects(OperatorTypeUsageManager):  # type: ignore[misc] # it has no types
-        def process_node(self, node: Any, value_name_to_typeinfo: dict[Any, Any]) -> None:
+        def process_node(self, node: Any, known: dict[Any, Any]) -> None:
             domain, name = (node.Domain() or b"").decode(), node.OpType().decode()
-            inputs = [node.Inputs(index) for index in range(node.InputsLength())]
-            outputs = [node.Outputs(index) for index in range(node.OutputsLength())]
-            needs.extend(
-                of_operator(
-                    "" if domain == "ai.onnx" else domain,
-                    name,
-                    node.SinceVersion(),
-                    tuple(_name_of_type(each, value_name_to_typeinfo) for each in inputs),
-                    tuple(_name_of_type(each, value_name_to_typeinfo) for each in outputs),
+            domain = "" if domain == "ai.onnx" else domain
+            inputs, outputs = (
+                tuple(_name_of_type(value(index), known) for index in range(count))
+                for value, count in (
+                    (node.Inputs, node.InputsLength()), (node.Outputs, node.OutputsLength()),
                 )
-            )
+            )  # fmt: skip
+            needs.extend(of_operator(domain, name, node.SinceVersion(), inputs, outputs))
 
     for path in paths:
         with warnings.catch_warnings():
@@ -196,9 +192,8 @@ def oldest_of_files(paths: Iterable[Path]) -> Need:
 def _name_of_type(value: bytes, known: Mapping[Any, Any]) -> str | None:
     fbs = "ort_flatbuffers_py.fbs."
     info = known.get(value)
-    if info is None:
-        return None
-    if info.ValueType() != import_module(f"{fbs}TypeInfoValue").TypeInfoValue.tensor_type:
+    tensors = import_module(f"{fbs}TypeInfoValue").TypeInfoValue.tensor_type
+    if info is None or info.ValueType() != tensors:
         return None
     tensor = import_module(f"{fbs}TensorTypeAndShape").TensorTypeAndShape()
     tensor.Init(info.Value().Bytes, info.Value().Pos)

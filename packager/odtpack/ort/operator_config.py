@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import re
 import warnings
@@ -61,11 +62,9 @@ class OperatorConfig:
         lines = [f"# {comment}" for comment in comments]
         if self.allowed_types is not None:
             lines.append(f"{_ALLOWED_TYPES};{','.join(sorted(self.allowed_types))}")
-        for domain, version in sorted({(o.domain, o.version) for o in self.operators}):
-            names = sorted(
-                o.name for o in self.operators if (o.domain, o.version) == (domain, version)
-            )
-            found = [(name, self.types.get((domain, name))) for name in names]
+        by_opset = itertools.groupby(sorted(self.operators), lambda o: (o.domain, o.version))
+        for (domain, version), own in by_opset:
+            found = [(each.name, self.types.get((domain, each.name))) for each in own]
             entries = [name + (json.dumps(types) if types else "") for name, types in found]
             lines.append(f"{domain};{version};{','.join(entries)}")
         return "\n".join(lines) + "\n"
@@ -458,19 +457,13 @@ def _has_types(
         allowed = config.allowed_types
         return all(types & allowed for types in names.values() if types <= nameable)
     entry = config.types.get((operator.domain, operator.name))
-    if not entry:
-        return True
     domain = "" if operator.domain == "ai.onnx" else operator.domain
-    if not onnx.defs.has(operator.name, operator.version, domain):
-        formals: dict[str, Any] = {}
-    else:
-        schema = onnx.defs.get_schema(operator.name, operator.version, domain)
-        formals = {"inputs": schema.inputs, "outputs": schema.outputs}
-    for side, by_index in entry.items():
-        if side == "custom" or side not in formals:
-            continue
-        for index, allowed_names in by_index.items():
-            formal = formals[side][min(int(index), len(formals[side]) - 1)]
+    if not entry or not onnx.defs.has(operator.name, operator.version, domain):
+        return True
+    schema = onnx.defs.get_schema(operator.name, operator.version, domain)
+    for side, formals in (("inputs", schema.inputs), ("outputs", schema.outputs)):
+        for index, allowed_names in entry.get(side, {}).items():
+            formal = formals[min(int(index), len(formals) - 1)]
             types = names.get(formal.type_str) or names.get(formal.name)
             if types and not types & set(allowed_names):
                 return False
