@@ -164,7 +164,6 @@ class _Search:
 
     def _moves(self, current: Timeline, target: int) -> Iterator[_Move]:
         life = _Lives(self._step, current, target)
-        room = self._seconds - self._step.time(current.again)
         seen: set[frozenset[str]] = set()
         for root, family in self._families.items():
             if root not in self._step.producer or self._step.nbytes(root) < _SMALLEST:
@@ -177,24 +176,17 @@ class _Search:
             if freed <= 0:
                 continue
             for ratio in _HELD_INSTEAD:
-                move = self._closure(late, root, first, ratio, life, current.again, freed, room)
+                move = self._closure(late, root, first, ratio, life, freed)
                 if move is not None and move.worth > 0 and move.adds not in seen:
                     seen.add(move.adds)
                     yield move
 
     def _closure(
-        self,
-        wanted: list[str],
-        root: str,
-        first: int,
-        ratio: float,
-        life: _Lives,
-        again: Collection[str],
-        gain: float,
-        room: float,
+        self, wanted: list[str], root: str, first: int, ratio: float, life: _Lives, gain: float
     ) -> _Move | None:
         """What goes with some values of one buffer; None if they cannot be computed again."""
         step, adds, stack = self._step, set[str](), list(wanted)
+        again, room = life.again, self._seconds - life.seconds
         nodes: set[int] = set()
         spent = weight = 0.0
         while stack:
@@ -241,6 +233,7 @@ class _Lives:
     """When values of the forward pass are read, in a timeline, and what lies above a target."""
 
     def __init__(self, step: Step, current: Timeline, target: int) -> None:
+        self.again, self.seconds = current.again, step.time(current.again)
         self.late: dict[str, list[int]] = defaultdict(list)
         self._early: dict[str, int] = {}
         self._repeated: dict[str, int] = {}

@@ -181,11 +181,7 @@ def find_chains(graph: ir.Graph) -> set[ir.Value]:
 
 
 def _copy(
-    op: Ops,
-    value: ir.Value,
-    chains: set[ir.Value],
-    one: ir.Value,
-    made: dict[ir.Value, ir.Value],
+    op: Ops, value: ir.Value, chains: set[ir.Value], one: ir.Value, made: dict[ir.Value, ir.Value]
 ) -> ir.Value:
     """The chain that ends in a value, once more, with its scales times one."""
     if value not in chains:
