@@ -24,8 +24,7 @@ from odtpack.artifacts import OptimType
 from odtpack.errors import OdtpackError
 from odtpack.memory import compile as memory_compile
 from odtpack.memory.compile import input_shapes
-from odtpack.memory.recompute import Choice
-from odtpack.memory.schedule import Step
+from odtpack.memory.schedule import Step, Timeline
 from odtpack.model.loading import load_model
 from odtpack.package.task import Graphs, Task
 from odtpack.package.training import build_graphs
@@ -342,7 +341,7 @@ def test_backward_pass_reads_the_copy_of_what_a_product_transposes(
     )
     choices = []
 
-    def choose(*given: Any, **options: Any) -> Choice:
+    def choose(*given: Any, **options: Any) -> Timeline:
         choices.append(original(*given, **options))
         return choices[-1]
 

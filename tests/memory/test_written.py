@@ -18,10 +18,9 @@ from onnx import numpy_helper
 
 from benchmarks.fidelity import models
 from odtpack import losses
-from odtpack.graph.graphs import Ops
+from odtpack.graph.graphs import Ops, dims_of
 from odtpack.memory import compile as memory_compile
 from odtpack.memory.compile import gradients_at_once, weights_late
-from odtpack.memory.recompute import Choice
 from odtpack.memory.schedule import ControlEdge, SizeNames, Step, Timeline, arrange, places_of
 from odtpack.model.loading import load_model
 from odtpack.package.task import Graphs, Task
@@ -81,10 +80,10 @@ def test_takes_what_was_planned(
     model = gated(6, masked=masked)
     kept = build(model, MemorySpec(batch=16, limit=1 << 40)).memory
     assert kept is not None
-    chosen: list[Choice] = []
+    chosen: list[Timeline] = []
     choose = memory_compile.choose
 
-    def noted(*arguments: Any, **options: Any) -> Choice:
+    def noted(*arguments: Any, **options: Any) -> Timeline:
         chosen.append(choose(*arguments, **options))
         return chosen[-1]
 
@@ -129,8 +128,7 @@ def test_a_decision_counts_all_outputs_of_a_node() -> None:
         Node("again", "Sum", "", parts, ("g",), {}),
     )
     step = Step(RuntimeGraph(("x",), ("loss", "g"), nodes, values, {}))
-    choice = Choice(frozenset(parts), step.timeline(parts), step.time(parts))
-    (decision,) = memory_compile._decisions(step, choice, {})
+    (decision,) = memory_compile._decisions(step, parts, {})
     assert decision.nbytes == 4 * (65536 + 128 + 16384)
     assert decision.seconds == step.seconds[0]
 
@@ -166,7 +164,7 @@ def test_same_nodes_run_twice_and_late(level: str, rows: str | int, tmp_path: Pa
     first.shape = x.shape
     late = op.emit("Sin", [first], name="late")[0]
     late.shape = x.shape
-    view = ControlEdge(op, late, SizeNames()).view(x)
+    view = ControlEdge(op, lambda: op.Size(late), SizeNames()).view(x, dims_of(x))
     second = op.emit("Tanh", [view], name="second")[0]
     out = op.emit("Sub", [late, second], name="out")[0]
     out.shape = ir.Shape([rows, 4])

@@ -23,7 +23,12 @@ from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.errors import OdtpackError
 from odtpack.ort import session_runs
 from odtpack.ort.files import Inference, add_ort_files
-from odtpack.ort.format import convert_model, convert_models, recorded_level
+from odtpack.ort.format import (
+    RuntimeOptimizations,
+    convert_model,
+    convert_variants,
+    recorded_level,
+)
 from odtpack.ort.session_runs import TRAINING_MODELS, SampleFeeds
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.files.records import InvalidRecordError
@@ -90,7 +95,8 @@ def test_the_content_is_that_of_the_reference_converter(
                 target_platform=None if platform is None else platform.value,
             )
         (expected,) = folder.glob("*.ort")
-        convert_model(model, tmp_path / "own.ort", style=style, platform=platform)
+        runtime: RuntimeOptimizations | None = "save" if style is Style.RUNTIME else None
+        convert_model(model, tmp_path / "own.ort", platform=platform, runtime=runtime)
         assert content(tmp_path / "own.ort") == content(expected)
         # ONNX Runtime writes some tables in an order that varies, and so pads differently.
         size = (tmp_path / "own.ort").stat().st_size
@@ -253,12 +259,12 @@ def test_a_refused_conversion_leaves_the_package_as_it_was(
     package = package_of("mlp", tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    def refuse(models: list[Path], *rest: Any) -> Any:
-        if "optimizer" in models[0].name:
+    def refuse(model: Path, *rest: Any) -> Any:
+        if "optimizer" in model.name:
             raise OdtpackError("ort-conversion-failed", "no")
-        return convert_models(models, *rest)
+        return convert_variants(model, *rest)
 
-    monkeypatch.setattr("odtpack.ort.files.convert_models", refuse)
+    monkeypatch.setattr("odtpack.ort.files.convert_variants", refuse)
     with pytest.raises(OdtpackError, match="no"):
         add_ort_files(package, EVERYTHING)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -81,7 +81,7 @@ g (float[N, 3, 8, 8] x, float[4, 3, 3, 3] w, float[4] s, float[4] b, float[4] m,
 def test_the_meaning_stays(opset: int) -> None:
     model = parse(CNN, opset)
     after = model.clone()
-    assert upgrade(after.graph)
+    upgrade(after.graph)
     assert after.graph.opset_imports[""] == 17
     assert_same(model, check(after), random_feeds(model, N=2))
 
@@ -90,13 +90,14 @@ def test_training_mode_as_an_attribute_stays() -> None:
     model = parse(
         NORM_THREE.replace("BatchNormalization", "BatchNormalization <training_mode = 1>"), 14
     )
-    assert upgrade(model.graph)
+    upgrade(model.graph)
+    assert model.graph.opset_imports[""] == 17
 
 
 @pytest.mark.parametrize("opset", [12, 17, 18, 21])
 def test_other_opsets_stay(opset: int) -> None:
     model = parse("g (float[2] x) => (float[2] y) { y = Neg(x) }", opset)
-    assert not upgrade(model.graph)
+    upgrade(model.graph)
     assert model.graph.opset_imports[""] == opset
 
 
@@ -127,7 +128,7 @@ g (bool c, float[1, 1, 4, 4] x, float[k, 4] rois, int64[k] batch) => (float[k, 1
 @pytest.mark.parametrize("text", [ROI, NORM, NORM_THREE, BRANCH], ids=["roi", "bn5", "bn3", "if"])
 def test_a_changed_meaning_keeps_its_opset(text: str) -> None:
     model = parse(text, 13)
-    assert not upgrade(model.graph)
+    upgrade(model.graph)
     assert model.graph.opset_imports[""] == 13
 
 

@@ -200,7 +200,7 @@ class BackwardBody:
             self.graph.extend(copies)
         else:
             self.graph.insert_before(first, copies)
-        _rewire(self.graph, mapping)
+        rewire(self.graph, mapping)
 
 
 def may_be_float(value: ir.Value) -> bool:
@@ -263,14 +263,14 @@ def _rename(graph: ir.Graph, op: Ops) -> None:
             _rename(subgraph, op)
 
 
-def _rewire(graph: ir.Graph, mapping: Mapping[ir.Value, ir.Value]) -> None:
+def rewire(graph: ir.Graph, mapping: Mapping[ir.Value, ir.Value]) -> None:
     """Replace values wherever a graph or one of its subgraphs reads them."""
     for node in graph:
         for index, value in enumerate(node.inputs):
             if value is not None and value in mapping:
                 node.replace_input_with(index, mapping[value])
         for subgraph in subgraphs(node):
-            _rewire(subgraph, mapping)
+            rewire(subgraph, mapping)
     for index, value in enumerate(graph.outputs):
         if value in mapping:
             graph.outputs[index] = mapping[value]

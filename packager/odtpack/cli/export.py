@@ -88,13 +88,13 @@ def export(
     if formats is None:
         taken = found.write(opened, out)
     else:
-        from odtpack.ort.format import convert_models
+        from odtpack.ort.format import convert_variants
         from odtpack_runtime.files.folder_update import replace_together, staged_beside
 
         with staged_beside(out) as stage:  # at any moment the variants that there are are its own
             made = stage / out.name
             taken = found.write(opened, made)
-            written = replace_together(out, made, list(convert_models([made], formats, stage)))
+            written = replace_together(out, made, list(convert_variants(made, formats, stage)))
     size = format_bytes(out.stat().st_size)
     _console.say(f"wrote {out} ({size}): {', '.join(found.outputs)}, from {', '.join(taken)}")
     adapter = opened.manifest.adapter

@@ -23,7 +23,7 @@ from odtpack.graph.fold import fold, merge_equal
 from odtpack.graph.graphs import Dims, Ops, ancestors, dims_of
 from odtpack.graph.inference import infer_shapes
 from odtpack.memory import early_masks, recompute, schedule
-from odtpack.memory.recompute import Choice, choose
+from odtpack.memory.recompute import choose
 from odtpack.memory.schedule import (
     SizeNames,
     Step,
@@ -106,20 +106,20 @@ def _compile(model: ir.Model, parameters: Mapping[str, str], spec: MemorySpec) -
     executed = _load(trial, shapes)
     take_ranks(trial.graph, executed)
     step = Step(weights_late(gradients_at_once(executed), parameters))
-    choice = choose(
+    chosen = choose(
         step, limit=spec.limit, seconds=total * spec.slowdown, nameable=nameable(trial.graph)
     )
-    renamed = recompute.write(op, trial.graph, step, choice, sizes)
+    renamed = recompute.write(op, trial.graph, step, chosen, sizes)
     common_passes.RemoveUnusedNodesPass()(trial)  # copies of what ONNX Runtime merges with others
-    arrange(trial.graph, places_of(trial.graph, choice.timeline, renamed, early))
-    after = choice.peak
+    arrange(trial.graph, places_of(trial.graph, chosen, renamed, early))
+    after = chosen.peak
     sure = peak - after >= _SURE * peak and spec.limit is None and spec.budget is None
     if not sure:
         after = Step(_load(trial, shapes)).timeline().peak
     if peak - after < spec.worth * peak:
         return MemoryReport(peak, peak, total, spec)
     model.graph = trial.graph
-    decisions = _decisions(step, choice, parameters)
+    decisions = _decisions(step, chosen.again, parameters)
     return MemoryReport(peak, after, total, spec, decisions)
 
 
@@ -189,12 +189,14 @@ def _load(model: ir.Model, shapes: Mapping[str, tuple[int, ...]]) -> RuntimeGrap
         return load_runtime_graph(path, shapes)
 
 
-def _decisions(step: Step, choice: Choice, parameters: Mapping[str, str]) -> tuple[Decision, ...]:
+def _decisions(
+    step: Step, again: Collection[str], parameters: Mapping[str, str]
+) -> tuple[Decision, ...]:
     """What is computed again, of each buffer the largest, with what goes along."""
     labels = Labels(step.graph, parameters.keys(), shown=parameters)
     found: dict[str, tuple[int, float]] = {}
     counted: set[int] = set()
-    for name in sorted(choice.again, key=lambda each: (step.producer[each], each)):
+    for name in sorted(again, key=lambda each: (step.producer[each], each)):
         index = step.producer[name]
         label = labels.node(index)
         nbytes, time = found.get(label, (0, 0.0))
@@ -274,18 +276,14 @@ def weights_late(graph: RuntimeGraph, parameters: Collection[str]) -> RuntimeGra
 
 def _owners(graph: RuntimeGraph, needs: list[set[int]]) -> list[int | None]:
     """For each node the last node of the one gradient that needs it; None if several things do."""
-    loss = set(graph.outputs[:1])
-    readers: list[set[int]] = [set() for _ in graph.nodes]
-    for index, sources in enumerate(needs):
-        for source in sources:
-            readers[source].add(index)
     owner: list[int | None] = [None] * len(needs)
+    of_readers: list[set[int | None]] = [set() for _ in needs]
     for index in range(len(needs) - 1, -1, -1):
-        if not readers[index]:
-            is_gradient = loss.isdisjoint(graph.nodes[index].outputs)
-            owner[index] = index if is_gradient else None
-            continue
-        owners = {owner[reader] for reader in readers[index]}
-        is_output = not set(graph.nodes[index].outputs).isdisjoint(graph.outputs)
-        owner[index] = owners.pop() if len(owners) == 1 and not is_output else None
+        own, found = set(graph.nodes[index].outputs), of_readers[index]
+        if not found and own.isdisjoint(graph.outputs[:1]):
+            owner[index] = index
+        elif len(found) == 1 and own.isdisjoint(graph.outputs):
+            (owner[index],) = found
+        for source in needs[index]:
+            of_readers[source].add(owner[index])
     return owner

@@ -53,11 +53,6 @@ class _Group:
     freed: int
     kept: int = 0
 
-    @property
-    def saved(self) -> int:
-        """Bytes less."""
-        return self.freed - self.kept
-
 
 def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
     """Let masks for which the backward pass would keep what is larger be needed by the loss."""
@@ -66,12 +61,12 @@ def compute_early(op: Ops, graph: ir.Graph, step: Step) -> frozenset[str]:
     # the way to them, and the loss. None where that would save too little: the graph is as it was.
     search = _Search(graph, step)
     groups, loss = list(search.groups()), graph.outputs[0]
-    saved = sum(group.saved for group in groups)
+    saved = sum(group.freed - group.kept for group in groups)
     if dims_of(loss) is None or saved <= MemorySpec.worth * step.timeline().peak:
         return frozenset()
     masks = [_as_bytes(op, mask, step) for group in groups for mask in group.masks]
     early = ancestors(graph.outputs[:1]) - ancestors(graph.outputs[1:])
-    early.update(*map(search.on_the_way, masks))
+    early |= ancestors(masks) - search.forward
     zeros = op.constant(np.zeros(len(dims_of(loss) or ()), np.int64))
     view = typed(op.Reshape(loss, op.Mul(op.Max(*map(op.Size, masks)), zeros)), loss)
     loss.name, view.name = view.name, loss.name
@@ -99,20 +94,16 @@ class _Search:
     def __init__(self, graph: ir.Graph, step: Step) -> None:
         self._graph = graph
         self._step = step
-        self._forward = ancestors(graph.outputs[:1])
-        self._early = self._computed_early()
-
-    def _computed_early(self) -> set[ir.Value]:
-        """What can be computed from the forward pass element by element, and the sizes of it."""
-        found: set[ir.Value] = set()
-        for node in self._graph:
-            if node in self._forward or (
+        self.forward = ancestors(graph.outputs[:1])
+        # What can be computed from the forward pass element by element, and the sizes of it.
+        self._early: set[ir.Value] = set()
+        for node in graph:
+            if node in self.forward or (
                 not node.domain
                 and node.op_type in _ELEMENTWISE | _SIZES
-                and all(v is None or v.producer() is None or v in found for v in node.inputs)
+                and all(v is None or v.producer() is None or v in self._early for v in node.inputs)
             ):
-                found.update(node.outputs)
-        return found
+                self._early.update(node.outputs)
 
     def groups(self) -> Iterator[_Group]:
         """What would do for what, where it is worth it."""
@@ -134,22 +125,11 @@ class _Search:
             if _SHARE * group.kept <= group.freed:
                 yield group
 
-    def on_the_way(self, mask: ir.Value) -> set[ir.Node]:
-        """Nodes that compute a mask from the forward pass."""
-        found: set[ir.Node] = set()
-        stack = [mask.producer()]
-        while stack:
-            node = stack.pop()
-            if node is not None and node not in self._forward and node not in found:
-                found.add(node)
-                stack += [each.producer() for each in node.inputs if each is not None]
-        return found
-
     def _roots(self) -> Iterator[tuple[ir.Value, list[ir.Value]]]:
         """Values that only masks are computed from in the backward pass, with these."""
         families: dict[ir.Value, list[ir.Value]] = defaultdict(list)
         for node in self._graph:
-            if node in self._forward:
+            if node in self.forward:
                 for value in node.outputs:
                     families[self._root(value)].append(value)
         for root, family in families.items():
@@ -173,7 +153,7 @@ class _Search:
         seen: set[ir.Node] = set()
         if any(value.is_graph_output() for value in family):
             return None
-        stack = [n for v in family for n in v.consumers() if n not in self._forward]
+        stack = [n for v in family for n in v.consumers() if n not in self.forward]
         while stack:
             node = stack.pop()
             if node in seen:

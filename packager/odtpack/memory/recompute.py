@@ -23,7 +23,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from odtpack.graph.graphs import Ops, ancestors, draws, maker, reads, subgraphs
+from odtpack.graph.graphs import Ops, ancestors, dims_of, draws, maker, reads, subgraphs
 from odtpack.memory import schedule
 from odtpack.memory.schedule import (
     AGAIN,
@@ -35,7 +35,6 @@ from odtpack.memory.schedule import (
     named_values,
 )
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX
-from odtpack_simulator.memory.runtime_graph import Node
 
 _SMALLEST: Final = 4096
 """Bytes from which on a buffer is worth a decision."""
@@ -52,39 +51,20 @@ _PATIENCE: Final = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """What to compute again."""
-
-    again: frozenset[str]  # names of the values
-    timeline: Timeline  # the step with them
-    seconds: float  # estimated time that it takes
-
-    @property
-    def peak(self) -> int:
-        """Bytes of activations at the peak."""
-        return self.timeline.peak
-
-
-@dataclasses.dataclass(frozen=True)
 class _Move:
     adds: frozenset[str]
     nbytes: int
-    gain: float
-    weight: float
-
-    @property
-    def worth(self) -> float:
-        return self.gain / (self.weight + 1e-5)
+    worth: float  # what it gains for each second
 
 
-def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collection[str]) -> Choice:
+def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collection[str]) -> Timeline:
     """Choose what to compute again."""
     # limit: Bytes of activations at the peak to come to; as few as the time allows if None.
     # seconds: Time that computing again may take. nameable: Names of values that a control edge can
     # be put on: those of a known rank.
-    # Returns the choice with the lowest peak within the time; with a limit, the cheapest that was
+    # Returns the step with the lowest peak within the time; with a limit, the cheapest that was
     # found within it, if one was.
-    found = _choose(_Search(step, seconds, nameable, step.seconds), limit)
+    found = _Search(step, seconds, nameable, step.seconds).lowest(limit)
     if limit is None or found.peak <= limit:
         return found
     # In another order it may come further: as where tensors come from memory.
@@ -92,35 +72,16 @@ def choose(step: Step, *, limit: int | None, seconds: float, nameable: Collectio
     weights = [
         schedule.node_seconds(each, values, schedule.MEMORY_BANDWIDTH) for each in step.graph.nodes
     ]
-    other = _choose(_Search(step, seconds, nameable, weights), limit)
-    return min(found, other, key=lambda choice: choice.peak)
-
-
-def _choose(search: _Search, limit: int | None) -> Choice:
-    best = current = search.choice(frozenset())
-    failures = 0
-    for _ in range(_MOST_MOVES):
-        if limit is not None and best.peak <= limit:
-            break
-        lowest, last = search.lower(current, max(limit or 0, int(best.peak * _STEP_DOWN)))
-        if lowest.peak < best.peak:
-            best, failures = lowest, 0
-        else:
-            failures += 1
-        if last.again == current.again or failures > _PATIENCE:
-            break
-        current = last
-    return search.without_superfluous(best, best.peak if limit is None else max(limit, best.peak))
+    other = _Search(step, seconds, nameable, weights).lowest(limit)
+    return min(found, other, key=lambda each: each.peak)
 
 
 class _Search:
     def __init__(
         self, step: Step, seconds: float, nameable: Collection[str], weights: Sequence[float]
     ) -> None:
-        self._step = step
-        self._weights = weights
-        self._seconds = seconds
-        self._nameable = nameable
+        self._step, self._weights = step, weights
+        self._seconds, self._nameable = seconds, nameable
         self._families: dict[str, list[str]] = defaultdict(list)
         for index in sorted(step.forward):
             for name in step.graph.nodes[index].outputs:
@@ -128,12 +89,26 @@ class _Search:
                     self._families[step.root(name)].append(name)
         self._outputs = set(step.graph.outputs)
 
-    def choice(self, again: frozenset[str]) -> Choice:
-        return Choice(again, self._step.timeline(again), self._step.time(again))
+    def lowest(self, limit: int | None) -> Timeline:
+        """The lowest step that is found, or with a limit the first within it."""
+        best = current = self._step.timeline()
+        failures = 0
+        for _ in range(_MOST_MOVES):
+            if limit is not None and best.peak <= limit:
+                break
+            lowest, last = self._lower(current, max(limit or 0, int(best.peak * _STEP_DOWN)))
+            if lowest.peak < best.peak:
+                best, failures = lowest, 0
+            else:
+                failures += 1
+            if last.again == current.again or failures > _PATIENCE:
+                break
+            current = last
+        return self._without_superfluous(best, max(limit or 0, best.peak))
 
-    def lower(self, current: Choice, target: int) -> tuple[Choice, Choice]:
+    def _lower(self, current: Timeline, target: int) -> tuple[Timeline, Timeline]:
         """Add moves until the peak is at the target, or none helps or fits the time."""
-        # Returns the lowest choice on the way, and the last: the same where the target is reached.
+        # Returns the lowest step on the way, and the last: the same where the target is reached.
         lowest = current
         for _ in range(_MOST_MOVES):
             if current.peak <= target:
@@ -157,16 +132,16 @@ class _Search:
                         break
             if again == current.again:
                 break
-            current = self.choice(frozenset(again))
-            lowest = min(lowest, current, key=lambda choice: choice.peak)
+            current = self._step.timeline(frozenset(again))
+            lowest = min(lowest, current, key=lambda each: each.peak)
         return lowest, current
 
-    def without_superfluous(self, choice: Choice, peak: int) -> Choice:
+    def _without_superfluous(self, chosen: Timeline, peak: int) -> Timeline:
         """Keep again what the peak does not need to be computed again, the costliest first."""
         groups: dict[str, set[str]] = defaultdict(set)
-        for name in choice.again:
+        for name in chosen.again:
             groups[self._step.root(name)].add(name)
-        life = _Lives(self._step, choice, peak)
+        life = _Lives(self._step, chosen, peak)
 
         def may_be_kept(root: str) -> bool:
             """Whether it would not lie there at the peak: of most a plan need not say so."""
@@ -179,16 +154,16 @@ class _Search:
             roots = [root for root in stack.pop() if may_be_kept(root)]
             if not roots:
                 continue
-            trial = self.choice(choice.again.difference(*(groups[root] for root in roots)))
+            trial = self._step.timeline(chosen.again.difference(*(groups[r] for r in roots)))
             if trial.peak <= peak:
-                choice, life = trial, _Lives(self._step, trial, peak)
+                chosen, life = trial, _Lives(self._step, trial, peak)
             elif len(roots) > 1:
                 half = len(roots) // 2
                 stack += [roots[half:], roots[:half]]
-        return choice
+        return chosen
 
-    def _moves(self, current: Choice, target: int) -> Iterator[_Move]:
-        life, room = _Lives(self._step, current, target), self._seconds - current.seconds
+    def _moves(self, current: Timeline, target: int) -> Iterator[_Move]:
+        life = _Lives(self._step, current, target)
         seen: set[frozenset[str]] = set()
         for root, family in self._families.items():
             if root not in self._step.producer or self._step.nbytes(root) < _SMALLEST:
@@ -201,24 +176,17 @@ class _Search:
             if freed <= 0:
                 continue
             for ratio in _HELD_INSTEAD:
-                move = self._closure(late, root, first, ratio, life, current.again, freed, room)
-                if move is not None and move.gain > 0 and move.adds not in seen:
+                move = self._closure(late, root, first, ratio, life, freed)
+                if move is not None and move.worth > 0 and move.adds not in seen:
                     seen.add(move.adds)
                     yield move
 
     def _closure(
-        self,
-        wanted: list[str],
-        root: str,
-        first: int,
-        ratio: float,
-        life: _Lives,
-        again: Collection[str],
-        gain: float,
-        room: float,
+        self, wanted: list[str], root: str, first: int, ratio: float, life: _Lives, gain: float
     ) -> _Move | None:
         """What goes with some values of one buffer; None if they cannot be computed again."""
         step, adds, stack = self._step, set[str](), list(wanted)
+        again, room = life.again, self._seconds - life.seconds
         nodes: set[int] = set()
         spent = weight = 0.0
         while stack:
@@ -244,7 +212,7 @@ class _Search:
                     stack.append(read)
                 else:
                     gain -= held
-        return _Move(frozenset(adds), step.nbytes(root), gain, weight)
+        return _Move(frozenset(adds), step.nbytes(root), gain / (weight + 1e-5))
 
     def _held(self, name: str, root: str, first: int, ratio: float, life: _Lives) -> float | None:
         """What it costs to keep a value until a place; None if it is to be computed again."""
@@ -264,15 +232,15 @@ class _Search:
 class _Lives:
     """When values of the forward pass are read, in a timeline, and what lies above a target."""
 
-    def __init__(self, step: Step, current: Choice, target: int) -> None:
+    def __init__(self, step: Step, current: Timeline, target: int) -> None:
+        self.again, self.seconds = current.again, step.time(current.again)
         self.late: dict[str, list[int]] = defaultdict(list)
         self._early: dict[str, int] = {}
         self._repeated: dict[str, int] = {}
-        self._uses = current.timeline.uses
-        nodes, triggers = current.timeline.nodes, current.timeline.triggers
-        for place, node in enumerate(nodes):
+        self._uses = current.uses
+        for place, node in enumerate(current.nodes):
             name = next(filter(None, node.outputs), "")
-            is_early = place not in triggers and step.producer.get(name, -1) in step.forward
+            is_early = place not in current.triggers and step.producer.get(name, -1) in step.forward
             for output in node.outputs:
                 if is_early and output:
                     self._early[output] = place
@@ -306,35 +274,31 @@ class _Lives:
         return max(0, self._above[max(after, until) + 1] - self._above[after + 1])
 
 
-def write(op: Ops, graph: ir.Graph, step: Step, choice: Choice, sizes: SizeNames) -> dict[str, str]:
+def write(
+    op: Ops, graph: ir.Graph, step: Step, chosen: Timeline, sizes: SizeNames
+) -> dict[str, str]:
     """Write the nodes, and let the backward pass read what they compute."""
     # op: Writer for the training graph; new nodes go to its end, and so it is no longer sorted.
     # step: It as ONNX Runtime executes it. sizes: Names the sizes of what is computed again.
     # Returns names of the copies of values, by the names that they have in the timeline.
-    nodes = choice.timeline.nodes
-    writer = _Writer(op, graph, step, choice.again, sizes, nodes)
+    writer = _Writer(op, graph, step, chosen, sizes)
+    late = [node for node in graph if node not in writer.forward]
     groups: dict[int, list[str]] = {}
-    for place, trigger in choice.timeline.triggers.items():
-        groups.setdefault(trigger, []).extend(name for name in nodes[place].outputs if name)
+    for place, trigger in chosen.triggers.items():
+        groups.setdefault(trigger, []).extend(filter(None, chosen.nodes[place].outputs))
     for trigger, names in sorted(groups.items()):
-        copied = [name.removesuffix(AGAIN) for name in names]
-        writer.group(copied, writer.latest(nodes, trigger))
-    writer.redirect()
+        writer.group([name.removesuffix(AGAIN) for name in names], writer.latest(trigger))
+    for node in late:
+        writer.redirect(node)
     return writer.renamed()
 
 
 class _Writer:
     def __init__(
-        self,
-        op: Ops,
-        graph: ir.Graph,
-        step: Step,
-        again: Collection[str],
-        sizes: SizeNames,
-        nodes: Sequence[Node],
+        self, op: Ops, graph: ir.Graph, step: Step, chosen: Timeline, sizes: SizeNames
     ) -> None:
-        self._op, self._graph, self._step = op, graph, step
-        self._again, self._sizes = again, sizes
+        self._op, self._step, self._sizes = op, step, sizes
+        self._again, self._nodes = chosen.again, chosen.nodes
         self._values = named_values(graph)
         self._parameters = set(graph.inputs)
         self._constant: set[ir.Value] = set()
@@ -342,10 +306,10 @@ class _Writer:
             if not subgraphs(node) and all(map(self._is_constant, reads(node))):
                 self._constant.update(node.outputs)
         self._copies: dict[ir.Value, ir.Value] = {}
-        self._before = list(graph)
-        self._forward = ancestors(graph.outputs[:1])
-        self._places = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
-        self._last_read = {name: i for i, node in enumerate(nodes) for name in node.reads}
+        self.forward = ancestors(graph.outputs[:1])  # nodes that the loss needs
+        nodes = [*enumerate(self._nodes)]
+        self._places = {name: i for i, node in nodes for name in node.outputs if name}
+        self._last_read = {name: i for i, node in nodes for name in node.reads}
         self._late = [
             name
             for name in self._places
@@ -354,11 +318,11 @@ class _Writer:
             and self._is_data(self._values[name])
         ]
 
-    def latest(self, nodes: Sequence[Node], trigger: int) -> ir.Value:
+    def latest(self, trigger: int) -> ir.Value:
         """What is computed last before a node of the timeline, of what it reads if possible."""
         # Of data: sizes exist long before, and what accumulates gradients is not in a step model.
         late = [name for name in self._late if self._places[name] < trigger]
-        read = set(nodes[trigger].reads).intersection(late)
+        read = set(self._nodes[trigger].reads).intersection(late)
         needed = [name for name in late if self._last_read.get(name, -1) >= trigger]
         found = read or needed or late
         if not found:
@@ -375,10 +339,13 @@ class _Writer:
 
     def group(self, names: Collection[str], late: ir.Value) -> None:
         """Copy what computes some values, to run once ``late`` exists."""
-        edge = ControlEdge(self._op, late, self._sizes.another())
+        edge = self._edge(late)
         for name in names:
             if name in self._values:
                 self._copy(self._values[name], edge)
+
+    def _edge(self, late: ir.Value) -> ControlEdge:
+        return ControlEdge(self._op, lambda: self._op.Size(late), self._sizes.another())
 
     def _copy(self, wanted: ir.Value, edge: ControlEdge) -> None:
         stack = [wanted]
@@ -423,7 +390,7 @@ class _Writer:
             elif self._is_constant(value) or (value in self._parameters and is_bound):
                 inputs.append(value)
             else:
-                inputs.append(edge.view(value))
+                inputs.append(edge.view(value, dims_of(value)))
         outputs = self._op.emit(
             node.op_type,
             inputs,
@@ -446,13 +413,8 @@ class _Writer:
         used = [i for i, value in enumerate(node.outputs) if value.name in self._again]
         return 1 + max(used, default=0)
 
-    def redirect(self) -> None:
-        """Let the nodes that the loss does not need read the copies that come before them."""
-        for node in self._before:
-            if node not in self._forward:
-                self._redirect(node)
-
-    def _redirect(self, node: ir.Node) -> None:
+    def redirect(self, node: ir.Node) -> None:
+        """Let a node that the loss does not need read the copies that come before it."""
         for index, value in enumerate(node.inputs):
             if value is None:
                 continue
@@ -461,13 +423,11 @@ class _Writer:
             if not copied or any(self._is_early(node, each) for each in copied):
                 continue
             if value not in self._copies:
-                self._copy(
-                    value, ControlEdge(self._op, self._copies[copied[0]], self._sizes.another())
-                )
+                self._copy(value, self._edge(self._copies[copied[0]]))
             node.replace_input_with(index, self._copies[value])
         for graph in subgraphs(node):
             for inner in graph:
-                self._redirect(inner)
+                self.redirect(inner)
 
     def _sources(self, value: ir.Value) -> list[ir.Value]:
         """The values of the runtime's graph that a value of the forward pass stands for: itself."""
@@ -481,7 +441,7 @@ class _Writer:
                 found.append(each)
             elif node is None or draws(node) or self._is_constant(each):
                 continue
-            elif node in self._forward:
+            elif node in self.forward:
                 stack += reads(node)
         return found
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
-import numpy as np
 import onnx_ir as ir
 
-from odtpack.graph.graphs import RANDOM_OPERATORS, Ops, ancestors, dims_of, reads, subgraphs
+from odtpack.graph.graphs import RANDOM_OPERATORS, Dims, Ops, ancestors, dims_of, reads, subgraphs
 from odtpack_runtime.session.graph_signature import RESET_NAME, UPDATE_SUFFIX
 from odtpack_simulator.memory.allocation import Allocation, Known, allocate
 from odtpack_simulator.memory.kernel_memory import ALIASES, IN_PLACE
@@ -119,17 +118,18 @@ OPTIONAL_OUTPUTS = {"BatchNormalization", "LayerNormalization", "MaxPool"}
 class Timeline:
     """A step as it would be executed."""
 
+    again: frozenset[str]  # names of the values that are computed again
     nodes: tuple[Node, ...]  # in order, those that compute again among them
     # For each node that computes again, by place, the place of the node of the backward pass in
     # front of which it stands.
     triggers: Mapping[int, int]
     allocation: Allocation  # its buffers
-    extra_nodes: int  # nodes that it has more than the step as it was
 
     @cached_property
     def uses(self) -> list[int]:
         """Bytes of activations during each node, with what the added nodes take throughout."""
-        added = self.extra_nodes * BYTES_PER_NODE
+        edges = len({*self.triggers.values()})
+        added = (len(self.triggers) + EDGE_NODES * edges) * BYTES_PER_NODE
         return [use.total + added for use in self.allocation.uses]
 
     @cached_property
@@ -179,12 +179,11 @@ class Step:
         places = {self.producer[name] for name in again}
         return sum(self.seconds[place] for place in sorted(places))
 
-    def timeline(self, again: Collection[str] = ()) -> Timeline:
+    def timeline(self, again: frozenset[str] = frozenset()) -> Timeline:
         """The step with these values computed again for the backward pass."""
         nodes: list[Node] = []
         triggers: dict[int, int] = {}
         made: set[int] = set()
-        groups: list[tuple[int, int]] = []
         later = self._read_later(again) if again else set()
         for index, node in enumerate(self.graph.nodes):
             if index in self.forward or not again:
@@ -194,10 +193,8 @@ class Step:
             start = len(nodes)
             nodes += [self._copy(each, again, later) for each in wanted]
             made.update(wanted)
-            groups.append((start, len(nodes)))
+            triggers |= dict.fromkeys(range(start, len(nodes)), len(nodes))
             nodes.append(self._redirected(node, again))
-        for start, end in groups:
-            triggers.update(dict.fromkeys(range(start, end), end))
         values = dict(self.graph.values)
         for each in made:
             for name in self.graph.nodes[each].outputs:
@@ -205,8 +202,7 @@ class Step:
                     values[name + AGAIN] = dataclasses.replace(values[name], dims=None)
         graph = dataclasses.replace(self.graph, nodes=tuple(nodes), values=values)
         allocation = allocate(graph, conditions={RESET_NAME: True}, known=self._known)
-        edges = sum(1 for start, end in groups if end > start)
-        return Timeline(graph.nodes, triggers, allocation, len(triggers) + EDGE_NODES * edges)
+        return Timeline(again, graph.nodes, triggers, allocation)
 
     def _read_later(self, again: Collection[str]) -> set[str]:
         """Values among these that a node of the backward pass or one that runs again reads."""
@@ -296,28 +292,25 @@ class SizeNames:
 
 
 class ControlEdge:
-    """Views of values that exist once ``late`` does."""
+    """Views of values that exist once another one does."""
 
-    # op: Writer for the graph, which puts nodes where they may stand. late: A value of any type;
-    # its last reader may well be this edge. sizes: Names the first axis of the views.
+    # op: Writer for the graph, which puts nodes where they may stand. number: Writes a whole number
+    # that is computed from the other value; its last reader may well be this edge. sizes: Names the
+    # first axis of the views.
 
-    def __init__(self, op: Ops, late: ir.Value, sizes: SizeNames) -> None:
-        self._op = op
-        self._late = late
-        self._sizes = sizes
+    def __init__(self, op: Ops, number: Callable[[], ir.Value], sizes: SizeNames) -> None:
+        self._op, self._number, self._sizes = op, number, sizes
         self._views: dict[ir.Value, ir.Value] = {}
         self._shapes: dict[int, ir.Value] = {}
 
-    def view(self, value: ir.Value) -> ir.Value:
-        """The value, once ``late`` exists; itself where its rank is unknown."""
-        dims = dims_of(value)
+    def view(self, value: ir.Value, dims: Dims | None) -> ir.Value:
+        """The value, of these dimensions, once the other exists; itself where there are none."""
         if dims is None:
             return value
         if value not in self._views:
             rank = len(dims)
             if rank not in self._shapes:
-                op, size = self._op, self._op.Size(self._late)
-                self._shapes[rank] = op.Mul(size, op.constant(np.zeros(rank, np.int64)))
+                self._shapes[rank] = self._op.Mul(self._number(), self._op.ints(*[0] * rank))
             view = self._op.Reshape(value, self._shapes[rank])
             view.type, view.shape = value.type, self._sizes.named(dims)
             self._views[value] = view
@@ -420,9 +413,8 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> None
     if reset is None:
         return
     renamed: set[ir.Value] = set()
-    views: dict[ir.Value, ir.Value] = {}
-    shapes: dict[int, ir.Value] = {}
     flag = op.cast(reset, ir.DataType.INT64)  # what it is, no inference of shapes knows
+    edge = ControlEdge(op, lambda: flag, names)
     for node in list(graph):
         if node in forward:
             _own_sizes(node, step, names)
@@ -452,16 +444,10 @@ def rename_sizes(op: Ops, graph: ir.Graph, step: Step, names: SizeNames) -> None
             node.outputs[0].shape = names.named(sizes)
             renamed.update(node.outputs)
             continue
-        if source not in views:
-            dims = _dims(source, step)
-            if len(dims) not in shapes:
-                shapes[len(dims)] = op.Mul(flag, op.ints(*[0] * len(dims)))
-            view = op.Reshape(source, shapes[len(dims)])
-            view.type, view.shape = source.type, names.named(dims)
-            views[source] = view
+        view = edge.view(source, _dims(source, step))
         for index, value in enumerate(node.inputs):
             if value is source:
-                node.replace_input_with(index, views[source])
+                node.replace_input_with(index, view)
         renamed.update(node.outputs)
         _own_sizes(node, step, names)
 
@@ -482,7 +468,7 @@ def _own_sizes(node: ir.Node, step: Step, names: SizeNames) -> None:
             value.shape = names.another().open(dims)
 
 
-def _dims(value: ir.Value, step: Step) -> tuple[int | str | None, ...]:
+def _dims(value: ir.Value, step: Step) -> Dims:
     """Sizes of the axes: what the graph says, or else ONNX Runtime; none where neither does."""
     known = step.graph.values.get(value.name or "")
     return dims_of(value) or (known.dims if known is not None else None) or ()

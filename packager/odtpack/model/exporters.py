@@ -456,11 +456,10 @@ _BIAS = 2
 _OPERATORS = ("Conv", "ConvTranspose", "Gemm")
 
 
-def restore(graph: ir.Graph) -> bool:
-    """Give nodes the biases that their calls had; return whether any lacked one."""
+def restore(graph: ir.Graph) -> None:
+    """Give nodes the biases that their calls had."""
     # graph: Forward graph; changed in place. New initializers have the module's names.
     parameters = ExportedParameters(graph)
-    changed = False
     for node in graph:
         if node.op_type not in _OPERATORS or any(node.inputs[_BIAS:]):
             continue
@@ -475,8 +474,6 @@ def restore(graph: ir.Graph) -> bool:
             graph.register_initializer(value)
         node.resize_inputs(_BIAS + 1)
         node.replace_input_with(_BIAS, graph.initializers[name])
-        changed = True
-    return changed
 
 
 def _channels(node: ir.Node) -> int | None:

@@ -5,7 +5,6 @@ What a model file says about other files is not to be trusted: it may point anyw
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,14 @@ import onnx.checker
 import onnx.external_data_helper
 
 from odtpack.errors import OdtpackError
-from odtpack_runtime.files.protobuf_wire import BYTES, MalformedError, fields, header, tensors
+from odtpack_runtime.files.protobuf_wire import (
+    BYTES,
+    Field,
+    MalformedError,
+    fields,
+    header,
+    tensors,
+)
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -166,19 +172,11 @@ LEAST = 1024
 """Bytes below which a tensor stays in the message."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Span:
-    """Where the bytes of a tensor stand in a file."""
-
-    offset: int
-    length: int
-
-
-def detach(data: memoryview) -> tuple[bytes | memoryview, dict[int, Span]]:
+def detach(data: memoryview) -> tuple[bytes | memoryview, dict[int, memoryview]]:
     """Leave the large ``raw_data`` of a model's initializers out."""
     # data: Bytes of a serialized ``ModelProto``; they may be anything.
-    # Returns the message without them, and the place of each by the initializer's index.
-    spans: dict[int, Span] = {}
+    # Returns the message without them, and what each holds by the initializer's index.
+    bodies: dict[int, memoryview] = {}
     chunks: list[bytes | memoryview] = []
     count = 0
     try:
@@ -186,15 +184,15 @@ def detach(data: memoryview) -> tuple[bytes | memoryview, dict[int, Span]]:
             if found.number != _GRAPH or found.kind != BYTES:
                 chunks.append(data[found.start : found.end])
                 continue
-            graph, count = _graph(data, found.body, found.end, spans, count)
+            graph, count = _graph(data, found.body, found.end, bodies, count)
             chunks += [header(_GRAPH, sum(map(len, graph))), *graph]
     except MalformedError:
         return data, {}
-    return (b"".join(chunks), spans) if spans else (data, {})
+    return (b"".join(chunks), bodies) if bodies else (data, {})
 
 
 def _graph(
-    data: memoryview, start: int, end: int, spans: dict[int, Span], count: int
+    data: memoryview, start: int, end: int, bodies: dict[int, memoryview], count: int
 ) -> tuple[list[bytes | memoryview], int]:
     """The pieces of a graph without its large tensors, and the number of initializers so far."""
     pieces: list[bytes | memoryview] = []
@@ -204,18 +202,17 @@ def _graph(
             continue
         raw = _raw_data(data, found.body, found.end)
         if raw is not None:
-            tag, raw_end, span = raw
-            rest = [data[found.body : tag], data[raw_end : found.end]]
+            rest = [data[found.body : raw.start], data[raw.end : found.end]]
             pieces += [data[kept : found.start], header(_INITIALIZER, sum(map(len, rest))), *rest]
-            spans[count] = span
+            bodies[count] = data[raw.body : raw.end]
             kept = found.end
         count += 1
     pieces.append(data[kept:end])
     return pieces, count
 
 
-def _raw_data(data: memoryview, start: int, end: int) -> tuple[int, int, Span] | None:
-    """Start and end of the one large ``raw_data`` field of a tensor, and its bytes."""
+def _raw_data(data: memoryview, start: int, end: int) -> Field | None:
+    """The one large ``raw_data`` field of a tensor."""
     found = None
     for each in fields(data, start, end):
         if each.number in (_EXTERNAL_DATA, _DATA_LOCATION):
@@ -223,5 +220,5 @@ def _raw_data(data: memoryview, start: int, end: int) -> tuple[int, int, Span] |
         if each.number == _RAW_DATA:
             if found is not None or each.kind != BYTES:
                 return None
-            found = each.start, each.end, Span(each.body, each.end - each.body)
-    return found if found is not None and found[2].length >= LEAST else None
+            found = each
+    return found if found is not None and found.end - found.body >= LEAST else None

@@ -182,12 +182,7 @@ class _Appender:
         return value
 
     def on_axes(
-        self,
-        op_type: str,
-        value: ir.Value,
-        given: Sequence[int],
-        since: int,
-        **attributes: int,
+        self, op_type: str, value: ir.Value, given: Sequence[int], since: int, **attributes: int
     ) -> ir.Value:
         """Append a node whose axes are an input since an opset, and were an attribute before."""
         if self._opset < since:

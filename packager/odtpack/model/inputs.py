@@ -13,6 +13,7 @@ from odtpack.graph.graphs import (
     CARRIED,
     TRAINABLE_TYPES,
     Ops,
+    ancestors,
     dims_of,
     mark_constant,
     reads,
@@ -111,9 +112,7 @@ def _fix(op: Ops, value: ir.Value, array: np.ndarray, text: str) -> None:
     graph, dims = op.graph, dims_of(value) or ()
     graph.inputs.remove(value)
     if (sizes := static_dims(value)) is not None:
-        array = (
-            np.full(sizes, array.item(), array.dtype) if array.size == 1 else array.reshape(sizes)
-        )
+        array = np.resize(array, sizes)  # one number for all elements, or one for each
         value.const_value = ir.tensor(array, dtype=value.dtype, name=value.name)
         graph.register_initializer(value)
         mark_constant(value)
@@ -154,18 +153,13 @@ def _carry(graph: ir.Graph, value: ir.Value, output: str, text: str) -> None:
             "unknown-value", f"--input {text!r} names an output that the model does not have",
             hint=near_names(output, outputs, f"its outputs are {', '.join(outputs)}"),
         )  # fmt: skip
-    new, seen, stack = outputs[output], set[ir.Value](), [outputs[output]]
-    while stack:
-        each = stack.pop()
-        node = each.producer()
-        if each not in seen and node is not None:
-            stack += reads(node)
-        seen.add(each)
+    new = outputs[output]
+    follows = any(value in reads(node) for node in ancestors([new]))
     if sizes is None or static_dims(new) not in (None, sizes):
         problem, hint = "it needs fixed sizes, those of the output", "fix its axes: --size batch=4"
     elif new.dtype != value.dtype or value.dtype not in TRAINABLE_TYPES:
         problem, hint = "both must be of one floating-point type", "change that in the export"
-    elif value not in seen or new is value:
+    elif not follows:
         problem, hint = (
             f"{output!r} does not depend on it",
             "name the output that is its next value",

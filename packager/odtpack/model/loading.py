@@ -180,8 +180,8 @@ def load_source(
         common_passes.RemoveUnusedNodesPass()(loaded)
         kept = _weights(loaded.graph)
         loaded.meta[UNREACHED] = tuple(name for name in weights if name not in kept)
-        gone = [v for v in inputs if not v.uses() and not v.is_graph_output()]
-        gone = [v for v in loaded.graph.inputs if v in gone]
+        unread = {v for v in inputs if not v.uses() and not v.is_graph_output()}
+        gone = [v for v in loaded.graph.inputs if v in unread]
         loaded.graph.inputs[:] = [v for v in loaded.graph.inputs if v not in gone]
         loaded.meta[CACHE] = (*cache, *(str(value.name) for value in gone))
     return loaded

@@ -168,19 +168,17 @@ _SEPARATED = "odtpack.separated_from"
 Use = tuple[ir.Node, int]
 
 
-def split(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
-    """Give each place its own copy of a merged parameter; return whether there were any."""
+def split(graph: ir.Graph, keep: Collection[str] = ()) -> None:
+    """Give each place its own copy of a merged parameter."""
     # graph: Forward graph; changed in place. New initializers are named after their modules. keep:
     # Names of initializers that stay what they are.
-    changed = False
     parameters = ExportedParameters(graph)
     _split_tiles(graph, parameters)
     values = [v for n, v in graph.initializers.items() if n not in keep and _is_merged(v)]
     for computed in (False, True):  # the names of biases give the products beside them
         for value in values:
-            changed |= _restore_left(graph, value, parameters, computed)
-    unnamed = made_up(graph)
-    names = Names()
+            _restore_left(graph, value, computed)
+    unnamed, names = made_up(graph), Names()
     for value in values:
         if not _is_merged(value):
             continue
@@ -203,8 +201,6 @@ def split(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
             note_folded(copy, label)
             if parameters.kind(label) == "BUFFER":
                 copy.metadata_props[KIND] = "BUFFER"
-        changed = True
-    return changed
 
 
 def _split_tiles(graph: ir.Graph, parameters: ExportedParameters) -> None:
@@ -228,11 +224,8 @@ def _split_tiles(graph: ir.Graph, parameters: ExportedParameters) -> None:
 
 def separate(graph: ir.Graph, value: ir.Value, places: Iterable[Use], name: str) -> ir.Value:
     """Give places a copy of an initializer, under a name that is free; return it."""
-    tensor = value.const_value
-    array = np.zeros(0) if tensor is None else tensor.numpy()
-    new = ir.Value(
-        name=name, shape=value.shape, type=value.type, const_value=ir.tensor(array, name=name)
-    )
+    tensor = ir.tensor(_array(value), name=name)
+    new = ir.Value(name=name, shape=value.shape, type=value.type, const_value=tensor)
     new.metadata_props.update(value.metadata_props)
     new.meta[_SEPARATED] = separated_from(value)
     graph.register_initializer(new)
@@ -253,11 +246,8 @@ def _is_merged(value: ir.Value) -> bool:
     return len(value.uses()) > 1
 
 
-def _restore_left(
-    graph: ir.Graph, value: ir.Value, parameters: ExportedParameters, computed: bool
-) -> bool:
+def _restore_left(graph: ir.Graph, value: ir.Value, computed: bool) -> None:
     """Put parameters in the places of the nodes that the older exporter left of them."""
-    changed = False
     found: dict[str | None, ir.Value] = {}
     if str(value.name).startswith(COMPUTED):  # two calls of one module leave what two modules do
         found = {_computed(value, use): value for use in value.uses() if not _is_left(use[0])}
@@ -284,8 +274,6 @@ def _restore_left(
             separate(graph, value, uses, name).metadata_props.clear()
         if node.graph is not None:
             node.graph.remove(node, safe=True)
-        changed = True
-    return changed
 
 
 def _computed(value: ir.Value, use: Use) -> str | None:
@@ -334,9 +322,12 @@ def _are_apart(
 
 def _is_fill(value: ir.Value) -> bool:
     """Whether a tensor holds a single value."""
-    tensor = value.const_value
-    array = np.zeros(0) if tensor is None else tensor.numpy()
+    array = _array(value)
     return array.size > 0 and bool(np.ptp(array) == 0)
+
+
+def _array(value: ir.Value) -> np.ndarray:
+    return np.zeros(0) if value.const_value is None else value.const_value.numpy()
 
 
 # Undoes what separates tied weights: the transpose that an exporter folded.
@@ -354,8 +345,8 @@ def _is_fill(value: ir.Value) -> bool:
 # both.
 
 
-def tie(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
-    """Replace folded transposes of initializers by nodes; return whether there were any."""
+def tie(graph: ir.Graph, keep: Collection[str] = ()) -> None:
+    """Replace folded transposes of initializers by nodes."""
     # graph: Forward graph; changed in place. keep: Names of initializers that stay what they are.
     originals: dict[tuple[tuple[int, ...], bytes], list[tuple[ir.Value, np.ndarray]]] = {}
     copies, unnamed = [], made_up(graph)
@@ -372,7 +363,6 @@ def tie(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
             originals.setdefault(key, []).append((value, array))
         elif value.name not in keep and not value.is_graph_output():
             copies.append((value, array))
-    changed = False
     kept: dict[str, tuple[ir.Value, np.ndarray]] = {}
     for copy, array in copies:
         labels = {parameters.read(*use) for use in copy.uses()}
@@ -380,19 +370,16 @@ def tie(graph: ir.Graph, keep: Collection[str] = ()) -> bool:
         if label in kept and np.array_equal(kept[label][1], array):
             copy.replace_all_uses_with(kept[label][0])
             graph.initializers.pop(str(copy.name))
-            changed = True
             continue
         for original, values in originals.get((array.shape, array[:, 0].tobytes()), ()):
             # A matrix of zeros equals others by chance.
             same = np.array_equal(values.T, array) and np.ptp(array) > 0
             if same and not _trained_apart(original, label, parameters):
                 _replace(graph, copy, original)
-                changed = True
                 break
         else:
             if label is not None and parameters.named(label):
                 kept.setdefault(label, (copy, array))
-    return changed
 
 
 def _trained_apart(original: ir.Value, label: str | None, parameters: ExportedParameters) -> bool:
@@ -410,15 +397,13 @@ def _replace(graph: ir.Graph, copy: ir.Value, original: ir.Value) -> None:
     name = str(copy.name)
     node = ir.node("Transpose", [original], {"perm": [1, 0]}, name=f"{name}/Transpose")
     graph.initializers.pop(name)
-    tied = node.outputs[0]
-    tied.type, tied.shape = copy.type, copy.shape
+    tied = typed(node.outputs[0], copy)
     copy.replace_all_uses_with(tied)
     copy.name, tied.name = None, name
-    first = next(iter(graph), None)
-    if first is None:
-        graph.append(node)
+    if len(graph):
+        graph.insert_before(graph[0], node)
     else:
-        graph.insert_before(first, node)
+        graph.append(node)
 
 
 # Values of a stored weight, however it is stored: as it is, transposed, cast or quantized.

@@ -176,13 +176,12 @@ def release_pages(array: np.ndarray) -> None:
 
 def _parse(content: memoryview, where: str) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """Parse a serialized model and detach its large tensors, which become views of it."""
-    light, spans = external_data.detach(content)
+    light, bodies = external_data.detach(content)
     proto = onnx.ModelProto()
     proto.ParseFromString(light)
     arrays: dict[str, np.ndarray] = {}
-    for index, span in spans.items():
+    for index, body in bodies.items():
         tensor = proto.graph.initializer[index]
-        body = content[span.offset : span.offset + span.length]
         if _is_in_place(tensor):
             _keep(tensor, body, where, arrays)
         else:

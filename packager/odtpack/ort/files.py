@@ -11,11 +11,11 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from odtpack.choices import OrtFormat, Style, Types
-from odtpack.ort.format import convert_models
+from odtpack.choices import OrtFormat, Types
+from odtpack.ort.format import convert_variants
 from odtpack.ort.kernel_needs import newest, oldest_of_files, oldest_runtime
 from odtpack.ort.operator_config import CONFIG_NAME, TYPES_CONFIG_NAME, config_of
-from odtpack.ort.session_runs import INFERENCE_MODEL, SessionRun, final_graph, onnx_models
+from odtpack.ort.session_runs import INFERENCE_MODEL, final_graph, onnx_models, runs_of_file
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.export.inference_model import Template, export_inference_model
 from odtpack_runtime.files.folder_update import update_folder
@@ -51,37 +51,21 @@ def write_ort_files(
 ) -> list[ExtraFile]:
     """Write models in ORT format and the configurations of operators they need."""
     made: list[ExtraFile] = []
-    graphs: dict[str, list[Path]] = {}
+    together: list[Path] = []  # graphs of all models
     with tempfile.TemporaryDirectory(prefix=".odtpack-", dir=folder) as scratch:
         for key, model in models.items():
-            written = convert_models([model], formats, folder, custom_op_library)
-            graphs[key] = []
-            for out, (_, style, platform) in written.items():
-                made.append(
-                    ExtraFile.describe(
-                        out,
-                        role="ort_model",
-                        of=key,
-                        style=style.value,
-                        platform=platform and platform.value,
-                    )
-                )
-                replays = (False, True) if style is Style.RUNTIME else (None,)
-                for replay in replays:
-                    run = SessionRun(key, out, platform, None, model, replay)
+            written = convert_variants(model, formats, folder, custom_op_library)
+            own: list[Path] = []
+            for out, (style, platform) in written.items():
+                how = {"style": style.value, "platform": platform and platform.value}
+                made.append(ExtraFile.describe(out, role="ort_model", of=key, **how))
+                for run in runs_of_file(key, out, platform, model, style):
                     graph = Path(scratch) / f"{out.stem}.applied.ort"
-                    graphs[key].append(final_graph(run, graph, custom_op_library))
-            config = folder / f"{model.stem}.{CONFIG_NAME}"
-            _write_config(config, graphs[key], Types.NONE)
-            made.append(ExtraFile.describe(config, role="operators_config", of=key))
-        together = [graph for of_model in graphs.values() for graph in of_model]
-        for name, types, role in (
-            (CONFIG_NAME, Types.NONE, "operators_config"),
-            (TYPES_CONFIG_NAME, Types.OPERATOR, "operators_and_types_config"),
-        ):
-            config = folder / f"{prefix}{name}"
-            _write_config(config, together, types)
-            made.append(ExtraFile.describe(config, role=role))
+                    own.append(final_graph(run, graph, custom_op_library))
+            made.append(_config(folder / f"{model.stem}.{CONFIG_NAME}", own, of=key))
+            together += own
+        made.append(_config(folder / f"{prefix}{CONFIG_NAME}", together))
+        made.append(_config(folder / f"{prefix}{TYPES_CONFIG_NAME}", together, Types.OPERATOR))
     return made
 
 
@@ -120,7 +104,11 @@ def add_ort_files(
     return made
 
 
-def _write_config(path: Path, graphs: Iterable[Path], types: Types) -> None:
+def _config(
+    path: Path, graphs: Iterable[Path], types: Types = Types.NONE, of: str | None = None
+) -> ExtraFile:
     # The names of temporary files would make each build's bytes differ.
     text = config_of(graphs, types).text(["Operators of the models in ORT format of this package"])
     path.write_text(text, newline="\n")
+    role = "operators_config" if types is Types.NONE else "operators_and_types_config"
+    return ExtraFile.describe(path, role=role, of=of)

@@ -8,7 +8,7 @@ only files of a package whose bytes are not the same twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
@@ -35,38 +35,19 @@ def convert_model(
     model: Path,
     out: Path,
     *,
-    style: Style = Style.FIXED,
-    platform: Platform | None = None,
-    custom_op_library: Path | None = None,
-) -> None:
-    """Write a model in ORT format."""
-    # Only for amd64 are convolutions laid out in blocks of channels (NCHWc): other processors have
-    # no kernels for that.
-    optimize_model(
-        model,
-        out,
-        level=recorded_level(model),
-        platform=platform,
-        runtime="save" if style is Style.RUNTIME else None,
-        custom_op_library=custom_op_library,
-    )
-
-
-def optimize_model(
-    model: Path,
-    out: Path,
-    *,
-    level: str,
-    platform: Platform | None,
+    level: str | None = None,
+    platform: str | None = None,
     runtime: RuntimeOptimizations | None = None,
     custom_op_library: Path | None = None,
 ) -> None:
-    """Write what a session makes of a model, in ORT format."""
+    """Write what a session makes of a model, by default on its recorded level, in ORT format."""
+    # Only for amd64 are convolutions laid out in blocks of channels (NCHWc): other processors have
+    # no kernels for that.
     library = None if custom_op_library is None else str(custom_op_library.resolve())
     # Apart, as it computes constants.
     apart.call(
         "odtpack.ort.format:save_optimized", apart.Limits.of([model]), model=str(model),
-        out=str(out), level=level, platform=platform and platform.value, runtime=runtime,
+        out=str(out), level=level or recorded_level(model), platform=platform, runtime=runtime,
         library=library,
     )  # fmt: skip
 
@@ -79,9 +60,8 @@ def save_optimized(
     runtime: RuntimeOptimizations | None,
     library: str | None,
 ) -> None:
-    """:func:`optimize_model` in this process."""
-    target = None if platform is None else Platform(platform)
-    options = session_options(level, target)
+    """:func:`convert_model` in this process."""
+    options = session_options(level, platform)
     options.optimized_model_filepath = out
     options.add_session_config_entry("session.save_model_format", "ORT")
     if runtime is not None:
@@ -89,9 +69,9 @@ def save_optimized(
     try:
         if library is not None:
             options.register_custom_ops_library(library)
-        open_optimized(Path(model), options, target)
-        if target is None:  # that for one kind of processor may have no kernels on this one
-            again = session_options(level, target)
+        open_optimized(Path(model), options, platform)
+        if platform is None:  # that for one kind of processor may have no kernels on this one
+            again = session_options(level, platform)
             if library is not None:
                 again.register_custom_ops_library(library)
             onnxruntime.InferenceSession(out, again, providers=["CPUExecutionProvider"])
@@ -102,25 +82,25 @@ def save_optimized(
         ) from error
 
 
-def session_options(level: str, platform: Platform | None) -> onnxruntime.SessionOptions:
+def session_options(level: str, platform: str | None) -> onnxruntime.SessionOptions:
     """Return the options of a session that optimizes for a platform."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # it warns that what it saves fits this processor
     options.graph_optimization_level = LEVELS[level]
-    int8 = "1" if platform is Platform.ARM else "0"
+    int8 = "1" if platform == Platform.ARM else "0"
     options.add_session_config_entry("session.qdqisint8allowed", int8)
     return options
 
 
 def open_optimized(
-    model: Path, options: onnxruntime.SessionOptions, platform: Platform | None
+    model: Path, options: onnxruntime.SessionOptions, platform: str | None
 ) -> onnxruntime.InferenceSession:
     """Open a session that optimizes for a platform and not for this processor."""
     return onnxruntime.InferenceSession(
         str(model),
         options,
         providers=["CPUExecutionProvider"],
-        disabled_optimizers=None if platform is Platform.AMD64 else ["NchwcTransformer"],
+        disabled_optimizers=None if platform == Platform.AMD64 else ["NchwcTransformer"],
     )
 
 
@@ -130,16 +110,16 @@ def recorded_level(model: Path) -> str:
     return level if level in LEVELS else "all"
 
 
-def convert_models(
-    models: Sequence[Path], formats: OrtFormat, folder: Path, custom_op_library: Path | None = None
-) -> dict[Path, tuple[Path, Style, Platform | None]]:
-    """Write every variant of every model."""
+def convert_variants(
+    model: Path, formats: OrtFormat, folder: Path, custom_op_library: Path | None = None
+) -> dict[Path, tuple[Style, Platform | None]]:
+    """Write every variant of a model."""
     written = {}
-    for model in models:
-        for style, platform in formats.variants():
-            out = folder / formats.name(model.stem, style, platform)
-            convert_model(
-                model, out, style=style, platform=platform, custom_op_library=custom_op_library
-            )
-            written[out] = (model, style, platform)
+    for style, platform in formats.variants():
+        out = folder / formats.name(model.stem, style, platform)
+        runtime: RuntimeOptimizations | None = "save" if style is Style.RUNTIME else None
+        convert_model(
+            model, out, platform=platform, runtime=runtime, custom_op_library=custom_op_library
+        )
+        written[out] = style, platform
     return written

@@ -73,27 +73,27 @@ def _of_model(model: ir.Model) -> Iterator[Need]:
         if node.op_type.endswith("uantizeLinear") and node.attributes.get_int("block_size", 0) > 0:
             yield Need((1, 19), f"{node.op_type} with block_size")
     proto = inferred_proto(model, sizes=False) or ir.to_proto(model)
-    for operator in dict.fromkeys(_operators(proto.graph, opsets, {})):
+    for operator in dict.fromkeys(operators_of(proto.graph, opsets, {})):
         yield from of_operator(*operator)
 
 
-def _operators(
+def operators_of(
     graph: onnx.GraphProto, opsets: Mapping[str, int], outer: Mapping[str, str]
 ) -> Iterator[tuple[str, str, int, Types, Types]]:
-    """The operators of a graph and its subgraphs, with versions and types."""
+    """The operators of a graph and its subgraphs: domain, name, version and types."""
     types = dict(outer)
     for value in (*graph.input, *graph.value_info, *graph.output):
         if value.type.HasField("tensor_type") and value.type.tensor_type.elem_type:
             types[value.name] = _type_name(value.type.tensor_type.elem_type)
     types |= {tensor.name: _type_name(tensor.data_type) for tensor in graph.initializer}
     for node in graph.node:
-        domain, name = node.domain, node.op_type
+        domain, name = "" if node.domain == "ai.onnx" else node.domain, node.op_type
         if domain in opsets:
             inputs, outputs = map(types.get, node.input), map(types.get, node.output)
             yield domain, name, since(domain, name, opsets[domain]), tuple(inputs), tuple(outputs)
         for attribute in node.attribute:
             for body in (attribute.g, *attribute.graphs) if attribute.type in _GRAPHS else ():
-                yield from _operators(body, opsets, types)
+                yield from operators_of(body, opsets, types)
 
 
 @functools.lru_cache(10_000)
@@ -154,8 +154,7 @@ def _parsed(release: str) -> tuple[int, ...]:
 @functools.cache
 def _kernels() -> Mapping[str, Mapping[str, Mapping[str, Mapping[str, list[str]]]]]:
     """Types by domain, operator and version, constraint, and first release."""
-    content: dict[str, Any] = json.loads(_TABLE.read_bytes())
-    kernels: Mapping[str, Any] = content["kernels"]
+    kernels: Mapping[str, Any] = json.loads(_TABLE.read_bytes())["kernels"]
     return kernels
 
 
@@ -172,19 +171,16 @@ def oldest_of_files(paths: Iterable[Path]) -> Need:
     needs = [_FORMAT]
 
     class Collects(OperatorTypeUsageManager):  # type: ignore[misc] # it has no types
-        def process_node(self, node: Any, value_name_to_typeinfo: dict[Any, Any]) -> None:
+        def process_node(self, node: Any, known: dict[Any, Any]) -> None:
             domain, name = (node.Domain() or b"").decode(), node.OpType().decode()
-            inputs = [node.Inputs(index) for index in range(node.InputsLength())]
-            outputs = [node.Outputs(index) for index in range(node.OutputsLength())]
-            needs.extend(
-                of_operator(
-                    "" if domain == "ai.onnx" else domain,
-                    name,
-                    node.SinceVersion(),
-                    tuple(_name_of_type(each, value_name_to_typeinfo) for each in inputs),
-                    tuple(_name_of_type(each, value_name_to_typeinfo) for each in outputs),
+            domain = "" if domain == "ai.onnx" else domain
+            inputs, outputs = (
+                tuple(_name_of_type(value(index), known) for index in range(count))
+                for value, count in (
+                    (node.Inputs, node.InputsLength()), (node.Outputs, node.OutputsLength()),
                 )
-            )
+            )  # fmt: skip
+            needs.extend(of_operator(domain, name, node.SinceVersion(), inputs, outputs))
 
     for path in paths:
         with warnings.catch_warnings():
@@ -196,9 +192,8 @@ def oldest_of_files(paths: Iterable[Path]) -> Need:
 def _name_of_type(value: bytes, known: Mapping[Any, Any]) -> str | None:
     fbs = "ort_flatbuffers_py.fbs."
     info = known.get(value)
-    if info is None:
-        return None
-    if info.ValueType() != import_module(f"{fbs}TypeInfoValue").TypeInfoValue.tensor_type:
+    tensors = import_module(f"{fbs}TypeInfoValue").TypeInfoValue.tensor_type
+    if info is None or info.ValueType() != tensors:
         return None
     tensor = import_module(f"{fbs}TensorTypeAndShape").TensorTypeAndShape()
     tensor.Init(info.Value().Bytes, info.Value().Pos)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import re
 import warnings
@@ -16,10 +17,10 @@ import numpy as np
 import onnx
 import onnxruntime
 
-from odtpack.choices import Platform, Types
+from odtpack.choices import Types
 from odtpack.errors import OdtpackError
 from odtpack.ort.format import open_optimized, session_options
-from odtpack.ort.kernel_needs import since
+from odtpack.ort.kernel_needs import operators_of
 from odtpack.ort.session_runs import SessionRun, final_graph
 from odtpack_runtime.apart import worker as apart
 from odtpack_runtime.files.atomic import open_regular
@@ -61,11 +62,9 @@ class OperatorConfig:
         lines = [f"# {comment}" for comment in comments]
         if self.allowed_types is not None:
             lines.append(f"{_ALLOWED_TYPES};{','.join(sorted(self.allowed_types))}")
-        for domain, version in sorted({(o.domain, o.version) for o in self.operators}):
-            names = sorted(
-                o.name for o in self.operators if (o.domain, o.version) == (domain, version)
-            )
-            found = [(name, self.types.get((domain, name))) for name in names]
+        by_opset = itertools.groupby(sorted(self.operators), lambda o: (o.domain, o.version))
+        for (domain, version), own in by_opset:
+            found = [(each.name, self.types.get((domain, each.name))) for each in own]
             entries = [name + (json.dumps(types) if types else "") for name, types in found]
             lines.append(f"{domain};{version};{','.join(entries)}")
         return "\n".join(lines) + "\n"
@@ -88,11 +87,10 @@ def config_of(models: Iterable[Path], types: Types = Types.NONE) -> OperatorConf
             super().__init__()
             self.seen: set[str] = set()
 
-        def process_node(self, node: Any, value_name_to_typeinfo: dict[Any, Any]) -> None:
-            super().process_node(node, value_name_to_typeinfo)
+        def process_node(self, node: Any, known: dict[Any, Any]) -> None:
+            super().process_node(node, known)
             names = [node.Inputs(i) for i in range(node.InputsLength())]
             names += [node.Outputs(i) for i in range(node.OutputsLength())]
-            known = value_name_to_typeinfo
             typed = [n for n in names if n and known.get(n) is not None]
             self.seen.update(value_name_to_typestr(n, known) for n in typed)
 
@@ -322,7 +320,7 @@ def _run(run: SessionRun, graph: Path | None, feeds: Feeds, scratch: Path) -> Ra
             apart.Limits.of([run.path, *files.values()]),
             model=str(run.path),
             level=run.level,
-            platform=run.platform and run.platform.value,
+            platform=run.platform,
             replay=bool(run.replay),
             feeds=files,
             saved=str(saved),
@@ -340,7 +338,10 @@ def _run(run: SessionRun, graph: Path | None, feeds: Feeds, scratch: Path) -> Ra
         model = read_model(saved)
         saved.unlink()
         opsets = {entry.domain: entry.version for entry in model.opset_import}
-        operators = frozenset(_operators(model.graph, opsets))
+        found = operators_of(model.graph, opsets, {})
+        operators = frozenset(
+            Operator(domain or "ai.onnx", version, name) for domain, name, version, *_ in found
+        )
         main = [node.op_type for node in model.graph.node]
     names = {event["args"]["op_name"] for event in kernels}
     known = {operator.name for operator in operators}
@@ -363,8 +364,7 @@ def run_profiled(
     # level: Optimization level; None in ORT format. platform: Processors that it is optimized for;
     # None for all. feeds: Paths of ``.npy`` files by name of input. saved: Where the optimized
     # model goes, of one with a level. profile: Start of the profile's path.
-    target = None if platform is None else Platform(platform)
-    options = session_options(level or "all", target)
+    options = session_options(level or "all", platform)
     options.enable_profiling = True
     options.profile_file_prefix = profile
     if level is not None:
@@ -372,7 +372,7 @@ def run_profiled(
     if replay:
         options.add_session_config_entry("session.enable_saved_runtime_optimizations", "1")
     try:
-        session = open_optimized(Path(model), options, target)
+        session = open_optimized(Path(model), options, platform)
         arrays = {
             node.name: np.load(feeds[node.name], allow_pickle=False)
             for node in session.get_inputs()
@@ -385,18 +385,6 @@ def run_profiled(
             f"ONNX Runtime cannot run the model for the check: {error}",
             where=model,
         ) from error
-
-
-def _operators(graph: onnx.GraphProto, opsets: Mapping[str, int]) -> Iterable[Operator]:
-    """Operators of every node, those of subgraphs included."""
-    for node in graph.node:
-        domain = "" if node.domain == "ai.onnx" else node.domain
-        # Of ONNX Runtime's own domains there is one version so far.
-        version = since(domain, node.op_type, opsets[domain])
-        yield Operator(node.domain or "ai.onnx", version, node.op_type)
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _operators(inner, opsets)
 
 
 def _types(
@@ -469,19 +457,13 @@ def _has_types(
         allowed = config.allowed_types
         return all(types & allowed for types in names.values() if types <= nameable)
     entry = config.types.get((operator.domain, operator.name))
-    if not entry:
-        return True
     domain = "" if operator.domain == "ai.onnx" else operator.domain
-    if not onnx.defs.has(operator.name, operator.version, domain):
-        formals: dict[str, Any] = {}
-    else:
-        schema = onnx.defs.get_schema(operator.name, operator.version, domain)
-        formals = {"inputs": schema.inputs, "outputs": schema.outputs}
-    for side, by_index in entry.items():
-        if side == "custom" or side not in formals:
-            continue
-        for index, allowed_names in by_index.items():
-            formal = formals[side][min(int(index), len(formals[side]) - 1)]
+    if not entry or not onnx.defs.has(operator.name, operator.version, domain):
+        return True
+    schema = onnx.defs.get_schema(operator.name, operator.version, domain)
+    for side, formals in (("inputs", schema.inputs), ("outputs", schema.outputs)):
+        for index, allowed_names in entry.get(side, {}).items():
+            formal = formals[min(int(index), len(formals) - 1)]
             types = names.get(formal.type_str) or names.get(formal.name)
             if types and not types & set(allowed_names):
                 return False

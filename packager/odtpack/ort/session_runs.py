@@ -22,7 +22,7 @@ import onnx
 
 from odtpack.choices import Format, Mode, Platform, Style
 from odtpack.errors import OdtpackError
-from odtpack.ort.format import LEVELS, convert_model, optimize_model, recorded_level
+from odtpack.ort.format import LEVELS, convert_model
 from odtpack_runtime.checkpoint.parameters import nominal_error
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.package.checks import read_model
@@ -43,7 +43,7 @@ class SessionRun:
     # Which model: ``training_model``, ``eval_model``, ``optimizer_model`` or ``inference_model``.
     model: str
     path: Path  # the file that is loaded, ``.onnx`` or ``.ort``
-    platform: Platform | None  # processors that it is optimized for; None for all
+    platform: str | None  # processors that it is optimized for; None for all
     level: str | None  # optimization level, key of :data:`LEVELS`; None in ORT format
     source: Path  # the model in ONNX format
     replay: bool | None = None  # whether recorded optimizations are applied; None if there are none
@@ -103,13 +103,17 @@ def runs_of(
                 hint=f"odtpack ort {quote(str(package.path))}, or pass --format onnx",
             )
         for file in files:
-            target = None if file.platform is None else Platform(file.platform)
-            replays = (False, True) if file.style == Style.RUNTIME.value else (None,)
-            runs += [
-                SessionRun(model, package.path / file.path, target, None, onnx[model], replay)
-                for replay in replays
-            ]
+            path = package.path / file.path
+            runs += runs_of_file(model, path, file.platform, onnx[model], file.style)
     return runs
+
+
+def runs_of_file(
+    model: str, path: Path, platform: str | None, source: Path, style: str | None
+) -> list[SessionRun]:
+    """Return the ways in which a session runs a file in ORT format."""
+    replays = (False, True) if style == Style.RUNTIME else (None,)
+    return [SessionRun(model, path, platform, None, source, replay) for replay in replays]
 
 
 def onnx_models(package: Package) -> dict[str, Path]:
@@ -125,10 +129,10 @@ def final_graph(run: SessionRun, out: Path, custom_op_library: Path | None = Non
     """Return a file in ORT format with the graph that runs."""
     if run.level is None and not run.replay:
         return run.path
-    optimize_model(
+    convert_model(
         run.source,
         out,
-        level=run.level or recorded_level(run.source),
+        level=run.level,
         platform=run.platform,
         # What a session makes of recorded optimizations cannot be saved; this applies the same.
         runtime=None if run.level is not None else "apply",
@@ -171,7 +175,6 @@ class SampleFeeds:
 
 
 def _user_inputs(package: Package, data: Path | None) -> dict[str, Array]:
-    specs = package.manifest.input_specs()
     batch = package.manifest.fixed_batch or _SIZE
     if data is not None:
         arrays = package.load_data(data)
@@ -186,7 +189,7 @@ def _user_inputs(package: Package, data: Path | None) -> dict[str, Array]:
         return {name: array[:batch] for name, array in arrays.items()}
     random = np.random.default_rng(0)
     made: dict[str, Array] = {}
-    for spec in specs:
+    for spec in package.manifest.input_specs():
         shape = tuple(size if isinstance(size, int) else _SIZE for size in spec.shape)
         if spec.dtype == object:
             made[spec.name] = np.full(shape, "text", object)

@@ -67,7 +67,6 @@ def lower(model: ir.Model) -> ir.Model:
             results = write(op, Context(node, op, [], []))
         results = [results] if isinstance(results, ir.Value) else results or []
         for old, new in zip(node.outputs, results, strict=False):
-            new.shape = old.shape
             graphs.replace(old, new, [])
         if results and node.graph is not None:
             node.graph.remove(node, safe=True)
@@ -227,7 +226,7 @@ def _split(op: Ops, ctx: Context) -> Sequence[ir.Value]:
 
 def _sum(op: Ops, ctx: Context) -> ir.Value:
     values = [value for value in ctx.node.inputs if value is not None]
-    return functools.reduce(op.Add, values[1:], values[0])
+    return functools.reduce(op.Add, values)
 
 
 def _number(op: Ops, flag: ir.Value) -> ir.Value:

@@ -16,7 +16,7 @@ from typing import Final
 
 import onnx_ir as ir
 
-from odtpack.autodiff.bodies import copy_node
+from odtpack.autodiff.bodies import copy_node, rewire
 from odtpack.graph import graphs
 from odtpack.graph.graphs import Ops, dims_of
 
@@ -33,12 +33,11 @@ class _Attention:
     rowwise: Sequence[ir.Value]  # what they read that has a row for each query; queries first
 
 
-def by_blocks(op: Ops, graph: ir.Graph) -> bool:
-    """Rewrite every attention over many or any number of queries; return whether there was one."""
-    found = [each for node in graph if op.opset >= _SINCE and (each := _attention(node))]
-    for each in found:
-        _rewrite(op, each)
-    return bool(found)
+def by_blocks(op: Ops, graph: ir.Graph) -> None:
+    """Rewrite every attention over many or any number of queries."""
+    for each in [_attention(node) for node in graph if op.opset >= _SINCE]:
+        if each is not None:
+            _rewrite(op, each)
 
 
 def _attention(node: ir.Node) -> _Attention | None:
@@ -105,8 +104,7 @@ def _rewrite(op: Ops, found: _Attention) -> None:
     block = op.fresh_name("attention.queries")
     with op.before(found.nodes[-1]):
         rows = op.slice(op.Shape(found.rowwise[0]), [0], [-2], [-1])
-        count = op.Max(op.Div(op.Add(rows, BLOCK - 1), BLOCK), 1)
-        length = op.Div(op.Add(rows, op.Sub(count, 1)), count)
+        count, length = even_blocks(op, rows, BLOCK)
         wholes = [
             _blocks(op, value, rows, count, length, _filling(found, value))
             for value in found.rowwise
@@ -118,12 +116,10 @@ def _rewrite(op: Ops, found: _Attention) -> None:
         for node in found.nodes:
             copy = copy_node(node, op)
             body.append(copy)
-            for index, value in enumerate(copy.inputs):
-                if value in inside:
-                    copy.replace_input_with(index, inside[value])
             inside[node.outputs[0]] = each = _like(copy.outputs[0], node.outputs[0], rows=block)
             if node is not found.nodes[-1]:
                 each.shape = ir.Shape([*(each.shape or ())[:-1], keys])
+        rewire(body, inside)
         body.outputs.append(inside[result])
         stacked = op.Scan(*wholes, body=ir.AttrGraph("body", body), num_scan_inputs=len(wholes))
         stacked = _like(stacked, result, 0)
@@ -131,6 +127,12 @@ def _rewrite(op: Ops, found: _Attention) -> None:
         y = _like(op.Reshape(y, _sizes(op, y, rank - 2, op.Mul(count, length))), result)
         y = op.Slice(y, op.ints(0), rows, op.ints(rank - 2))
     graphs.replace(result, y, list(reversed(found.nodes)))
+
+
+def even_blocks(op: Ops, rows: ir.Value, most: int) -> tuple[ir.Value, ir.Value]:
+    """How many blocks of at most so many rows there are, and how long each is."""
+    count = op.Max(op.Div(op.Add(rows, most - 1), most), 1)
+    return count, op.Div(op.Add(rows, op.Sub(count, 1)), count)
 
 
 def _filling(found: _Attention, value: ir.Value) -> str | None:

@@ -204,15 +204,12 @@ class _Writer:
         """Elements n of each channel, and n / (n - 1), once for layers of one size."""
         op, dims = self._op, dims_of(x) or ()
         sizes = (dims[0], *dims[2:])
-        known = None if None in sizes else (sizes, wide)
-        if known is not None and known in self._counts:
-            return self._counts[known]
-        count = count_per_channel(op, x, wide)
-        # For a single element n / (n - 1) would divide by zero.
-        found = count, op.Div(count, op.Max(op.Sub(count, 1.0), 1.0))
-        if known is not None:
-            self._counts[known] = found
-        return found
+        key = len(self._counts) if None in sizes else (sizes, wide)  # unknown sizes equal no others
+        if key not in self._counts:
+            count = count_per_channel(op, x, wide)
+            # For a single element n / (n - 1) would divide by zero.
+            self._counts[key] = count, op.Div(count, op.Max(op.Sub(count, 1.0), 1.0))
+        return self._counts[key]
 
     def updates(self, uses: Counter[ir.Value | None]) -> list[RunningStatistic]:
         """Write the new running statistics at the end of the graph."""

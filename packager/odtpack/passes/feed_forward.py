@@ -16,9 +16,10 @@ from typing import Final
 
 import onnx_ir as ir
 
-from odtpack.autodiff.bodies import copy_node
+from odtpack.autodiff.bodies import copy_node, rewire
 from odtpack.graph import graphs
 from odtpack.graph.graphs import SHAPE, Ops, dims_of, reads, static_dims
+from odtpack.passes.attention import even_blocks
 from odtpack.passes.finishing import SMALLEST
 
 BLOCK: Final = 5 << 18
@@ -40,8 +41,8 @@ class _Layer:
     result: ir.Value
 
 
-def by_blocks(op: Ops, graph: ir.Graph) -> bool:
-    """Rewrite every feed-forward layer of many or any number of tokens; return whether one was."""
+def by_blocks(op: Ops, graph: ir.Graph) -> None:
+    """Rewrite every feed-forward layer of many or any number of tokens."""
     seen: set[ir.Node] = set()
     found = []
     for node in graph:
@@ -52,7 +53,6 @@ def by_blocks(op: Ops, graph: ir.Graph) -> bool:
             found += [layer] if layer else []
     for layer in found:
         _rewrite(op, layer)
-    return bool(found)
 
 
 def _widens(node: ir.Node) -> tuple[tuple[int | str | None, ...], int] | None:
@@ -185,8 +185,7 @@ def _rewrite(op: Ops, layer: _Layer) -> None:
     with op.before(last):
         flat = [_typed(op.reshape(v, -1, _width(v)), v, None, _width(v)) for v in layer.entries]
         rows = op.slice(op.Shape(flat[0]), [0], [0], [1])
-        count = op.Max(op.Div(op.Add(rows, layer.tokens - 1), layer.tokens), 1)
-        length = op.Div(op.Add(rows, op.Sub(count, 1)), count)
+        count, length = even_blocks(op, rows, layer.tokens)
         pads = op.Concat(op.ints(0, 0), op.Sub(op.Mul(count, length), rows), op.ints(0), axis=0)
         wholes = []
         for value in flat:
@@ -202,11 +201,9 @@ def _rewrite(op: Ops, layer: _Layer) -> None:
             if "axis" in copy.attributes:
                 copy.attributes["axis"] = ir.AttrInt64("axis", 1)
             body.append(copy)
-            for index, read in enumerate(copy.inputs):
-                if read in inside:
-                    copy.replace_input_with(index, inside[read])
             for old, new in zip(node.outputs, copy.outputs, strict=True):
                 inside[old] = _typed(new, old, block, _width(old))
+        rewire(body, inside)
         body.outputs.append(inside[layer.result])
         width = _width(layer.result)
         y = op.Scan(*wholes, body=ir.AttrGraph("body", body), num_scan_inputs=len(wholes))

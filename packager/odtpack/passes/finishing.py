@@ -74,8 +74,8 @@ def keep_epsilon(op: Ops, graph: ir.Graph) -> None:
 # be copied back from it.
 
 
-def keep_dropout(op: Ops, graph: ir.Graph) -> bool:
-    """Let nodes compute ratio and mode, in subgraphs too; return whether that was needed."""
+def keep_dropout(op: Ops, graph: ir.Graph) -> None:
+    """Let nodes compute ratio and mode where that is needed, in subgraphs too."""
     reset = next((value for value in graph.inputs if value.name == RESET_NAME), None)
     on: ir.Value | None = None
     alike: Counter[tuple[ir.Value | float | None, ...]] = Counter()
@@ -106,7 +106,6 @@ def keep_dropout(op: Ops, graph: ir.Graph) -> bool:
                 ratios[read] = op.Where(read[1], ratio, ratio)
         node.replace_input_with(1, ratios[read])
         node.replace_input_with(2, read[1])
-    return on is not None
 
 
 def _known(setting: ir.Value | float | None) -> ir.Value | float | None:
@@ -132,12 +131,12 @@ SMALLEST = 256
 """Elements from which on it pays to store a weight in few bits, and to unpack it late."""
 
 
-def unpack_late(op: Ops, graph: ir.Graph, chains: set[ir.Value] | None = None) -> bool:
-    """Give each reader of an unpacked weight its own chain; return whether there were any."""
+def unpack_late(op: Ops, graph: ir.Graph, chains: set[ir.Value] | None = None) -> None:
+    """Give each reader of an unpacked weight its own chain."""
     # chains: Those of the main graph, where ``graph`` lies inside it.
     chains = find_chains(graph) if chains is None else chains
     if not chains:
-        return False
+        return
     readers = [
         (node, index, value)
         for node in graph
@@ -145,8 +144,8 @@ def unpack_late(op: Ops, graph: ir.Graph, chains: set[ir.Value] | None = None) -
         for index, value in enumerate(node.inputs)
         if value is not None and value in chains
     ]
-    inner = [(op.inside(body), body) for node in graph for body in subgraphs(node)]
-    changed = [unpack_late(each, body, chains) for each, body in inner]
+    for body in [body for node in graph for body in subgraphs(node)]:
+        unpack_late(op.inside(body), body, chains)
     ones: dict[ir.Value, ir.Value] = {}
     made: dict[ir.Value, dict[ir.Value, ir.Value]] = {}  # by what they wait for
     for node, index, value in readers:
@@ -162,7 +161,6 @@ def unpack_late(op: Ops, graph: ir.Graph, chains: set[ir.Value] | None = None) -
                 ones[late] = op.cast(count, ir.DataType.FLOAT)
             copy = _copy(op, value, chains, ones[late], made.setdefault(late, {}))
         node.replace_input_with(index, copy)
-    return bool(readers) or any(changed)
 
 
 def find_chains(graph: ir.Graph) -> set[ir.Value]:
@@ -183,11 +181,7 @@ def find_chains(graph: ir.Graph) -> set[ir.Value]:
 
 
 def _copy(
-    op: Ops,
-    value: ir.Value,
-    chains: set[ir.Value],
-    one: ir.Value,
-    made: dict[ir.Value, ir.Value],
+    op: Ops, value: ir.Value, chains: set[ir.Value], one: ir.Value, made: dict[ir.Value, ir.Value]
 ) -> ir.Value:
     """The chain that ends in a value, once more, with its scales times one."""
     if value not in chains:

@@ -23,7 +23,7 @@ from typing import Final
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from odtpack.graph.graphs import Dims, Ops, dims_of, reads, subgraphs
+from odtpack.graph.graphs import Dims, Ops, dims_of, drop_unused_constants, reads, subgraphs
 from odtpack.graph.inference import NodeInference, type_initializers
 from odtpack.passes import aliases, native_groups
 from odtpack.passes.compact import all_graphs, drop_types
@@ -81,8 +81,7 @@ def wrap(model: ir.Model) -> ir.Model:
     if rows:
         model.graph.sort()
     common_passes.RemoveUnusedNodesPass()(model)  # and the constants that lie in bodies now
-    for value in [value for graph in graphs[1:] for value in graph.initializers.values()]:
-        _drop_unread(value)  # the pass leaves those of subgraphs
+    drop_unused_constants(model.graph)  # the pass leaves those of subgraphs
     inputs = {str(value.name): value for value in model.graph.inputs}
     for value in model.graph.outputs if wrapper.bodies else ():
         for suffix in (UPDATE_SUFFIX, ".out"):
@@ -93,11 +92,6 @@ def wrap(model: ir.Model) -> ir.Model:
     model.ir_version = max(model.ir_version, _FUNCTION_IR)
     drop_types(model.graph)
     return model
-
-
-def _drop_unread(value: ir.Value) -> None:
-    if value.graph is not None and not value.uses() and not value.is_graph_output():
-        value.graph.initializers.pop(str(value.name))
 
 
 def _complete_types(model: ir.Model, graphs: Sequence[ir.Graph]) -> None:

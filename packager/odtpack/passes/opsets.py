@@ -8,7 +8,9 @@ two operators. In return gradients may use LayerNormalization and scatters that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -39,13 +41,11 @@ _REDUCTIONS = {  # whose axes became an input in 18
 _CHANGED = {"DFT", "GridSample", "GroupNormalization", "Resize", "Scatter", "Upsample"}
 
 
-def upgrade(graph: ir.Graph) -> bool:
-    """Stamp opset 17 on a graph of opset 13 to 16 if its meaning stays; return whether."""
+def upgrade(graph: ir.Graph) -> None:
+    """Stamp opset 17 on a graph of opset 13 to 16 if its meaning stays."""
     opset = graph.opset_imports[""]
-    if not _FROM <= opset < TO or _changed_meaning(graph, opset):
-        return False
-    graph.opset_imports[""] = TO
-    return True
+    if _FROM <= opset < TO and not _changed_meaning(graph, opset):
+        graph.opset_imports[""] = TO
 
 
 def _changed_meaning(graph: ir.Graph, opset: int) -> bool:
@@ -101,9 +101,7 @@ def convert(proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray], where: str
     light.ir_version = max(light.ir_version, 8)  # initializers need not be inputs
     # Their sizes are needed, and their values are not: they are inputs for a while.
     detached = {t.name: t for t in proto.graph.initializer if t.name in arrays}
-    kept = [tensor for tensor in light.graph.initializer if tensor.name not in detached]
-    del light.graph.initializer[:]
-    light.graph.initializer.extend(kept)
+    _set(light.graph.initializer, (t for t in light.graph.initializer if t.name not in detached))
     inputs = {value.name for value in light.graph.input}
     for name, tensor in detached.items():
         if name not in inputs:
@@ -130,17 +128,20 @@ def convert(proto: onnx.ModelProto, arrays: Mapping[str, np.ndarray], where: str
         _keep_positions(proto.graph, light.graph, arrays, opset, where)
     for graph in _graphs(light.graph):
         _flatten_hardmax(graph)
-    given = [value for value in light.graph.input if value.name in inputs]
-    del light.graph.input[:]
-    light.graph.input.extend(given)
+    _set(light.graph.input, (value for value in light.graph.input if value.name in inputs))
     order = [tensor.name for tensor in proto.graph.initializer]
     found = {tensor.name: tensor for tensor in light.graph.initializer} | detached
     tensors = [found.pop(name) for name in order if name in found] + list(found.values())
-    stored = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in tensors]
-    del light.graph.initializer[:]
-    light.graph.initializer.extend(stored)
+    _set(light.graph.initializer, tensors)
     proto.CopyFrom(light)
     return int(opset)
+
+
+def _set(field: Any, messages: Iterable[Any]) -> None:
+    """Let a repeated field hold some messages, which may be its own."""
+    copies = [copy.deepcopy(each) for each in messages]
+    del field[:]
+    field.extend(copies)
 
 
 def _fails(opset: int, said: str, where: str) -> OdtpackError:
@@ -245,6 +246,4 @@ def _flatten_hardmax(graph: onnx.GraphProto) -> None:
             onnx.helper.make_node("Reshape", [found, shape], [y]),
         ]
     if len(nodes) > len(graph.node):
-        nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-        del graph.node[:]
-        graph.node.extend(nodes)
+        _set(graph.node, nodes)

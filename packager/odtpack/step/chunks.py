@@ -523,7 +523,7 @@ def _views(reset: ir.Value) -> set[ir.Value]:
 
 
 def _inline(op: Ops, node: ir.Node) -> None:
-    """Put the nodes of the branch for fresh gradients in the place of an If."""
+    """Put the nodes of the branch for fresh gradients in the place of an If of the main graph."""
     branch = node.attributes["then_branch"].as_graph()
     result = branch.outputs[0]
     branch.outputs.clear()
@@ -538,9 +538,7 @@ def _inline(op: Ops, node: ir.Node) -> None:
             if value.name:
                 value.name = op.fresh_name(f"update/{value.name}")
         each.name = each.outputs[0].name
-    graph = node.graph
-    assert graph is not None  # noqa: S101 - it was found there
-    graph.insert_before(node, nodes)
+    op.graph.insert_before(node, nodes)
     graphs.replace(node.outputs[0], result, [node])
     other = node.attributes["else_branch"].as_graph()
     other.outputs.clear()
