@@ -69,13 +69,10 @@ def find_value(graph: ir.Graph, name: str, what: str) -> ir.Value:
 
 def attach_loss(graph: ir.Graph, task: Task) -> LossInfo:
     """Append a loss; the graph's outputs become the loss and the additional ones."""
-    extra, read = (
-        [find_value(graph, name, what) for name in names]
-        for what, names in (
-            ("--output or additional_output_names", task.spec.outputs),
-            ("--loss-input or loss_input_names", task.spec.loss_inputs),
-        )
-    )
+    what = "--output or additional_output_names"
+    extra = [find_value(graph, name, what) for name in task.spec.outputs]
+    what = "--loss-input or loss_input_names"
+    read = [find_value(graph, name, what) for name in task.spec.loss_inputs]
     if task.loss is None:
         result, info = _own_loss(graph, read, task.attached), task.attached or LossInfo()
     else:
@@ -394,23 +391,19 @@ def build_graphs(task: Task) -> Graphs:
     _differentiate(forward, task)
     properties = properties_of(ready.info)
     level = optimization_level(forward.graph, parameters)
-    models = {
-        "training": (forward, properties | of_training(task, level)),
-        "evaluation": (evaluation, properties),
-    }
     template = None
     if served:
         inputs, used = detach(
             ready.plain.graph, served, [p.name for p in parameters], carried(forward.graph)
         )
-        models["inference"] = (ready.plain, {})
+        finish(ready.plain, "inference", {})
         template = InferenceTemplate(ready.plain, inputs, served, used)
-    finish(models)
+    finish(forward, "training", properties | of_training(task, level))
+    finish(evaluation, "evaluation", properties)
     evaluation.graph.outputs[:] = evaluation.graph.outputs[:returned]
-    if task.backend.lowers:
-        forward, evaluation = task.backend.lower(forward), task.backend.lower(evaluation)
+    forward, evaluation = task.backend.lower(forward), task.backend.lower(evaluation)
     memory = None
-    if task.memory is not None and stock and task.backend.branches:
+    if task.memory is not None and stock and not task.backend.on_gpu:
         from odtpack.memory.compile import compile_memory
 
         shown = {p.name: p.module or p.name for p in parameters}
@@ -557,16 +550,14 @@ def accumulate_gradients(
     gradient_buffers.zeros_at_run_time(op, graph, reset)
 
 
-def finish(models: Mapping[str, tuple[ir.Model, Mapping[str, str]]]) -> None:
+def finish(model: ir.Model, name: str, properties: Mapping[str, str]) -> None:
     """Drop what no output needs, stamp versions and record what a runtime must know."""
-    # models: each by the name of its graph, with its properties.
-    for name, (model, properties) in models.items():
-        pipeline.finish(model)
-        model.graph.name = name
-        model.producer_name, model.producer_version = "odtpack", None
-        model.metadata_props.clear()
-        model.metadata_props.update(properties)
-        targets.stamp(model)
+    pipeline.finish(model)
+    model.graph.name = name
+    model.producer_name, model.producer_version = "odtpack", None
+    model.metadata_props.clear()
+    model.metadata_props.update(properties)
+    targets.stamp(model)
 
 
 def optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:

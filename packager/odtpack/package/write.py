@@ -100,10 +100,6 @@ def _tensor_digest(tensor: ir.TensorProtocol) -> bytes:
 
 def _canonical(value: Any) -> Any:
     """A value as JSON has it, with nothing left out that distinguishes two settings."""
-    if value is None or (
-        isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)
-    ):
-        return value
     if isinstance(value, enum.Enum):
         return [type(value).__name__, value.name]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -113,13 +109,7 @@ def _canonical(value: Any) -> Any:
         return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_canonical(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(_canonical, value))
-    if hasattr(value, "SerializeToString"):
-        return hashlib.sha256(value.SerializeToString(deterministic=True)).hexdigest()
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    raise TypeError(f"a setting is a {type(value).__name__}, which has no canonical form")
+    return value
 
 
 _TEMPLATE = "inference_template"
@@ -168,16 +158,16 @@ def write_package(
     name = f"{prefix}{MANIFEST_NAME}"
     with _replacing(folder, name, remark) as stage:
         staged = _stage(models, graphs, stage, None if made is None else made.carried)
-        segments = (
-            None if graphs.segments is None else stage_segments(graphs.segments, stage, prefix)
-        )
         manifest = None if made is None else _manifest(graphs, models, made, staged)
-        if manifest is not None:
-            if segments is not None:
-                manifest = segments.listed_in(manifest)
-                if run and stock and graphs.segments and graphs.segments.decoder is not None:
+        if graphs.segments is not None:
+            info, extra = stage_segments(graphs.segments, stage, prefix)
+            if manifest is not None:
+                files = dataclasses.replace(manifest.files, extra=(*manifest.files.extra, *extra))
+                manifest = dataclasses.replace(manifest, files=files, segments=info).sealed()
+                if run and stock and graphs.segments.decoder is not None:
                     _write(manifest, stage / name)
                     manifest = _with_decoder_that_runs(manifest, stage / name, remark)
+        if manifest is not None:
             if graphs.memory is not None and manifest.session and manifest.session.shared_allocator:
                 manifest = _with_fitted_arena(manifest, stage / name, graphs)
             _write(manifest, stage / name)
@@ -693,8 +683,7 @@ def _step_model(step: OptimizerStep, graphs: Graphs, remark: Remark) -> ir.Model
         if spec.segments or not graphs.task.backend.is_stock:
             why = "it has segments" if spec.segments else "onnxruntime-training runs none"
         remark(f"the package gets no step model: {why}")
-    backend = graphs.task.backend
-    return backend.lower(model) if model is not None and backend.lowers else model
+    return None if model is None else graphs.task.backend.lower(model)
 
 
 def check_folder(folder: str | os.PathLike[str]) -> Path:
