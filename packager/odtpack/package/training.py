@@ -22,7 +22,9 @@ from odtpack.graph.graphs import (
     mark_constant,
     nodes_of,
     reads,
+    redirect,
     static_dims,
+    typed,
 )
 from odtpack.graph.inference import infer_shapes, is_known
 from odtpack.losses import make_loss
@@ -97,15 +99,12 @@ def _own_loss(graph: ir.Graph, read: Sequence[ir.Value], attached: LossInfo | No
     loss = read[0] if read else graph.outputs[0]
     dims = static_dims(loss)
     if dims is None or int(np.prod(dims)) != 1:
-        raise OdtpackError(
-            "loss-not-scalar",
-            f"without a loss the first output must be the loss, a scalar; {loss.name!r} is not"
-            if attached is None
-            else f"the loss must be a scalar; {loss.name!r} is not",
-            hint="pass a loss (--loss cross_entropy), or a model whose first output is one"
-            if attached is None
-            else "take its mean or sum, for example with reduction='mean'",
-        )
+        what = f"without a loss the first output must be the loss, a scalar; {loss.name!r} is not"
+        hint = "pass a loss (--loss cross_entropy), or a model whose first output is one"
+        if attached is not None:
+            what = f"the loss must be a scalar; {loss.name!r} is not"
+            hint = "take its mean or sum, for example with reduction='mean'"
+        raise OdtpackError("loss-not-scalar", what, hint=hint)
     return loss
 
 
@@ -359,9 +358,7 @@ def _carry(op: Ops, graph: ir.Graph, names: Collection[str]) -> list[RunningStat
         readers = [*state.uses()]
         with op.before(graph[0]):
             copy = op.Tile(state, op.constant(np.ones(len(dims_of(state) or ()), np.int64)))
-        copy.type, copy.shape = state.type, state.shape
-        for node, index in readers:
-            node.replace_input_with(index, copy)
+        redirect(readers, typed(copy, state))
         graph.outputs.remove(new)
         found.append(RunningStatistic(str(state.name), new))
     return found
@@ -391,17 +388,21 @@ def build_graphs(task: Task) -> Graphs:
     _differentiate(forward, task)
     properties = properties_of(ready.info)
     level = optimization_level(forward.graph, parameters)
+    models = {
+        "training": (forward, properties | of_training(task, level)),
+        "evaluation": (evaluation, properties),
+    }
     template = None
     if served:
         inputs, used = detach(
             ready.plain.graph, served, [p.name for p in parameters], carried(forward.graph)
         )
-        finish(ready.plain, "inference", {})
+        models["inference"] = (ready.plain, {})
         template = InferenceTemplate(ready.plain, inputs, served, used)
-    finish(forward, "training", properties | of_training(task, level))
-    finish(evaluation, "evaluation", properties)
+    finish(models)
     evaluation.graph.outputs[:] = evaluation.graph.outputs[:returned]
-    forward, evaluation = task.backend.lower(forward), task.backend.lower(evaluation)
+    if task.backend.on_gpu:
+        forward, evaluation = task.backend.lower(forward), task.backend.lower(evaluation)
     memory = None
     if task.memory is not None and stock and not task.backend.on_gpu:
         from odtpack.memory.compile import compile_memory
@@ -550,14 +551,16 @@ def accumulate_gradients(
     gradient_buffers.zeros_at_run_time(op, graph, reset)
 
 
-def finish(model: ir.Model, name: str, properties: Mapping[str, str]) -> None:
+def finish(models: Mapping[str, tuple[ir.Model, Mapping[str, str]]]) -> None:
     """Drop what no output needs, stamp versions and record what a runtime must know."""
-    pipeline.finish(model)
-    model.graph.name = name
-    model.producer_name, model.producer_version = "odtpack", None
-    model.metadata_props.clear()
-    model.metadata_props.update(properties)
-    targets.stamp(model)
+    # models: each by the name of its graph, with its properties.
+    for name, (model, properties) in models.items():
+        pipeline.finish(model)
+        model.graph.name = name
+        model.producer_name, model.producer_version = "odtpack", None
+        model.metadata_props.clear()
+        model.metadata_props.update(properties)
+        targets.stamp(model)
 
 
 def optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:

@@ -295,10 +295,9 @@ def _stage(
             )
         staged[key] = scratch / f"{prefix}{key}.onnx"
         write_whole(staged[key], proto.SerializeToString(deterministic=True))
-    arrays = {p.name: p for p in graphs.parameters}
     data = CheckpointData(
-        {n: p.value() for n, p in arrays.items() if p.role == "trainable"},
-        {n: p.value() for n, p in arrays.items() if p.role != "trainable"},
+        {p.name: p.value() for p in graphs.parameters if p.role == "trainable"},
+        {p.name: p.value() for p in graphs.parameters if p.role != "trainable"},
     )
     if carried is not None:
         data.optimizer, data.properties = carried.optimizer, carried.properties
@@ -462,11 +461,9 @@ def operators(graph: ir.Graph, functions: Iterable[ir.Function] = ()) -> dict[st
     found: dict[str, dict[str, int]] = {}
     for domain, op_type in used:
         opset = graph.opset_imports.get(domain, 1)
-        since = opset
+        since = 1 if domain else opset  # contributed operators have one version
         if onnx.defs.has(op_type, opset, domain):
             since = onnx.defs.get_schema(op_type, opset, domain).since_version
-        elif domain:
-            since = 1  # contributed operators have one version
         found.setdefault(domain or "ai.onnx", {})[op_type] = since
     return {domain: dict(sorted(names.items())) for domain, names in sorted(found.items())}
 
@@ -491,19 +488,15 @@ def build_within(spec: MemorySpec, task: Task) -> Graphs:
         task, prefix="", spec=dataclasses.replace(task.spec, nominal=False)
     )
     budget = spec.budget or 0
-
-    def planned(graphs: Graphs) -> MemoryPlan:
+    asked, haste, reached, out_of_reach = spec, 1, 0, 0
+    for _ in range(_ATTEMPTS):
+        graphs = build_graphs(dataclasses.replace(scratch, memory=asked))
         with scratch_folder("budget") as folder:
             write_package(graphs, _made(graphs), Path(folder), run=False)  # only planned
             package = Package.open(Path(folder))
             shapes = input_shapes(graphs.training.graph, spec)
             sizes = {i.name: shapes.get(i.name, i.shape) for i in package.manifest.inputs}
-            return plan_memory(package, sizes).bounded()  # type: ignore[arg-type]
-
-    asked, haste, reached, out_of_reach = spec, 1, 0, 0
-    for _ in range(_ATTEMPTS):
-        graphs = build_graphs(dataclasses.replace(scratch, memory=asked))
-        plan = planned(graphs)
+            plan = plan_memory(package, sizes).bounded()  # type: ignore[arg-type]
         most = with_margin(plan.peak.nbytes)
         if memory_fit(plan.peak.nbytes, budget) == "fits":
             return dataclasses.replace(graphs, task=task)
