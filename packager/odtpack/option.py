@@ -8,7 +8,6 @@ tables of the documentation follow from the declaration. This module imports not
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import operator
 import re
@@ -196,9 +195,10 @@ def also(kind: type, name: str) -> Any:
     return dataclasses.field(default=found.default, metadata=found.metadata)
 
 
-@functools.cache
 def options_of(kind: type) -> tuple[Option, ...]:
     """The options of a dataclass, in their order."""
+    if kind in _KNOWN:
+        return _KNOWN[kind]
     hints = {field.name: field.type for field in dataclasses.fields(kind)}
     if any(isinstance(hint, str) for hint in hints.values()):
         hints = get_type_hints(kind)
@@ -213,7 +213,10 @@ def options_of(kind: type) -> tuple[Option, ...]:
         if field.default_factory is not dataclasses.MISSING:
             default = field.default_factory()
         found.append(Option(field.name, plain, default, **field.metadata))
-    return tuple(found)
+    return _KNOWN.setdefault(kind, tuple(found))
+
+
+_KNOWN: dict[type, tuple[Option, ...]] = {}
 
 
 def check_options(given: Any) -> None:
