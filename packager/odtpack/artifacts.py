@@ -256,10 +256,7 @@ def _optimizer(optimizer: object) -> tuple[optimizers.Optimizer | OptimizerStep,
         if written.formula is None:
             return written, NO_CLIP
         return written.formula, written.clip
-    try:
-        kind = _enum(optimizer, OptimType, "optimizer")
-    except OdtpackError as error:  # a TypeError too, as in the reference
-        raise WrongTypeError(error.code, error.what, hint=error.hint) from None
+    kind = _enum(optimizer, OptimType, "optimizer")
     return optimizers.AdamW() if kind is OptimType.AdamW else optimizers.SGD(), NO_CLIP
 
 
@@ -270,7 +267,8 @@ def _enum(value: object, kind: type[_Kind], name: str) -> _Kind:
     if not isinstance(value, kind):
         members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
         block = value if isinstance(value, type) and issubclass(value, Block) else None
-        raise OdtpackError(
+        error = WrongTypeError if kind is OptimType else OdtpackError  # as in the reference
+        raise error(
             f"bad-{name}",
             f"{name} is {value!r}; it must be a block or one of {members}",
             hint=None if block is None else f"pass an object: {block.__name__}()",

@@ -11,7 +11,6 @@ import glob
 import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from odtpack.adapters import Inserted, insert_adapter
 from odtpack.adapters.inference import decoder_with_adapter
 from odtpack.adapters.layers import layer_name, transposed, without_adapter
 from odtpack.choices import STOCK
-from odtpack.errors import OdtpackError, check_choice, check_type, quoted, some
+from odtpack.errors import OdtpackError, check_choice, check_type, located, quoted, some
 from odtpack.losses import Loss, make_loss
 from odtpack.losses.common.base import settled_on
 from odtpack.model.exporters import absent, homes
@@ -98,7 +97,7 @@ def build_package(
             if getattr(optimizer, each.name) != each.default
         }
     if isinstance(adapter, AdapterSpec):
-        own = {each.name: getattr(adapter, each.name) for each in dataclasses.fields(adapter)}
+        own = dict(vars(adapter))
         options["adapter"] = own.pop("kind")
         options |= {f"adapter_{name}": value for name, value in own.items()}
     for name, nothing in (("loss", "none"), ("loss_options", {}), ("optimizer_options", {})):
@@ -107,16 +106,12 @@ def build_package(
     return build(BuildSpec(model=model, **options), folder, remark=remark)
 
 
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 build_package.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [
         *list(inspect.signature(build_package).parameters.values())[:-1],
         *(
-            inspect.Parameter(
-                each.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=each.default,
-                annotation=each.type,
-            )
+            inspect.Parameter(each.name, _KEYWORD, default=each.default, annotation=each.type)
             for each in options_of(BuildSpec)
             if each.name != "model"
         ),
@@ -169,7 +164,8 @@ def build(
     check_choice("optimizer", spec.optimizer, OPTIMIZERS)
     optimizer = make_optimizer(spec.optimizer, spec.optimizer_options)
     say = remark or silent
-    with named_cause(spec.model), _located(spec.model):
+    path = str(spec.model) if isinstance(spec.model, str | Path) else None
+    with named_cause(spec.model), located(path):
         loaded = load(spec)
         cache, wanted = loaded.meta.get(CACHE, ()), spec.train
         old = loaded.meta.get(CONVERTED_FROM)
@@ -259,7 +255,7 @@ def build(
 
 def _check_used(spec: BuildSpec, chosen: Loss | None) -> None:
     """Refuse options of what is not asked for."""
-    problem, hint = None, ""
+    problem = hint = ""
     if chosen is None and spec.loss_options:
         name = next(iter(spec.loss_options))
         problem = f"the option {name!r} is given for a loss, but no loss is named"
@@ -270,18 +266,8 @@ def _check_used(spec: BuildSpec, chosen: Loss | None) -> None:
     elif spec.privacy_clip is None and spec.privacy_noise is not None:
         problem = "--privacy-noise needs --privacy-clip"
         hint = "add --privacy-clip, as in --privacy-clip 1"
-    if problem is not None:
+    if problem:
         raise OdtpackError("option-not-used", problem, hint=hint)
-
-
-@contextmanager
-def _located(model: object) -> Iterator[None]:
-    try:
-        yield
-    except OdtpackError as error:
-        if error.where is None and isinstance(model, str | Path):
-            error.where = str(model)
-        raise
 
 
 def _adapter_info(inserted: Inserted, trained: Sequence[str]) -> AdapterInfo:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,16 @@ def system_refused(error: OSError) -> OdtpackError:
         return OdtpackError("system-refused", f"the system refused to write or read: {reason}")
     name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "a file"
     return OdtpackError("system-refused", f"the system refused {shortened(name)!r}: {reason}")
+
+
+@contextmanager
+def located(where: str | None) -> Iterator[None]:
+    """Let errors say where their culprit is, unless they do."""
+    try:
+        yield
+    except OdtpackError as error:
+        error.where = error.where or where
+        raise
 
 
 def model_not_readable(path: Path, error: OSError) -> OdtpackError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 import re
 from collections.abc import Callable, Collection, Mapping
 from types import NoneType
@@ -31,12 +32,12 @@ def is_too_large(value: object) -> bool:
 
 
 BOUNDS: Final = (
-    ("least", "minimum", "{:.12g} or more"),
-    ("above", "exclusiveMinimum", "above {:.12g}"),
-    ("most", "maximum", "at most {:.12g}"),
-    ("below", "exclusiveMaximum", "below {:.12g}"),
+    ("least", "minimum", "{:.12g} or more", operator.ge),
+    ("above", "exclusiveMinimum", "above {:.12g}", operator.gt),
+    ("most", "maximum", "at most {:.12g}", operator.le),
+    ("below", "exclusiveMaximum", "below {:.12g}", operator.lt),
 )
-"""Bound of an option, its name in JSON Schema, and its text."""
+"""Bound of an option, its name in JSON Schema, its text, and how values compare with it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,17 +60,12 @@ class Bounds:
         else:
             # Values go to the models as float32: none is infinite there.
             good = not self.whole and abs(value) <= LARGEST_FLOAT
-        return (
-            good
-            and (self.least is None or value >= self.least)
-            and (self.above is None or value > self.above)
-            and (self.most is None or value <= self.most)
-            and (self.below is None or value < self.below)
-        )
+        limits = ((getattr(self, name), holds) for name, _, _, holds in BOUNDS)
+        return good and all(limit is None or holds(value, limit) for limit, holds in limits)
 
     def __str__(self) -> str:
         """The range for people."""
-        found = ((text, getattr(self, name)) for name, _, text in BOUNDS)
+        found = ((text, getattr(self, name)) for name, _, text, _ in BOUNDS)
         words = [text.format(bound) for text, bound in found if bound is not None]
         what = "a whole number" if self.whole else "a number"
         return ", ".join(filter(None, (what, " and ".join(words))))

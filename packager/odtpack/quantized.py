@@ -91,9 +91,8 @@ def quantize(matrix: np.ndarray, kind: BaseKind, axis: int) -> Codes:
         bounds = (NF4[1:] + NF4[:-1]) / 2
         found = np.searchsorted(bounds, blocks / scales).astype(ml_dtypes.uint4)
     values = np.ascontiguousarray(np.moveaxis(found.reshape(rows.shape), 1, axis))
-    return Codes(
-        kind, values, np.ascontiguousarray(np.moveaxis(scales[..., 0], 1, axis)), axis, block
-    )
+    scales = np.ascontiguousarray(np.moveaxis(scales[..., 0], 1, axis))
+    return Codes(kind, values, scales, axis, block)
 
 
 def to_int8(array: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:

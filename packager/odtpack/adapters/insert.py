@@ -9,9 +9,9 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.adapters import low_rank
-from odtpack.adapters.layers import Layer, Use, find_layers, without_adapter
+from odtpack.adapters.layers import find_layers, without_adapter
 from odtpack.adapters.low_rank import Table, find_tables, take_place
-from odtpack.adapters.modules import Module, Share, by_layer, modules_of, together
+from odtpack.adapters.modules import Module, by_layer, modules_of, together
 from odtpack.errors import OdtpackError, UnknownNameError, some
 from odtpack.graph.graphs import Ops, dims_of, maker, redirect
 from odtpack.graph.inference import infer_shapes
@@ -55,12 +55,16 @@ def insert_adapter(model: ir.Model, spec: AdapterSpec) -> Inserted:
         return Inserted(spec, model, tuple(found), names, ())
     random = np.random.default_rng(spec.seed)
     op = Ops(model.graph, "adapter/")
-    parameters: list[str] = []
     inserted = [(layer, _parameters(model.graph, layer, spec, random)) for layer in layers]
-    parameters += [str(value.name) for _, given in inserted for value in given.values()]
+    parameters = [str(value.name) for _, given in inserted for value in given.values()]
     for own, pieces in by_layer(inserted):
         for use in own.uses:
-            _apply(op, own, use, pieces, spec)
+            if spec.low_rank:
+                with op.after(maker(use.result)):
+                    low_rank.apply(op, own, use, together(op, own, pieces), spec)
+            else:
+                ((_, given),) = pieces
+                low_rank.apply_ia3(op, own, use, given, spec)
     for table in tables:
         arrays = {
             low_rank.TABLE_A: np.zeros((spec.rank, table.rows)),
@@ -83,30 +87,29 @@ def _chosen(
     sources = {id(table.source) for table in tables}
     found_layers = [layer for layer in find_layers(graph) if id(layer.source) not in sources]
     layers = modules_of(graph, found_layers, split=spec.kind == "lora")
-    wanted = [
-        pattern for pattern in spec.on if not any(layer.matches([pattern]) for layer in layers)
-    ]
-    found = [table for table in tables if table.matches(wanted)]
+
+    def unknown(patterns: Sequence[str], known: Sequence[Module | Table]) -> list[str]:
+        return [p for p in patterns if not any(each.matches([p]) for each in known)]
+
+    found = [table for table in tables if table.matches(unknown(spec.on, layers))]
     for flag, patterns in (("--on", spec.on), ("--feedforward", spec.feedforward)):
-        for pattern in patterns:
-            known = any(layer.matches([pattern]) for layer in layers)
-            if not known and not any(table.matches([pattern]) for table in found):
-                if left := without_adapter(graph, [pattern]):
-                    raise UnknownNameError(
-                        "unknown-layer",
-                        f"{flag} {pattern!r} matches only {some(left)}, and no adapter goes on "
-                        "recurrent layers, or on grouped or transposed convolutions",
-                        hint="name other layers, or train these without an adapter: --train",
-                    )
-                near = ", ".join(repr(layer.name) for layer in layers[:6])
+        for pattern in unknown(patterns, [*layers, *found]):
+            if left := without_adapter(graph, [pattern]):
                 raise UnknownNameError(
                     "unknown-layer",
-                    f"{flag} {pattern!r} matches no linear layer of the model, and no embedding "
-                    f"that {spec.kind} goes on",
-                    hint=f"its layers are {near}{', ...' if layers[6:] else ''}"
-                    if layers
-                    else "the model has none: MatMul, Gemm or Conv with a stored weight",
+                    f"{flag} {pattern!r} matches only {some(left)}, and no adapter goes on "
+                    "recurrent layers, or on grouped or transposed convolutions",
+                    hint="name other layers, or train these without an adapter: --train",
                 )
+            near = ", ".join(repr(layer.name) for layer in layers[:6])
+            raise UnknownNameError(
+                "unknown-layer",
+                f"{flag} {pattern!r} matches no linear layer of the model, and no embedding "
+                f"that {spec.kind} goes on",
+                hint=f"its layers are {near}{', ...' if layers[6:] else ''}"
+                if layers
+                else "the model has none: MatMul, Gemm or Conv with a stored weight",
+            )
     return [layer for layer in layers if not spec.on or layer.matches(spec.on)], found
 
 
@@ -145,26 +148,6 @@ def _register(
         given[end] = ir.val(name, const_value=ir.tensor(array.astype(dtype.numpy()), name=name))
         graph.register_initializer(given[end])
     return given
-
-
-def _apply(
-    op: Ops,
-    layer: Layer,
-    use: Use,
-    pieces: Sequence[tuple[Share, Mapping[str, ir.Value]]],
-    spec: AdapterSpec,
-) -> None:
-    if spec.low_rank:
-        with op.after(maker(use.result)):
-            low_rank.apply(op, layer, use, together(op, layer, pieces), spec)
-        return
-    ((_, given),) = pieces
-    if layer.matches(spec.feedforward):
-        with op.before(use.node):
-            low_rank.apply_ia3(op, layer, use, given, spec)
-        return
-    with op.after(maker(use.end)):
-        low_rank.apply_ia3(op, layer, use, given, spec)
 
 
 # Prompt tuning: learned vectors before the first token of every sequence (Lester et al., 2021).

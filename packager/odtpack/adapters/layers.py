@@ -233,10 +233,9 @@ def _end(node: ir.Node) -> tuple[ir.Value, ir.Value | None]:
     if len(consumers) == 1 and consumers[0].op_type == "Add" and not end.is_graph_output():
         add = consumers[0]
         for bias in add.inputs:
-            if bias is not None and bias is not end and bias.is_initializer():
-                dims = dims_of(bias)
-                if dims is not None and len(dims) == 1:
-                    return add.outputs[0], bias
+            stored = bias is not None and bias is not end and bias.is_initializer()
+            if stored and len(dims_of(bias) or ()) == 1:
+                return add.outputs[0], bias
     return end, None
 
 

@@ -215,14 +215,15 @@ def apply_ia3(
     op: Ops, layer: Layer, use: Use, given: Mapping[str, ir.Value], spec: AdapterSpec
 ) -> None:
     """Scale what a layer reads, or what it gives."""
-    factors = given[FACTORS]
-    if len(layer.shape) == 2:
-        factors = op.reshape(factors, -1)
-    if layer.matches(spec.feedforward):
-        standing = use.result.producer()
-        if standing is not None and standing is not use.node:  # its actual value lacks the factors
-            standing.replace_input_with(0, use.node.outputs[0])
-        use.node.replace_input_with(0, op.Mul(use.data, factors))
+    feedforward = layer.matches(spec.feedforward)
+    what, readers = use.data if feedforward else use.end, [*use.end.uses()]
+    with op.before(use.node) if feedforward else op.after(maker(use.end)):
+        factors = given[FACTORS] if layer.shape[2:] else op.reshape(given[FACTORS], -1)
+        scaled = op.Mul(what, factors)
+    if not feedforward:
+        take_place(use.end, scaled, readers)
         return
-    readers = [*use.end.uses()]
-    take_place(use.end, op.Mul(use.end, factors), readers)
+    standing = use.result.producer()
+    if standing is not None and standing is not use.node:  # its actual value lacks the factors
+        standing.replace_input_with(0, use.node.outputs[0])
+    use.node.replace_input_with(0, scaled)

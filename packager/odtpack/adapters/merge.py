@@ -18,7 +18,7 @@ from odtpack.adapters.layers import Layer, find_layers, packed_layers, transpose
 from odtpack.adapters.low_rank import FACTORS, MAGNITUDE, A, B
 from odtpack.adapters.modules import by_layer, merged, modules_of
 from odtpack.contrib.quantized import store_matrix, stored_matrix
-from odtpack.errors import OdtpackError, UnknownNameError
+from odtpack.errors import OdtpackError, UnknownNameError, located
 from odtpack.graph.graphs import InlinePass, Names, maker, operand, used_names
 from odtpack.graph.inference import infer_shapes
 from odtpack.model import exporters, shared_tensors
@@ -59,6 +59,25 @@ def merge_adapter(
     graph = model.graph
     graph.metadata_props.update(noted_architecture(path))
     put_back = _as_loaded(graph)
+    with located(str(path)):
+        rounded = _fold_in(graph, adapter)
+    if rounded and remark is not None:
+        error, weights, change = (math.sqrt(sum(column)) for column in zip(*rounded, strict=True))
+        remark(
+            f"{len(rounded)} quantized matrices are rounded again: the error is {error:.3g}, of "
+            f"weights of {weights:.3g} that the adapter changes by {change:.3g} (Frobenius norms)"
+        )
+    put_back()
+    proto = ir.to_proto(model)
+    del proto.graph.value_info[:]  # what shape inference found
+    if proto.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
+        raise OdtpackError("model-too-large", "the merged model would exceed 2 GB", where=str(path))
+    content: bytes = proto.SerializeToString(deterministic=True)
+    return content
+
+
+def _fold_in(graph: ir.Graph, adapter: PeftAdapter) -> list[tuple[float, float, float]]:
+    """Change the weights of a graph; return what is known of those that were rounded again."""
     places = _places(graph)
     found = (*find_layers(graph), *packed_layers(graph))
     split = adapter.kind == "lora"
@@ -75,46 +94,31 @@ def merge_adapter(
         else:
             pending.setdefault(name.removesuffix(f".{end}"), {})[end] = value
     tables = {table.name: table for table in low_rank.find_tables(graph)}
-    _check_whole(adapter, pending, {*modules, *tables}, path)
+    _check_whole(adapter, pending, {*modules, *tables})
     for name, given in pending.items():
         if name in tables and low_rank.TABLE_A in given:
-            _merge_table(tables[name], given, adapter, path)
+            _merge_table(tables[name], given, adapter)
             continue
         if name not in modules:
             raise UnknownNameError(
                 "unknown-layer",
                 f"the adapter is on {name!r:.200}, which is no linear layer of the model",
-                where=str(path),
             )
         if not _fits(modules[name].shape, given, adapter):
-            raise _mismatch(name, modules[name].shape, given, adapter, path)
+            raise _mismatch(name, modules[name].shape, given, adapter)
         on.append((modules[name], given))
     for layer, pieces in by_layer(on):
         values = merged(layer, pieces)
         if layer.uses[0].node.op_type == "MatMulNBits":
-            rounded.append(_merge_packed(layer, values, adapter, path))
+            rounded.append(_merge_packed(layer, values, adapter))
         else:
-            _merge(layer, values, adapter, path)
-    if rounded and remark is not None:
-        error, weights, change = (math.sqrt(sum(column)) for column in zip(*rounded, strict=True))
-        remark(
-            f"{len(rounded)} quantized matrices are rounded again: the error is {error:.3g}, of "
-            f"weights of {weights:.3g} that the adapter changes by {change:.3g} (Frobenius norms)"
-        )
+            _merge(layer, values, adapter)
     for name, value in whole.items():
-        _replace(places, name, value, path)
-    put_back()
-    proto = ir.to_proto(model)
-    del proto.graph.value_info[:]  # what shape inference found
-    if proto.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
-        raise OdtpackError("model-too-large", "the merged model would exceed 2 GB", where=str(path))
-    content: bytes = proto.SerializeToString(deterministic=True)
-    return content
+        _replace(places, name, value)
+    return rounded
 
 
-def _check_whole(
-    adapter: PeftAdapter, given: Collection[str], names: Collection[str], path: Path
-) -> None:
+def _check_whole(adapter: PeftAdapter, given: Collection[str], names: Collection[str]) -> None:
     """Refuse an adapter without tensors for a layer of the model that its configuration names."""
     # PEFT takes ends of names, and names that the model lacks. What a regular expression matches is
     # not looked for: the file is a stranger's, and an expression may take forever.
@@ -132,7 +136,6 @@ def _check_whole(
         raise OdtpackError(
             "adapter-mismatch",
             f"the adapter has no tensors {what}",
-            where=str(path),
             hint="save the adapter again, all of it: model.save_pretrained(folder)",
         )
 
@@ -221,7 +224,7 @@ def _own(value: ir.Value, places: Iterable[tuple[ir.Node, int]]) -> ir.Value:
     return value
 
 
-def _merge(layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter, path: Path) -> None:
+def _merge(layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter) -> None:
     """Replace the weight of a layer, and its bias where that changes too."""
     first = layer.uses[0]
     ways = [use.node if use.weight is layer.source else use.weight.producer() for use in layer.uses]
@@ -232,7 +235,7 @@ def _merge(layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter, 
         or any(way is None or layer.source not in way.inputs for way in ways)
         or len({(use.outputs_first, use.swapped) for use in layer.uses}) > 1
     ):
-        raise _not_mergeable(layer.source, layer.name, path)
+        raise _not_mergeable(layer.source, layer.name)
     transposes = len(layer.shape) == 2 and first.outputs_first == first.swapped
     stored = tensor.numpy().astype(np.float64)
     weight = stored.T if transposes else stored
@@ -242,7 +245,7 @@ def _merge(layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter, 
         feedforward |= layer.name in adapter.feedforward
         line = factors.astype(np.float64).reshape(-1)
         if line.size != (layer.inputs if feedforward else layer.outputs):
-            raise _mismatch(layer.name, layer.shape, given, adapter, path)
+            raise _mismatch(layer.name, layer.shape, given, adapter)
         ones = [1] * (weight.ndim - 2)
         merged = weight * line.reshape((1, -1, *ones) if feedforward else (-1, 1, *ones))
         if not feedforward:
@@ -256,13 +259,13 @@ def _merge(layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter, 
 
 
 def _merge_packed(
-    layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter, path: Path
+    layer: Layer, given: Mapping[str, np.ndarray], adapter: PeftAdapter
 ) -> tuple[float, float, float]:
     """Replace a matrix of few bits; return the squares of its error, of it and of the change."""
     (use,) = layer.uses
     before = stored_matrix(use.node)
     if before is None or FACTORS in given:
-        raise _not_mergeable(layer.source, layer.name, path)
+        raise _not_mergeable(layer.source, layer.name)
     wanted = _low_rank(layer, before, given, adapter)
     store_matrix(use.node, wanted)
     found = stored_matrix(use.node)
@@ -272,28 +275,27 @@ def _merge_packed(
     return error, size, change
 
 
-def _not_mergeable(source: ir.Value, name: str, path: Path) -> OdtpackError:
+def _not_mergeable(source: ir.Value, name: str) -> OdtpackError:
     return OdtpackError(
         "adapter-not-mergeable",
         f"the weight {source.name!r} of {name!r} is quantized in a form that odtpack cannot write, "
         "or is shared with other places",
-        where=str(path),
         hint="merge into the model in float32, and quantize that; or let ONNX Runtime apply "
         "the adapter (odtpack adapter export --onnxruntime)",
     )
 
 
 def _merge_table(
-    table: low_rank.Table, given: Mapping[str, np.ndarray], adapter: PeftAdapter, path: Path
+    table: low_rank.Table, given: Mapping[str, np.ndarray], adapter: PeftAdapter
 ) -> None:
     """Replace the table of an embedding by W + s (B A)^T."""
     if not table.source.is_initializer():
-        raise _not_mergeable(table.source, table.name, path)
+        raise _not_mergeable(table.source, table.name)
     shapes = {name: array.shape for name, array in given.items()}
     rank = adapter.rank
     wanted = {low_rank.TABLE_A: (rank, table.rows), low_rank.TABLE_B: (table.width, rank)}
     if shapes != wanted or adapter.kind != "lora":
-        raise _mismatch(table.name, (table.rows, table.width), given, adapter, path)
+        raise _mismatch(table.name, (table.rows, table.width), given, adapter)
     a, b = given[low_rank.TABLE_A], given[low_rank.TABLE_B]
     added = a.T.astype(np.float64) @ b.T.astype(np.float64)
     source = _own(table.source, [u for u in table.source.uses() if u.node.op_type == "Gather"])
@@ -320,7 +322,6 @@ def _mismatch(
     shape: Sequence[int],
     given: Mapping[str, np.ndarray],
     adapter: PeftAdapter,
-    path: Path,
 ) -> OdtpackError:
     kind = f"{adapter.kind} of rank {adapter.rank}" if adapter.rank else adapter.kind
     found = ", ".join(f"{end} {list(array.shape)}" for end, array in sorted(given.items()))
@@ -328,12 +329,11 @@ def _mismatch(
         "adapter-mismatch",
         f"the adapter, {kind}, does not fit {name!r}, whose weight is {list(shape)}: "
         f"it has {found}",
-        where=str(path),
         hint="merge it into the model that it was trained on",
     )
 
 
-def _replace(places: Mapping[str, _Place], name: str, value: np.ndarray, path: Path) -> None:
+def _replace(places: Mapping[str, _Place], name: str, value: np.ndarray) -> None:
     """Replace a parameter that was trained as a whole."""
     place = places.get(name)
     tensor = None if place is None else place.stored.const_value
@@ -342,7 +342,6 @@ def _replace(places: Mapping[str, _Place], name: str, value: np.ndarray, path: P
         raise OdtpackError(
             "adapter-mismatch",
             f"the adapter brings {name!r:.200} {list(value.shape)}, which the model does not have",
-            where=str(path),
             hint="merge it into the model that it was trained on",
         )
     _set(_own(place.stored, place.uses), wanted.astype(np.float64))

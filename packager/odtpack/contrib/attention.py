@@ -354,15 +354,12 @@ def rotary_embedding(ctx: Context) -> Outputs | None:
     size = hidden // heads if rank == 3 and heads and hidden else 2 * half
     heads_last = rank == 3
     shaped = op.reshape(x, 0, 0, -1, size) if heads_last else x
-    if place_rank == 1:  # from there on, for every sample
-        axis = 1 if heads_last else 2
-        places = op.Add(op.places(shaped, axis), positions)
-        cos, sin = (op.Gather(buffer(ctx.x(i)), places, axis=0) for i in (2, 3))
-        if heads_last:
-            cos, sin = op.unsqueeze(cos, 1), op.unsqueeze(sin, 1)
-    else:
-        cos, sin = (op.Gather(buffer(ctx.x(i)), positions, axis=0) for i in (2, 3))
-        axis = 2 if heads_last else 1
+    axis = 2 if heads_last else 1  # of the heads
+    if place_rank == 1:  # from there on, for every sample: without its axis
+        positions = op.Add(op.places(shaped, 3 - axis), positions)
+        axis -= 1
+    cos, sin = (op.Gather(buffer(ctx.x(i)), positions, axis=0) for i in (2, 3))
+    if axis:  # in front an axis is there without being written
         cos, sin = op.unsqueeze(cos, axis), op.unsqueeze(sin, axis)
     turned = turn(op, shaped, cos, sin, half, interleaved=bool(ctx.int("interleaved", 0)))
     if (size if heads_last else hidden) != 2 * half:

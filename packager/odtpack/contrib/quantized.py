@@ -467,10 +467,7 @@ def packed_four_bits(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         return tensor
 
     def read() -> ir.TensorProtocol:
-        flat = four_bit_codes(tensor).reshape(-1)
-        both = flat[::2].copy()
-        both[: flat.size // 2] |= flat[1::2] << 4
-        return ir.tensor(both, name=tensor.name)
+        return ir.tensor(_pack(four_bit_codes(tensor)), name=tensor.name)
 
     shape = ir.Shape([-(-math.prod(tensor.shape.numpy()) // 2)])
     return ir.LazyTensor(read, dtype=ir.DataType.UINT8, shape=shape, name=tensor.name)

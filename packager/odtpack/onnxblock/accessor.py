@@ -251,13 +251,12 @@ class ModelAccessor:
     def _take_new(self, nodes: int) -> None:
         """Record inputs and initializers that are new, and that this many nodes are known."""
         graph = self._model.graph
-        for info in graph.input[self._seen[0] :]:
-            self._values[info.name] = info
+        new = {info.name: info for info in graph.input[self._seen[0] :]}
         for tensor in graph.initializer[self._seen[1] :]:
             info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
-            self._values[tensor.name] = info
-        self._names |= {v.name for v in graph.input[self._seen[0] :]}
-        self._names |= {t.name for t in graph.initializer[self._seen[1] :]}
+            new[tensor.name] = info
+        self._values |= new
+        self._names.update(new)
         self._seen = [len(graph.input), len(graph.initializer), nodes]
 
     def _unknown(self, name: str, who: str) -> OdtpackError:

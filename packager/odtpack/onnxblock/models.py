@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import os
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import onnx
@@ -26,6 +26,7 @@ from odtpack.spec import BuildSpec
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 
+_T = TypeVar("_T")
 Parameters = tuple[list[onnx.TensorProto], list[onnx.TensorProto]]
 
 
@@ -66,9 +67,7 @@ class ForwardBlock(Block):
         Raises:
             OdtpackError: The block has not been called yet.
         """
-        if self._model is None:
-            raise _not_built("model")
-        return self._model
+        return _built(self._model, "model")
 
 
 class TrainingBlock(Block):
@@ -146,9 +145,7 @@ class TrainingBlock(Block):
         Raises:
             OdtpackError: The block has not been called yet.
         """
-        if self._graphs is None:
-            raise _not_built("training model")
-        return parameters(self._graphs)
+        return parameters(_built(self._graphs, "training model"))
 
     def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:
         """The training model and the evaluation model.
@@ -156,9 +153,8 @@ class TrainingBlock(Block):
         Raises:
             OdtpackError: The block has not been called yet.
         """
-        if self._graphs is None:
-            raise _not_built("training model")
-        return ir.to_proto(self._graphs.training), ir.to_proto(self._graphs.evaluation)
+        graphs = _built(self._graphs, "training model")
+        return ir.to_proto(graphs.training), ir.to_proto(graphs.evaluation)
 
 
 def parameters(graphs: Graphs) -> Parameters:
@@ -217,8 +213,10 @@ def set_outputs(accessor: ModelAccessor, names: Sequence[str], who: str) -> None
     graph.output.extend(outputs)
 
 
-def _not_built(what: str) -> OdtpackError:
-    return OdtpackError("not-built", f"the {what} has not been built yet")
+def _built(made: _T | None, what: str) -> _T:
+    if made is None:
+        raise OdtpackError("not-built", f"the {what} has not been built yet")
+    return made
 
 
 def save_checkpoint(

@@ -25,6 +25,12 @@ from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import MANIFEST_NAME, read_manifest
 
 MODELS = ("training_model", "eval_model", "optimizer_model")
+_HINTS = {  # where one is missing
+    **dict.fromkeys(MODELS, "copy the whole folder"),
+    "optimizer_model": "generate the artifacts with an optimizer, or build a package from the "
+    "forward model",
+    "checkpoint": "pass it with --checkpoint FILE",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +61,8 @@ def open_artifacts(
     source = checkpoint or folder / f"{prefix}checkpoint"
     for what, path in (*paths.items(), ("checkpoint", source)):
         if not path.is_file():
-            raise _missing(folder, what, path)
+            missing = f"{path.name} is missing: the {what.replace('_', ' ')}"
+            raise OdtpackError("artifacts-incomplete", missing, hint=_HINTS[what])
     sources = {key: open_model(path) for key, path in paths.items()}
     for opened in sources.values():
         check_texts(opened.proto, opened.where)
@@ -77,7 +84,7 @@ def open_artifacts(
             hint="pass a complete one with --checkpoint FILE",
         )
     _check_parameters(artifacts, paths)
-    _check_models(artifacts, folder)
+    _check_models(artifacts)
     return artifacts
 
 
@@ -113,20 +120,6 @@ def _prefix(folder: Path) -> str:
         "artifacts-ambiguous",
         f"{str(folder)!r} holds the artifacts of {len(found)} models",
         hint=f"choose one with --prefix: {', '.join(repr(name) for name in found)}",
-    )
-
-
-def _missing(folder: Path, what: str, path: Path) -> OdtpackError:
-    hint = "copy the whole folder"
-    if what == "optimizer_model":
-        hint = "generate the artifacts with an optimizer, or build a package from the forward model"
-    elif what == "checkpoint":
-        hint = "pass it with --checkpoint FILE"
-    return OdtpackError(
-        "artifacts-incomplete",
-        f"{path.name} is missing: the {what.replace('_', ' ')}",
-        where=str(folder),
-        hint=hint,
     )
 
 
@@ -203,26 +196,26 @@ def _tensor(value: onnx.ValueInfoProto) -> tuple[str, tuple[int | str, ...]]:
     )
 
 
-def _check_models(artifacts: Artifacts, folder: Path) -> None:
+def _check_models(artifacts: Artifacts) -> None:
     """Training and evaluation model take and return the same."""
     parameters = artifacts.parameters
     training, evaluation = artifacts.training.proto.graph, artifacts.evaluation.proto.graph
-    interfaces = []
-    for graph in (training, evaluation):
-        inputs = [
+    known = {RESET, *parameters}
+    inputs, others = (
+        [
             (value.name, *_tensor(value))
             for value in graph.input
-            if value.name not in parameters
-            and value.name != RESET
-            and not value.name.endswith(BUFFER_SUFFIX)
+            if value.name not in known and not value.name.endswith(BUFFER_SUFFIX)
         ]
-        outputs = [v.name for v in graph.output if not v.name.endswith(OUTPUT_SUFFIX)]
-        interfaces.append((inputs, outputs))
+        for graph in (training, evaluation)
+    )
+    outputs, more = (
+        [value.name for value in graph.output if not value.name.endswith(OUTPUT_SUFFIX)]
+        for graph in (training, evaluation)
+    )
     # The evaluation model may return more, such as the prediction.
-    (inputs, outputs), (others, more) = interfaces
     if inputs != others or not outputs or more[: len(outputs)] != outputs:
         raise OdtpackError(
             "artifacts-mixed",
             "training and evaluation model do not take the same inputs and return the same outputs",
-            where=str(folder),
         )

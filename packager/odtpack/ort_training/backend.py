@@ -76,8 +76,7 @@ def read_optimizer(source: Source) -> tuple[Optimizer, Clip]:
     graph = load_source(source).graph
     nodes = {node.op_type: node for node in graph if node.domain == DOMAIN}
     steps = [nodes[name] for name in (ADAMW, PLAIN_SGD) if name in nodes]
-    known = {ADAMW, PLAIN_SGD, CLIP_NORM}
-    others = sorted({node.op_type for node in graph} - known)
+    others = sorted({node.op_type for node in graph} - {ADAMW, PLAIN_SGD, CLIP_NORM})
     if len(steps) != 1 or len(nodes) != len(list(graph)) or others:
         raise OdtpackError(
             "unknown-optimizer",
@@ -159,21 +158,19 @@ def optimizer_model(update: ResolvedUpdate, opset: int) -> ir.Model:
     lists = ir.SequenceType(ir.TensorType(ir.DataType.FLOAT))
     # The runtime keeps one moment for SGD too, which nothing reads.
     names = ["params", "gradients", FIRST, *([SECOND] if adam else [])]
-    values = {
-        "learning_rate": ir.val("learning_rate", dtype=ir.DataType.FLOAT, shape=[1]),
-        "step": ir.val("step", dtype=ir.DataType.INT64, shape=[1]),
-        **{name: ir.Value(name=name, type=lists) for name in names},
-    }
+    values = [
+        ir.val("learning_rate", dtype=ir.DataType.FLOAT, shape=[1]),
+        ir.val("step", dtype=ir.DataType.INT64, shape=[1]),
+        *(ir.Value(name=name, type=lists) for name in names),
+    ]
+    rate, count, parameters, gradients, *moments = values
     nodes = []
-    gradients = values["gradients"]
     if update.clip.norm is not None:
         clip = ir.node(CLIP_NORM, [gradients], {"max_norm": update.clip.norm}, domain=DOMAIN)
         gradients = clip.outputs[0]
         gradients.name, gradients.type = "gradients.clipped", lists
         nodes.append(clip)
     if isinstance(optimizer, AdamW):
-        inputs = [values["learning_rate"], values["step"], values["params"], gradients,
-                  values[FIRST], values[SECOND]]  # fmt: skip
         attributes = {
             "alpha": optimizer.beta1,
             "beta": optimizer.beta2,
@@ -182,17 +179,17 @@ def optimizer_model(update: ResolvedUpdate, opset: int) -> ir.Model:
             "correct_bias": int(optimizer.bias_correction),
             "adam_mode": next(k for k, v in _FORMULAS.items() if v == optimizer.formula),
         }
+        inputs = [rate, count, parameters, gradients, *moments]
         step = ir.node(ADAMW, inputs, attributes, domain=DOMAIN)
     else:
-        inputs = [values["learning_rate"], values["params"], gradients]
-        step = ir.node(PLAIN_SGD, inputs, domain=DOMAIN)
+        step = ir.node(PLAIN_SGD, [rate, parameters, gradients], domain=DOMAIN)
     nodes.append(step)
     for node in nodes:
         node.name = node.op_type
     done = step.outputs[0]
     done.name, done.dtype, done.shape = "updated", ir.DataType.BOOL, ir.Shape([1])
     graph = ir.Graph(
-        list(values.values()), [done], nodes=nodes,
+        values, [done], nodes=nodes,
         opset_imports={"": opset, DOMAIN: 1}, name="optimizer",
     )  # fmt: skip
     model = ir.Model(graph, ir_version=8, producer_name="odtpack")

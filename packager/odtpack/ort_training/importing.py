@@ -17,7 +17,7 @@ import onnx.numpy_helper
 import onnx_ir as ir
 
 from odtpack import losses
-from odtpack.errors import OdtpackError
+from odtpack.errors import OdtpackError, located
 from odtpack.graph import graphs
 from odtpack.graph.graphs import dims_of
 from odtpack.model.loading import load_source, refuse_bfloat16
@@ -65,7 +65,7 @@ def import_artifacts(
     """
     destination = check_folder(folder)
     source = Path(artifacts)
-    try:
+    with located(str(source)):
         opened = open_artifacts(
             source, prefix=prefix, checkpoint=None if checkpoint is None else Path(checkpoint)
         )
@@ -73,9 +73,6 @@ def import_artifacts(
         state = carried_state(opened.checkpoint, optimizer, str(opened.checkpoint_path))
         graphs = _differentiate(opened, optimizer, clip, remark)
         resolved = resolve_update(graphs)
-    except OdtpackError as error:
-        error.where = error.where or str(source)
-        raise
     assert resolved is not None  # noqa: S101 - there is an optimizer
     carried = CheckpointData({}, {}, optimizer=state, properties=opened.checkpoint.properties)
     made = Made(resolved, resolved.model(graphs), carried=carried)

@@ -374,9 +374,6 @@ def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
         yield flat[start : start + _CHUNK]
 
 
-_FREEZE = "--freeze"
-
-
 def resolve(
     model: ir.Model,
     train: Sequence[str],
@@ -390,9 +387,19 @@ def resolve(
     # models.
     alike = look_alikes(model) if alike is None else alike
     names, known = reached(model, alike, read), known_names(model.graph)
-    _check_reached(alike, names, train, known)
-    trained = _matched(model, alike, names, train, "--train", known)
-    frozen = _matched(model, alike, names, freeze, _FREEZE, known)
+    moving = {*names}
+    still = [name for name in alike if name not in moving]
+    # Nothing that is asked to train may stand still in silence.
+    if found := {pattern: hits for pattern in train if (hits := matching(pattern, still, known))}:
+        asked = "; ".join(
+            f"--train {pattern!r} asks to train {', '.join(map(repr, hits))}"
+            for pattern, hits in found.items()
+        )
+        raise OdtpackError(
+            "not-reached", f"{asked}, but the loss does not depend on it: it would never change"
+        )
+    trained = _matched(model, still, names, train, "--train", known)
+    frozen = _matched(model, still, names, freeze, "--freeze", known)
     both = [name for name in trained if name in frozen]
     if both:
         raise OdtpackError(
@@ -428,69 +435,38 @@ def constants_like_weights(model: ir.Model, alike: Sequence[str]) -> list[str]:
     return [str(value.name) for value in found if value.name not in alike]
 
 
-def _check_reached(
-    alike: Sequence[str],
-    names: Sequence[str],
-    train: Sequence[str],
-    known: Mapping[str, Sequence[str]],
-) -> None:
-    """Nothing that is asked to train may stand still in silence."""
-    moving = set(names)
-    still = [name for name in alike if name not in moving]
-    found = {p: hits for p in train if (hits := matching(p, still, known))}
-    if found:
-        asked = "; ".join(
-            f"--train {pattern!r} asks to train {', '.join(map(repr, hits))}"
-            for pattern, hits in found.items()
-        )
-        raise OdtpackError(
-            "not-reached", f"{asked}, but the loss does not depend on it: it would never change"
-        )
-
-
 def nothing_to_train(graph: ir.Graph, *, left: bool = False) -> OdtpackError:
     """The error for a model without a parameter that a gradient reaches."""
     # left: Whether some are left out, as they are frozen.
-    integers = any(
-        node.op_type == "DequantizeLinear"
-        and (codes := node.inputs[0]) is not None
-        and codes.const_value is not None
-        and len(codes.const_value.shape) > 1
-        for node in graph
-    )
-    if integers and not left:
-        return OdtpackError(
-            "nothing-to-train",
-            "the weights are stored as integers, which have no gradient",
-            hint="train an adapter (--adapter lora), or quantize the model with float weights and "
-            "fake quantization (AddQDQPairToWeight)",
-        )
-    if not left:
-        what = "the model has no parameter that a gradient reaches"
-        return OdtpackError("nothing-to-train", what, hint="odtpack inspect MODEL.onnx shows why")
-    return OdtpackError(
-        "nothing-to-train",
-        "no parameter is left to train",
-        hint="odtpack inspect MODEL.onnx lists the parameters",
-    )
+    what = "the model has no parameter that a gradient reaches"
+    hint = "odtpack inspect MODEL.onnx shows why"
+    stored = (n.inputs[0] for n in graph if n.op_type == "DequantizeLinear" and n.inputs[0])
+    if left:
+        what = "no parameter is left to train"
+        hint = "odtpack inspect MODEL.onnx lists the parameters"
+    elif any(v.const_value is not None and len(v.const_value.shape) > 1 for v in stored):
+        what = "the weights are stored as integers, which have no gradient"
+        hint = "train an adapter (--adapter lora), or quantize the model with float weights and "
+        hint += "fake quantization (AddQDQPairToWeight)"
+    return OdtpackError("nothing-to-train", what, hint=hint)
 
 
 def _matched(
     model: ir.Model,
-    alike: Sequence[str],
+    still: Sequence[str],
     names: Sequence[str],
     patterns: Sequence[str],
     option: str,
     known: Mapping[str, Sequence[str]],
 ) -> dict[str, str]:
-    """Names that match, each with its first pattern."""
+    """Names that match, each with its first pattern; ``still`` are what no gradient reaches."""
     found: dict[str, str] = {}
     for pattern in patterns:
         hits = matching(pattern, names, known)
         if not hits and pattern in model.graph.initializers:
             hits = [pattern]
-        if not hits and option == _FREEZE and matching(pattern, alike, known):
-            continue  # no gradient reaches them: they stay as they are anyway
+        if not hits and matching(pattern, still, known):
+            continue  # they stay as they are anyway
         if not hits and not names:
             raise nothing_to_train(model.graph)
         if not hits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -34,8 +34,7 @@ _WEIGHTS = {
 _VIEWS = ("Identity", "Reshape", "Split", "Squeeze", "Transpose", "Unsqueeze")
 
 
-@dataclasses.dataclass(frozen=True)
-class Stored:
+class Stored(NamedTuple):
     """A weight as the checkpoint holds it."""
 
     values: ir.TensorProtocol  # FLOAT16 or INT8, of the weight's shape
@@ -202,20 +201,17 @@ def store_frozen(
     # base: How matrices are stored inside the models already, if they are.
     found: list[Parameter] = []
     for parameter in parameters:
-        stored = None
-        if parameter.role == "frozen" and is_weight(graph.initializers[parameter.name]):
-            stored = store(parameter.name, parameter.tensor, wanted)
+        name, stored = parameter.name, None
+        if parameter.role == "frozen" and is_weight(graph.initializers[name]):
+            stored = store(name, parameter.tensor, wanted)
         if stored is None:
             found.append(parameter)
             continue
-        scale = None if stored.scale is None else f"{parameter.name}{SCALE_SUFFIX}"
-        found.append(
-            dataclasses.replace(
-                parameter, dtype=stored.values.dtype, stored=stored.values, scale=scale
-            )
-        )
-        if scale is not None and stored.scale is not None:
-            found.append(Parameter(scale, "frozen", stored.scale, stored.scale.dtype))
+        values, scales = stored
+        scale = None if scales is None else f"{name}{SCALE_SUFFIX}"
+        found.append(dataclasses.replace(parameter, dtype=values.dtype, stored=values, scale=scale))
+        if scale is not None and scales is not None:
+            found.append(Parameter(scale, "frozen", scales, scales.dtype))
     if all(parameter.stored is None for parameter in found):
         raise OdtpackError(
             "storage-not-used",
@@ -259,32 +255,19 @@ def lift_parameters(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
     for parameter in parameters:
         if parameter.dtype == parameter.tensor.dtype:
             continue
-        value = inputs[parameter.name]
-        to = {"to": int(parameter.tensor.dtype)}
-        if parameter.scale is None:
-            made = [_own(parameter, OWN_TYPE_SUFFIX, "Cast", [value], to)]
-        else:
-            plain = _own(parameter, UNSCALED_SUFFIX, "Cast", [value], to)
-            operands = [plain.outputs[0], inputs[parameter.scale]]
-            made = [plain, _own(parameter, OWN_TYPE_SUFFIX, "Mul", operands, {})]
-        value.replace_all_uses_with(made[-1].outputs[0], replace_graph_outputs=True)
-        made[0].replace_input_with(0, value)
-        nodes += made
+        value, own = inputs[parameter.name], parameter.tensor.dtype
+        made = {OWN_TYPE_SUFFIX: ir.node("Cast", [value], {"to": int(own)})}
+        if parameter.scale is not None:
+            plain = made.pop(OWN_TYPE_SUFFIX)
+            scaled = ir.node("Mul", [plain.outputs[0], inputs[parameter.scale]])
+            made = {UNSCALED_SUFFIX: plain, OWN_TYPE_SUFFIX: scaled}
+        for suffix, node in made.items():
+            output = node.outputs[0]
+            node.name = output.name = f"{parameter.name}{suffix}"
+            output.shape, output.type = value.shape, ir.TensorType(own)
+        first, *_ = made.values()
+        value.replace_all_uses_with(made[OWN_TYPE_SUFFIX].outputs[0], replace_graph_outputs=True)
+        first.replace_input_with(0, value)
+        nodes += made.values()
     if nodes and len(graph):
         graph.insert_before(graph[0], nodes)
-
-
-def _own(
-    parameter: Parameter,
-    suffix: str,
-    op_type: str,
-    inputs: Sequence[ir.Value],
-    attributes: Mapping[str, int],
-) -> ir.Node:
-    """A node whose output has the shape of a parameter, in the model's own type."""
-    name = f"{parameter.name}{suffix}"
-    node = ir.node(op_type, inputs, attributes, name=name)
-    output = node.outputs[0]
-    output.name, output.shape = name, ir.Shape(parameter.tensor.shape.numpy())
-    output.type = ir.TensorType(parameter.tensor.dtype)
-    return node

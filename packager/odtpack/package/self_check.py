@@ -93,7 +93,9 @@ def checked(
     # `prediction`: what the loss reads first: its name and dimensions. `losses`: whether to record
     # some for devices. `drawn`: an operator of the training model that draws numbers. `foreign`:
     # domains of the user's operators, which `library` holds.
-    info = None if manifest is None or not losses else _reason_without(manifest, drawn, foreign)
+    info = None
+    if manifest is not None and losses and (reason := _reason_without(manifest, drawn, foreign)):
+        info = SelfCheckInfo(reason=reason)
     if foreign and library is None:
         remark(f"the models were not run: no library with {', '.join(sorted(foreign))} is given")
     else:
@@ -116,12 +118,11 @@ def checked(
                     f"ONNX Runtime {onnxruntime.__version__} does not run the model: {said}",
                 ) from error
             found = _NOTHING
-            problem = "they run with none of the input sizes that were tried; the last error: "
-            problem += said
-            if too_large:
-                problem = "a step needs more memory than this machine has"
-            else:
-                info = _none(NO_SIZES)
+            problem = "a step needs more memory than this machine has"
+            if not too_large:
+                info = SelfCheckInfo(reason=NO_SIZES)
+                problem = "they run with none of the input sizes that were tried; the last error: "
+                problem += said
             remark(f"no step was made with the models: {problem}")
         if weights > _LARGEST_BYTES and found is not _NOTHING:
             seconds = time.monotonic() - start
@@ -154,14 +155,14 @@ def _run(
         "manifest": manifest and manifest.to_json(), "library": library and str(library.resolve()),
         "files": {key: str(path) for key, path in files.items()}, **more,
     }  # fmt: skip
-    for last in (False, True):
-        try:
-            return apart.call(MEASURE, apart.Limits.of(files.values()), **arguments)
-        except OdtpackError as error:
-            # To ONNX Runtime a failed read may be a model that cannot be loaded.
-            if last or error.code != "model-not-loadable":
-                raise
-    return None
+    run = partial(apart.call, MEASURE, apart.Limits.of(files.values()), **arguments)
+    try:
+        return run()
+    except OdtpackError as error:
+        # To ONNX Runtime a failed read may be a model that cannot be loaded.
+        if error.code != "model-not-loadable":
+            raise
+        return run()
 
 
 def measure(
@@ -183,40 +184,32 @@ def measure(
     )
     found = None
     if losses:
-        found = trial.first_that_fits(
-            _SAMPLES_OF_STATISTICS if trial.has_statistics else _SAMPLES, trial.run
-        )
+        samples = _SAMPLES_OF_STATISTICS if trial.has_statistics else _SAMPLES
+        found = trial.first_that_fits(samples, trial.run).as_dict(defaults=False)
     else:
         trial.first_that_fits(1, trial.step)
     idle = trial.idle()
     if "step_model" in paths:
         trial.step_on()
-    losses_found = None if found is None else found.as_dict(defaults=False)
-    return {"losses": losses_found, "idle": idle}
+    return {"losses": found, "idle": idle}
 
 
-def _none(reason: str) -> SelfCheckInfo:
-    return SelfCheckInfo(reason=reason)
-
-
-def _reason_without(
-    manifest: Manifest, drawn: str | None, foreign: Collection[str]
-) -> SelfCheckInfo | None:
-    """The self-check of a package that can have none, with the reason; None if it can."""
+def _reason_without(manifest: Manifest, drawn: str | None, foreign: Collection[str]) -> str | None:
+    """Why a package can have no self-check; None if it can."""
     if manifest.segments is not None:
-        return _none("it is trained segment by segment")
+        return "it is trained segment by segment"
     if any(item.dtype == "string" for item in manifest.inputs):
-        return _none("an input is text")
+        return "an input is text"
     if foreign:
-        return _none("it needs operators of the user's")
+        return "it needs operators of the user's"
     if manifest.privacy is not None:
-        return _none("the noise of private training differs each time")
+        return "the noise of private training differs each time"
     if drawn is not None:
-        return _none(f"what {drawn} draws in training differs each time")
+        return f"what {drawn} draws in training differs each time"
     if not any(item.role == "trainable" for item in manifest.parameters):
-        return _none("nothing is trained")
+        return "nothing is trained"
     if sum(item.size_bytes or 0 for item in manifest.parameters) > _LARGEST_BYTES:
-        return _none("the parameters are too large to be trained while the package is built")
+        return "the parameters are too large to be trained while the package is built"
     return None
 
 
@@ -410,7 +403,9 @@ class _Trial:
                 best = moved, info
             if moved >= _ENOUGH:
                 break
-        return best[1] if best is not None else _none("its loss on made-up data is not finite")
+        if best is None:
+            return SelfCheckInfo(reason="its loss on made-up data is not finite")
+        return best[1]
 
     def _losses(
         self, chosen: Sequence[SelfCheckInput], rate: float, draw: int | None = None

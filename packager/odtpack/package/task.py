@@ -20,7 +20,7 @@ from odtpack.optimizers.common.model import NO_CLIP
 from odtpack.ort import kernel_needs, webgpu
 from odtpack.package.parameters import Parameter, master_type
 from odtpack.passes import aliases
-from odtpack.passes.gradient_buffers import OUTPUT_SUFFIX, accumulate
+from odtpack.passes.gradient_buffers import accumulate
 from odtpack.spec import BuildSpec, MemorySpec
 from odtpack_runtime.package.manifest import AdapterInfo, SegmentInfo
 from odtpack_runtime.training.optimizer_contract import Privacy
@@ -70,10 +70,9 @@ class Backend:
     """Stock ONNX Runtime, whose callers bind one buffer as input and output."""
 
     runtime: ClassVar[choices.Runtime] = choices.STOCK  # its name
-    # Whether an If may choose what is computed: a GPU waits for its condition.
-    branches: ClassVar[bool] = True
-    # Whether it lacks kernels of finished models, which `lower` writes with others.
-    lowers: ClassVar[bool] = False
+    # Whether a GPU runs the models: it waits for the condition of an If, and its kernels do not
+    # shift bits.
+    on_gpu: ClassVar[bool] = False
     # Passes over a training graph, after its gradient, that write operators of its own.
     passes: ClassVar[tuple[Callable[[Ops, ir.Graph], None], ...]] = ()
 
@@ -98,7 +97,7 @@ class Backend:
         flag = op.squeeze(reset, 0)
 
         def write(parameter: ir.Value, gradient: ir.Value, buffer: ir.Value) -> ir.Value:
-            out = accumulate(op, gradient, buffer, flag, branches=self.branches)
+            out = accumulate(op, gradient, buffer, flag, branches=not self.on_gpu)
             out.type, out.shape = parameter.type, parameter.shape
             aliases.verify(op.graph, buffer, out)
             return out
@@ -117,8 +116,7 @@ class WebGpu(Backend):
     """Stock ONNX Runtime with its WebGPU provider; the models run on the processor as well."""
 
     runtime: ClassVar[choices.Runtime] = choices.WEBGPU
-    branches: ClassVar[bool] = False
-    lowers: ClassVar[bool] = True
+    on_gpu: ClassVar[bool] = True
 
     def lower(self, model: ir.Model) -> ir.Model:
         """Write what the provider lacks with what it has."""
@@ -237,19 +235,15 @@ class ResolvedUpdate:
         # those of several batches, or those of inputs.
         from odtpack.step.model import can_update, step_model
 
+        task = graphs.task
+        if task.input_gradients or task.spec.accumulation_steps > 1 or self.privacy is not None:
+            return None
+        if not task.backend.is_stock or not can_update(self.optimizer, self.clip):
+            return None
         names = {p.name for p in graphs.parameters}
-        wanted = any(
-            str(value.name).removesuffix(OUTPUT_SUFFIX) not in names
-            for value in graphs.training.graph.outputs
-            if str(value.name).endswith(OUTPUT_SUFFIX)
-        )
-        if wanted or graphs.task.spec.accumulation_steps > 1 or self.privacy is not None:
-            return None
-        if not graphs.task.backend.is_stock or not can_update(self.optimizer, self.clip):
-            return None
         return step_model(
             graphs.training, names, self.optimizer, clip=self.clip, groups=self.groups,
-            branches=graphs.task.backend.branches,
+            branches=not task.backend.on_gpu,
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:
@@ -278,14 +272,10 @@ def resolve_update(graphs: Graphs) -> OptimizerStep | None:
         noise = 1.0 if spec.privacy_noise is None else spec.privacy_noise
         privacy = Privacy(spec.privacy_clip, noise)
         _check_private(clip, graphs)
-    ranks = {
-        parameter.name: len(parameter.tensor.shape)
-        for parameter in graphs.parameters
-        if parameter.role == "trainable"
-    }
+    ranks = {p.name: len(p.tensor.shape) for p in graphs.parameters if p.role == "trainable"}
     rules = [GroupRule(*group) for group in spec.groups]
     decay = optimizer.weight_decay
-    called = {parameter.name: parameter.called for parameter in graphs.parameters}
+    called = {p.name: p.called for p in graphs.parameters}
     groups = resolve_groups(ranks, rules, decay, decay_vectors=spec.decay_vectors, called=called)
     if len(groups) > 1:
         graphs.training.metadata_props["odtpack.parameter_order"] = memory_order(groups)
@@ -297,18 +287,14 @@ def resolve_update(graphs: Graphs) -> OptimizerStep | None:
 def _check_private(clip: Clip, graphs: Graphs) -> None:
     """Check that gradients of single samples can be had, and that nothing else reveals samples."""
     parameters = {parameter.name for parameter in graphs.parameters}
-    shapes = {
-        value.name: dims_of(value) or ()
+    batches = {
+        value.name: (dims_of(value) or (0,))[0]  # the first axis
         for value in graphs.evaluation.graph.inputs
         if value.name not in parameters
     }
-    fixed = [
-        name
-        for name, dims in shapes.items()
-        if not dims or (isinstance(dims[0], int) and dims[0] != 1)
-    ]
+    fixed = [name for name, size in batches.items() if isinstance(size, int) and size != 1]
     statistics = [p.name for p in graphs.parameters if p.role == "state"]
-    problem, hint = None, ""
+    problem = hint = ""
     if not graphs.task.backend.is_stock:
         problem = "private gradients need stock ONNX Runtime"
         hint = "leave --target out"
@@ -324,8 +310,8 @@ def _check_private(clip: Clip, graphs: Graphs) -> None:
     elif clip != NO_CLIP:
         problem = "gradients are clipped sample by sample, and not a second time"
         hint = "leave --clip-norm and --clip-value out"
-    if problem is not None:
-        raise OdtpackError("private-training", problem, hint=hint or None)
+    if problem:
+        raise OdtpackError("private-training", problem, hint=hint)
 
 
 class _Collector:

@@ -22,7 +22,9 @@ from odtpack.graph.graphs import (
     mark_constant,
     nodes_of,
     reads,
+    redirect,
     static_dims,
+    typed,
 )
 from odtpack.graph.inference import infer_shapes, is_known
 from odtpack.losses import make_loss
@@ -69,13 +71,10 @@ def find_value(graph: ir.Graph, name: str, what: str) -> ir.Value:
 
 def attach_loss(graph: ir.Graph, task: Task) -> LossInfo:
     """Append a loss; the graph's outputs become the loss and the additional ones."""
-    extra, read = (
-        [find_value(graph, name, what) for name in names]
-        for what, names in (
-            ("--output or additional_output_names", task.spec.outputs),
-            ("--loss-input or loss_input_names", task.spec.loss_inputs),
-        )
-    )
+    what = "--output or additional_output_names"
+    extra = [find_value(graph, name, what) for name in task.spec.outputs]
+    what = "--loss-input or loss_input_names"
+    read = [find_value(graph, name, what) for name in task.spec.loss_inputs]
     if task.loss is None:
         result, info = _own_loss(graph, read, task.attached), task.attached or LossInfo()
     else:
@@ -100,15 +99,12 @@ def _own_loss(graph: ir.Graph, read: Sequence[ir.Value], attached: LossInfo | No
     loss = read[0] if read else graph.outputs[0]
     dims = static_dims(loss)
     if dims is None or int(np.prod(dims)) != 1:
-        raise OdtpackError(
-            "loss-not-scalar",
-            f"without a loss the first output must be the loss, a scalar; {loss.name!r} is not"
-            if attached is None
-            else f"the loss must be a scalar; {loss.name!r} is not",
-            hint="pass a loss (--loss cross_entropy), or a model whose first output is one"
-            if attached is None
-            else "take its mean or sum, for example with reduction='mean'",
-        )
+        what = f"without a loss the first output must be the loss, a scalar; {loss.name!r} is not"
+        hint = "pass a loss (--loss cross_entropy), or a model whose first output is one"
+        if attached is not None:
+            what = f"the loss must be a scalar; {loss.name!r} is not"
+            hint = "take its mean or sum, for example with reduction='mean'"
+        raise OdtpackError("loss-not-scalar", what, hint=hint)
     return loss
 
 
@@ -362,9 +358,7 @@ def _carry(op: Ops, graph: ir.Graph, names: Collection[str]) -> list[RunningStat
         readers = [*state.uses()]
         with op.before(graph[0]):
             copy = op.Tile(state, op.constant(np.ones(len(dims_of(state) or ()), np.int64)))
-        copy.type, copy.shape = state.type, state.shape
-        for node, index in readers:
-            node.replace_input_with(index, copy)
+        redirect(readers, typed(copy, state))
         graph.outputs.remove(new)
         found.append(RunningStatistic(str(state.name), new))
     return found
@@ -407,10 +401,10 @@ def build_graphs(task: Task) -> Graphs:
         template = InferenceTemplate(ready.plain, inputs, served, used)
     finish(models)
     evaluation.graph.outputs[:] = evaluation.graph.outputs[:returned]
-    if task.backend.lowers:
+    if task.backend.on_gpu:
         forward, evaluation = task.backend.lower(forward), task.backend.lower(evaluation)
     memory = None
-    if task.memory is not None and stock and task.backend.branches:
+    if task.memory is not None and stock and not task.backend.on_gpu:
         from odtpack.memory.compile import compile_memory
 
         shown = {p.name: p.module or p.name for p in parameters}

@@ -100,10 +100,6 @@ def _tensor_digest(tensor: ir.TensorProtocol) -> bytes:
 
 def _canonical(value: Any) -> Any:
     """A value as JSON has it, with nothing left out that distinguishes two settings."""
-    if value is None or (
-        isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)
-    ):
-        return value
     if isinstance(value, enum.Enum):
         return [type(value).__name__, value.name]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -113,13 +109,7 @@ def _canonical(value: Any) -> Any:
         return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_canonical(item) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(_canonical, value))
-    if hasattr(value, "SerializeToString"):
-        return hashlib.sha256(value.SerializeToString(deterministic=True)).hexdigest()
-    if callable(value) and hasattr(value, "__qualname__"):
-        return f"{value.__module__}.{value.__qualname__}"
-    raise TypeError(f"a setting is a {type(value).__name__}, which has no canonical form")
+    return value
 
 
 _TEMPLATE = "inference_template"
@@ -168,16 +158,16 @@ def write_package(
     name = f"{prefix}{MANIFEST_NAME}"
     with _replacing(folder, name, remark) as stage:
         staged = _stage(models, graphs, stage, None if made is None else made.carried)
-        segments = (
-            None if graphs.segments is None else stage_segments(graphs.segments, stage, prefix)
-        )
         manifest = None if made is None else _manifest(graphs, models, made, staged)
-        if manifest is not None:
-            if segments is not None:
-                manifest = segments.listed_in(manifest)
-                if run and stock and graphs.segments and graphs.segments.decoder is not None:
+        if graphs.segments is not None:
+            info, extra = stage_segments(graphs.segments, stage, prefix)
+            if manifest is not None:
+                files = dataclasses.replace(manifest.files, extra=(*manifest.files.extra, *extra))
+                manifest = dataclasses.replace(manifest, files=files, segments=info).sealed()
+                if run and stock and graphs.segments.decoder is not None:
                     _write(manifest, stage / name)
                     manifest = _with_decoder_that_runs(manifest, stage / name, remark)
+        if manifest is not None:
             if graphs.memory is not None and manifest.session and manifest.session.shared_allocator:
                 manifest = _with_fitted_arena(manifest, stage / name, graphs)
             _write(manifest, stage / name)
@@ -305,10 +295,9 @@ def _stage(
             )
         staged[key] = scratch / f"{prefix}{key}.onnx"
         write_whole(staged[key], proto.SerializeToString(deterministic=True))
-    arrays = {p.name: p for p in graphs.parameters}
     data = CheckpointData(
-        {n: p.value() for n, p in arrays.items() if p.role == "trainable"},
-        {n: p.value() for n, p in arrays.items() if p.role != "trainable"},
+        {p.name: p.value() for p in graphs.parameters if p.role == "trainable"},
+        {p.name: p.value() for p in graphs.parameters if p.role != "trainable"},
     )
     if carried is not None:
         data.optimizer, data.properties = carried.optimizer, carried.properties
@@ -472,11 +461,9 @@ def operators(graph: ir.Graph, functions: Iterable[ir.Function] = ()) -> dict[st
     found: dict[str, dict[str, int]] = {}
     for domain, op_type in used:
         opset = graph.opset_imports.get(domain, 1)
-        since = opset
+        since = 1 if domain else opset  # contributed operators have one version
         if onnx.defs.has(op_type, opset, domain):
             since = onnx.defs.get_schema(op_type, opset, domain).since_version
-        elif domain:
-            since = 1  # contributed operators have one version
         found.setdefault(domain or "ai.onnx", {})[op_type] = since
     return {domain: dict(sorted(names.items())) for domain, names in sorted(found.items())}
 
@@ -501,19 +488,15 @@ def build_within(spec: MemorySpec, task: Task) -> Graphs:
         task, prefix="", spec=dataclasses.replace(task.spec, nominal=False)
     )
     budget = spec.budget or 0
-
-    def planned(graphs: Graphs) -> MemoryPlan:
+    asked, haste, reached, out_of_reach = spec, 1, 0, 0
+    for _ in range(_ATTEMPTS):
+        graphs = build_graphs(dataclasses.replace(scratch, memory=asked))
         with scratch_folder("budget") as folder:
             write_package(graphs, _made(graphs), Path(folder), run=False)  # only planned
             package = Package.open(Path(folder))
             shapes = input_shapes(graphs.training.graph, spec)
             sizes = {i.name: shapes.get(i.name, i.shape) for i in package.manifest.inputs}
-            return plan_memory(package, sizes).bounded()  # type: ignore[arg-type]
-
-    asked, haste, reached, out_of_reach = spec, 1, 0, 0
-    for _ in range(_ATTEMPTS):
-        graphs = build_graphs(dataclasses.replace(scratch, memory=asked))
-        plan = planned(graphs)
+            plan = plan_memory(package, sizes).bounded()  # type: ignore[arg-type]
         most = with_margin(plan.peak.nbytes)
         if memory_fit(plan.peak.nbytes, budget) == "fits":
             return dataclasses.replace(graphs, task=task)
@@ -693,8 +676,7 @@ def _step_model(step: OptimizerStep, graphs: Graphs, remark: Remark) -> ir.Model
         if spec.segments or not graphs.task.backend.is_stock:
             why = "it has segments" if spec.segments else "onnxruntime-training runs none"
         remark(f"the package gets no step model: {why}")
-    backend = graphs.task.backend
-    return backend.lower(model) if model is not None and backend.lowers else model
+    return None if model is None else graphs.task.backend.lower(model)
 
 
 def check_folder(folder: str | os.PathLike[str]) -> Path:

@@ -65,7 +65,7 @@ class Range(Bounds):
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """The range, as JSON Schema names it."""
-        found = ((name, getattr(self, ours)) for ours, name, _ in BOUNDS)
+        found = ((name, getattr(self, ours)) for ours, name, *_ in BOUNDS)
         return {**handler(schema), **{name: bound for name, bound in found if bound is not None}}
 
     def _read(self, value: Any) -> Any:

@@ -38,7 +38,6 @@ from odtpack_runtime.checkpoint.parameters import ALIGNMENT
 from odtpack_runtime.files.atomic import atomic_write, write_whole
 from odtpack_runtime.package.manifest import (
     ExtraFile,
-    Manifest,
     SegmentInfo,
     SegmentsInfo,
     WeightInfo,
@@ -46,29 +45,16 @@ from odtpack_runtime.package.manifest import (
 from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX
 
 
-@dataclasses.dataclass(frozen=True)
-class StagedSegments:
-    """Files of segments, and their manifest entry."""
-
-    info: SegmentsInfo
-    files: tuple[ExtraFile, ...]
-    # Where the weights' file holds what has some digest; of a matrix in parts the whole.
-    places: Mapping[bytes, int]
-
-    def listed_in(self, manifest: Manifest) -> Manifest:
-        """The manifest with them."""
-        files = dataclasses.replace(manifest.files, extra=(*manifest.files.extra, *self.files))
-        return dataclasses.replace(manifest, files=files, segments=self.info).sealed()
-
-
-def stage_segments(segments: Segments, folder: Path, prefix: str) -> StagedSegments:
-    """Write the models and the weights into a folder."""
+def stage_segments(
+    segments: Segments, folder: Path, prefix: str
+) -> tuple[SegmentsInfo, list[ExtraFile]]:
+    """Write the models and the weights into a folder; return their manifest entry and files."""
     paths = []
     for name, model in segments.models.items():
         paths.append(folder / f"{prefix}{name}.onnx")
         write_whole(paths[-1], ir.to_proto(model).SerializeToString(deterministic=True))
     files = [ExtraFile.describe(path, role="segment_model") for path in paths]
-    tensors, places = [], dict[bytes, int]()
+    tensors, places = [], dict[bytes, int]()  # where the file has the bytes of a digest
     if segments.tensors:
         weights = folder / f"{prefix}segments.weights"
         whole, of, begin = hashlib.sha256(), "", 0
@@ -78,16 +64,9 @@ def stage_segments(segments: Segments, folder: Path, prefix: str) -> StagedSegme
                 stream.write(bytes(gap))
                 if (source := part_of(name)) != of or gap:
                     whole, of, begin = hashlib.sha256(), source, stream.tell()
-                tensors.append(
-                    WeightInfo.read(
-                        {
-                            "name": name,
-                            "dtype": tensor.dtype.numpy().name,
-                            "shape": list(tensor.shape.numpy()),
-                            "offset": stream.tell(),
-                        }
-                    )
-                )
+                dtype, shape = tensor.dtype.numpy().name, list(tensor.shape.numpy())
+                entry = {"name": name, "dtype": dtype, "shape": shape, "offset": stream.tell()}
+                tensors.append(WeightInfo.read(entry))
                 content = tensor.tobytes()
                 whole.update(content)
                 places.setdefault(whole.digest(), begin)
@@ -104,12 +83,9 @@ def stage_segments(segments: Segments, folder: Path, prefix: str) -> StagedSegme
     info = SegmentsInfo(
         weights=weights.name if tensors else None, tensors=tuple(tensors), segments=tuple(plan)
     )
-    staged = StagedSegments(info, tuple(files), places)
-    if segments.decoder is None:
-        return staged
-    return dataclasses.replace(
-        staged, files=(*files, *_stage_decoder(segments.decoder, staged, folder, prefix))
-    )
+    if segments.decoder is not None:
+        files += _stage_decoder(segments.decoder, info.weights, places, folder, prefix)
+    return info, files
 
 
 _STORED_APART = 1 << 10
@@ -117,9 +93,11 @@ _STORED_APART = 1 << 10
 
 
 def _stage_decoder(
-    decoder: ir.Model, staged: StagedSegments, folder: Path, prefix: str
+    decoder: ir.Model, weights: str | None, places: Mapping[bytes, int], folder: Path, prefix: str
 ) -> Iterator[ExtraFile]:
     """Write the inference model; what training has of its weights is not written again."""
+    # `places`: where the file of training's weights holds what has some digest; of a matrix in
+    # parts the whole.
     large = [v for v in decoder.graph.initializers.values() if tensor_of(v).nbytes >= _STORED_APART]
     # An adapter's inputs are zero where a run names none: all of them are read from the same zeros.
     zeros = [value for value in large if value.is_graph_input()]
@@ -127,11 +105,11 @@ def _stage_decoder(
     for value in large:
         if value.is_graph_input():
             continue
-        place = staged.places.get(hashlib.sha256(tensor_of(value).tobytes()).digest())
-        if place is None or staged.info.weights is None:
+        place = places.get(hashlib.sha256(tensor_of(value).tobytes()).digest())
+        if place is None or weights is None:
             left.append(value)
         else:
-            _lies_in(value, staged.info.weights, place)
+            _lies_in(value, weights, place)
     if left or zeros:
         own = folder / f"{prefix}decoder.weights"
         with atomic_write(own) as stream:
@@ -373,11 +351,6 @@ class _Maker:
     task: Task
     unread: Collection[str | None]
 
-    @property
-    def bits(self) -> bool:
-        """Whether there are kernels that shift bits."""
-        return not self.task.backend.lowers
-
     def forward(
         self,
         graph: ir.Graph,
@@ -390,7 +363,7 @@ class _Maker:
         model = self._model(graph, whole=bool(kept))
         made = {value.name: value for node in model.graph for value in node.outputs}
         model.graph.outputs.extend(made[each] for each in kept)
-        _lift(model.graph, apart, early=True, bits=self.bits)
+        self._lift(model.graph, apart, find_chains(model.graph))
         pipeline.for_evaluation(model)
         return self._finished(model, apart, name, properties or {})
 
@@ -408,7 +381,7 @@ class _Maker:
         seed = ir.val(f"{end.name}{COTANGENT_SUFFIX}", dtype=result.dtype, shape=result.shape)
         model.graph.inputs.append(seed)
         model.graph.outputs[:] = [result]
-        _lift(model.graph, apart, early=True, bits=self.bits)
+        self._lift(model.graph, apart, find_chains(model.graph))
         pipeline.before_gradient(model)
         self._differentiate(model, seed, start)
         model.graph.outputs.remove(result)
@@ -424,7 +397,7 @@ class _Maker:
     ) -> ir.Model:
         """The model of the loss and of the gradients of what it follows from."""
         model = self._model(graph)
-        _lift(model.graph, apart, early=True, bits=self.bits)
+        self._lift(model.graph, apart, find_chains(model.graph))
         pipeline.before_gradient(model)
         dtype = (model.graph.outputs[0].dtype or ir.DataType.FLOAT).numpy()
         share = np.full((), 1 / self.task.spec.accumulation_steps, dtype)
@@ -434,9 +407,22 @@ class _Maker:
     def _model(self, graph: ir.Graph, *, whole: bool = False) -> ir.Model:
         # `whole`: with feed-forward layers as they are, whose wide values are kept.
         model = ir.Model(graph.clone(), ir_version=self.source.ir_version)
-        if self.task.backend.branches:
+        if not self.task.backend.on_gpu:
             pipeline.in_segments(model, whole=whole)
         return model
+
+    def _lift(
+        self, graph: ir.Graph, names: Sequence[str], late: Collection[ir.Value] = frozenset()
+    ) -> None:
+        """Make inputs of weights, so that one model serves pieces with different ones."""
+        # `late`: what is computed of weights that stay for now.
+        values = [graph.initializers[name] for name in names if name in graph.initializers]
+        values = [v for v in values if not any(y in late for n, _ in v.uses() for y in n.outputs)]
+        unpack(graph, values, bits=not self.task.backend.on_gpu)
+        for value in values:
+            graph.initializers.pop(str(value.name))
+            value.const_value = None
+            graph.inputs.append(value)
 
     def _differentiate(self, model: ir.Model, seed: ir.Value, start: ir.Value | None) -> None:
         """Add the gradients of the trained parameters and of the start to the outputs."""
@@ -462,10 +448,9 @@ class _Maker:
     ) -> ir.Model:
         training.finish({name: (model, properties)})
         graph = model.graph
-        _lift(graph, apart, early=False, bits=self.bits)
+        self._lift(graph, apart)
         graph.inputs[:] = [v for v in graph.inputs if v.uses() or v.name in self.unread]
-        backend = self.task.backend
-        return compact(backend.lower(model) if backend.lowers else model, keep_names=False)
+        return compact(self.task.backend.lower(model), keep_names=False)
 
 
 def _taken(model: ir.Model, products: Collection[str]) -> list[str]:
@@ -485,15 +470,3 @@ def _taken(model: ir.Model, products: Collection[str]) -> list[str]:
         graph.inputs.remove(value)
         taken.remove(value)
     return [str(value.name) for value in taken]
-
-
-def _lift(graph: ir.Graph, names: Sequence[str], *, early: bool, bits: bool) -> None:
-    """Make inputs of weights, so that one model serves pieces with different ones."""
-    late = find_chains(graph) if early else set()
-    values = [graph.initializers[name] for name in names if name in graph.initializers]
-    values = [v for v in values if late.isdisjoint(y for node, _ in v.uses() for y in node.outputs)]
-    unpack(graph, values, bits=bits)
-    for value in values:
-        graph.initializers.pop(str(value.name))
-        value.const_value = None
-        graph.inputs.append(value)

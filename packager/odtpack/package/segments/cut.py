@@ -23,6 +23,7 @@ from odtpack.graph.graphs import (
     reads,
     static_dims,
     subgraphs,
+    typed,
 )
 from odtpack.passes.finishing import SMALLEST
 
@@ -54,11 +55,9 @@ def unpack(graph: ir.Graph, values: Sequence[ir.Value], *, bits: bool = True) ->
                 zero = inner.constant(np.full((), offset, np.uint8 if bits else np.float32))
                 zeros = inner.Expand(zero, inner.Shape(scale))
                 found.append(zeros if bits else inner.cast(zeros, ir.DataType.UINT8))
-            attributes = {key: each.value for key, each in node.attributes.items()}
-            (result,) = inner.emit("DequantizeLinear", [found[0], scale, *found[1:]], **attributes)
+            (result,) = inner.again(node, [found[0], scale, *found[1:]])
         old = node.outputs[0]
-        result.type, result.shape = old.type, old.shape
-        old.replace_all_uses_with(result, replace_graph_outputs=True)
+        old.replace_all_uses_with(typed(result, old), replace_graph_outputs=True)
         node.graph.remove(node, safe=True)
 
 
@@ -138,8 +137,7 @@ def _split(op: Ops, unpack: ir.Node) -> None:
             cuts = op.split(source, -1, sizes)
             products = [op.MatMul(x, part) for x, part in zip(cuts, parts, strict=True)]
             result = functools.reduce(op.Add, products)
-    result.type, result.shape = old.type, old.shape
-    old.replace_all_uses_with(result)
+    old.replace_all_uses_with(typed(result, old))
     for node in (product, between, unpack):
         if node is not None:
             op.graph.remove(node, safe=True)
@@ -201,8 +199,7 @@ def _rows(op: Ops, unpack: ir.Node, start: int, size: int) -> ir.Value:
         rank = len(dims_of(value) or ())
         shared = rank == 0 or (rank == 1 and by_column)
         inputs.append(value if shared else _part(op, value, start // step, -(-size // step)))
-    attributes = {key: each.value for key, each in unpack.attributes.items()}
-    result = op.emit("DequantizeLinear", inputs, **attributes)[0]
+    (result,) = op.again(unpack, inputs)
     columns = (static_dims(unpack.outputs[0]) or ())[1:]
     result.type, result.shape = unpack.outputs[0].type, ir.Shape([size, *columns])
     return result
