@@ -33,6 +33,7 @@ import numpy as np
 
 from odtpack_runtime.checkpoint.flatbuffer import Source, Table
 from odtpack_runtime.checkpoint.format import (
+    DTYPE_CODES,
     DTYPES,
     GROUP_NAME,
     IDENTIFIER,
@@ -74,7 +75,6 @@ _PAYLOAD_ALIGNMENT = 16
 _AT_ONCE = 2**23  # bytes that are written before the disk begins with them
 _DOC_STRING, _RAW_DATA = 1, 4  # field numbers in Tensor
 _DIGEST = 4  # field number in Checkpoint
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def write_checkpoint(
@@ -385,12 +385,12 @@ class _Head:
         return self._vector(4, [self._tensor(name, array) for name, array in tensors.items()])
 
     def _tensor(self, name: str, array: Array) -> int:
-        code = _CODES.get(array.dtype)
+        code = DTYPE_CODES.get(array.dtype)
         if code is None:
             raise OdtpackError(
                 "checkpoint-dtype",
                 f"'{name}' has elements of type {array.dtype}, which a checkpoint cannot hold.",
-                hint=f"use one of {', '.join(str(dtype) for dtype in _CODES)}",
+                hint=f"use one of {', '.join(str(dtype) for dtype in DTYPE_CODES)}",
             )
         label = self._builder.CreateSharedString(name)
         shape = () if self._nominal else array.shape

@@ -21,7 +21,7 @@ import flatbuffers
 import numpy as np
 
 from odtpack_runtime.checkpoint.flatbuffer import Source
-from odtpack_runtime.checkpoint.format import DTYPES, MAX_RANK
+from odtpack_runtime.checkpoint.format import DTYPE_CODES, DTYPES, MAX_RANK
 from odtpack_runtime.checkpoint.parameters import nominal_error
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
@@ -126,7 +126,6 @@ def _mismatch(what: str, hint: str, where: Path) -> OdtpackError:
 
 _IDENTIFIER = b"TORT"
 _FORMAT_VERSION = 1
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def write_onnx_adapter(path: Path, tensors: Tensors) -> None:
@@ -146,7 +145,7 @@ def write_onnx_adapter(path: Path, tensors: Tensors) -> None:
         builder.StartObject(4)
         builder.PrependUOffsetTRelativeSlot(0, text, 0)
         builder.PrependUOffsetTRelativeSlot(1, dims, 0)
-        builder.PrependInt32Slot(2, _CODES[array.dtype], 0)
+        builder.PrependInt32Slot(2, DTYPE_CODES[array.dtype], 0)
         builder.PrependUOffsetTRelativeSlot(3, data, 0)
         tables.append(builder.EndObject())
     builder.StartVector(4, len(tables), 4)

@@ -500,6 +500,8 @@ class Module:
             path, graph = self._step_path or self._train_path, step.graph
         assert not isinstance(graph, SegmentedGraph)  # noqa: S101 - that is the processor's
         feeds = graph.feeds(user_inputs)
+        if self._device is not None:
+            self._device.asked()
 
         def here() -> Run:
             if isinstance(graph, BoundGraph):

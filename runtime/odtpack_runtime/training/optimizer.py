@@ -360,7 +360,7 @@ class Optimizer:
         module.check_first_step(user_inputs, graph)
         module.undo.keep(gradients=False)
         try:
-            results = graph(user_inputs)
+            results = graph.graph(user_inputs)
         except BaseException as error:
             module.undo.put_back(gradients=False)
             if isinstance(error, OdtpackError) and error.code == "run-failed":
