@@ -30,11 +30,9 @@ class Watch:
     """Measures the silence of processes, and how long they have been stopped."""
 
     # `silence`: seconds that they may be silent.
-    # `stopped`: seconds that one may be stopped; STOPPED_SECONDS if None.
 
-    def __init__(self, silence: float, stopped: float | None = None) -> None:
+    def __init__(self, silence: float) -> None:
         self._silence = silence
-        self._stopped = STOPPED_SECONDS if stopped is None else stopped
         self._heard = time.monotonic()
         self._stopped_since: dict[int, float] = {}
 
@@ -48,7 +46,7 @@ class Watch:
         since = self._stopped_since
         self._stopped_since = {pid: since.get(pid, now) for pid in processes if is_stopped(pid)}
         for pid, start in self._stopped_since.items():
-            if now - start >= self._stopped:
+            if now - start >= STOPPED_SECONDS:
                 return (
                     f"process {pid} was stopped (SIGSTOP), and not continued in {_s(now - start)}"
                 )

@@ -65,7 +65,7 @@ class Source:
         self.where = where
         self._tables: set[int] = set()
         self._table_bytes = 0
-        self._text = 0
+        self.text = 0  # bytes of the strings that were read
         self._windows: dict[int, bytes] = {}
         self._window = b""  # the one that was read last, and where it begins
         self._begin = 0
@@ -81,12 +81,6 @@ class Source:
             f"{self.where} is not a readable {self._what}: {reason}.",
             where=self.where,
         )
-
-    def count_text(self, length: int) -> None:
-        """Count the bytes of one string; all together may not exceed the stream's size."""
-        self._text += length
-        if self._text > self.size:
-            self.fail("its strings overlap")
 
     def check(self, position: int, length: int) -> None:
         """Fail unless ``length`` bytes from ``position`` on lie inside the stream."""
@@ -259,7 +253,9 @@ class Table:
 
     def _text(self, position: int) -> str:
         position, length = self._vector(position, 1)
-        self._source.count_text(length)
+        self._source.text += length
+        if self._source.text > self._source.size:
+            self._source.fail("its strings overlap")
         text = self._source.read(position, length + 1)
         if text[-1]:
             self._source.fail(f"the text at {position} does not end with a zero byte")

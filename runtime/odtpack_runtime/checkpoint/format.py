@@ -133,31 +133,6 @@ def _bytes(digest: Digest) -> bytes:
     return digest if isinstance(digest, bytes) else digest()
 
 
-class Check:
-    """Compares what a file holds with the digests that it carries."""
-
-    def __init__(self, *, nominal: bool) -> None:
-        self.outline = Outline(nominal=nominal)
-        self._tensors: list[tuple[str, str, Digest]] = []
-
-    def tensor(self, title: str, said: str, digest: Digest) -> None:
-        """Add a tensor's name for messages, its doc_string, and the digest of its elements."""
-        self._tensors.append((title, said, digest))
-
-    def difference(self, said: str) -> str | None:
-        """Return what differs from what was saved; empty if nothing, None without digests."""
-        marked = any(text.startswith(PREFIX) for _, text, _ in self._tensors)
-        if not said and not marked:
-            return None
-        if said == digest_text(self.outline.digest()):
-            return ""
-        odd = [f"'{name}'" for name, text, get in self._tensors if text != digest_text(_bytes(get))]
-        if not odd or not marked:
-            return "its names, shapes, optimizer state or properties"
-        more = f" and {len(odd) - _NAMED} more" if len(odd) > _NAMED else ""
-        return ", ".join(odd[:_NAMED]) + more
-
-
 def digest_text(digest: bytes) -> str:
     """Return a digest as a file holds it."""
     return PREFIX + digest.hex()
@@ -221,19 +196,14 @@ PropertyValue = int | float | str
 
 # onnx.TensorProto.DataType of every type that numpy can hold as it is stored.
 DTYPES: dict[int, np.dtype[Any]] = {
-    1: np.dtype(np.float32),
-    2: np.dtype(np.uint8),
-    3: np.dtype(np.int8),
-    4: np.dtype(np.uint16),
-    5: np.dtype(np.int16),
-    6: np.dtype(np.int32),
-    7: np.dtype(np.int64),
-    9: np.dtype(np.bool_),
-    10: np.dtype(np.float16),
-    11: np.dtype(np.float64),
-    12: np.dtype(np.uint32),
-    13: np.dtype(np.uint64),
-}
+    code: np.dtype(name)
+    for code, name in (
+        (1, "float32"), (2, "uint8"), (3, "int8"), (4, "uint16"), (5, "int16"), (6, "int32"),
+        (7, "int64"), (9, "bool"), (10, "float16"), (11, "float64"), (12, "uint32"),
+        (13, "uint64"),
+    )
+}  # fmt: skip
+DTYPE_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 @dataclass(slots=True)
@@ -351,6 +321,8 @@ class _Reader:
         self._nominal = False
         self._inline_left = self._source.size
         self._external_left = 0
+        # Of each tensor its name for messages, its doc_string, and the digest of its elements.
+        self._digests: list[tuple[str, str, Digest]] = []
 
     def read(self) -> CheckpointData:
         root = self._source.root(IDENTIFIER)
@@ -366,7 +338,7 @@ class _Reader:
         if module is None:
             self._source.fail("it has no module state")
         self._nominal = module.boolean(2)
-        self._check = Check(nominal=self._nominal)
+        self._outline = Outline(nominal=self._nominal)
         with ExitStack() as stack:
             if module.boolean(3):
                 self._open_data(stack)
@@ -382,12 +354,25 @@ class _Reader:
             if kind is not None and not isinstance(kind, str):
                 self._source.fail(f"its property {OPTIMIZER_PROPERTY} is not text")
             optimizer.kind = kind
-        if odd := self._check.difference(root.string(4)):
+        if odd := self._difference(root.string(4)):
             self._source.fail(f"the stored data do not match their digests: {odd}")
         checked = odd is not None
         if not checked and self._lost_digests(properties):
             self._source.fail("it was written by odtpack, but its digest is missing")
         return CheckpointData(trainable, frozen, self._nominal, optimizer, properties, checked)
+
+    def _difference(self, said: str) -> str | None:
+        """Return what differs from what was saved; empty if nothing, None without digests."""
+        marked = any(text.startswith(PREFIX) for _, text, _ in self._digests)
+        if not said and not marked:
+            return None
+        if said == digest_text(self._outline.digest()):
+            return ""
+        odd = [f"'{name}'" for name, text, get in self._digests if text != digest_text(_bytes(get))]
+        if not odd or not marked:
+            return "its names, shapes, optimizer state or properties"
+        more = f" and {len(odd) - _NAMED} more" if len(odd) > _NAMED else ""
+        return ", ".join(odd[:_NAMED]) + more
 
     def _lost_digests(self, properties: dict[str, PropertyValue]) -> bool:
         """Whether digests stand in a file that refers to none: a few bytes may hide all of them."""
@@ -407,7 +392,7 @@ class _Reader:
 
     def _tensors(self, owner: Table, number: int, of: str = "") -> dict[str, Array]:
         tensors: dict[str, Array] = {}
-        self._check.outline.numbers("I", owner.count(number))
+        self._outline.numbers("I", owner.count(number))
         for table in owner.tables(number):
             name = table.string(0)
             if not name or name in tensors:
@@ -432,14 +417,14 @@ class _Reader:
         if self._nominal:
             if dims or raw.length or offset != -1:
                 self._source.fail(f"'{name}' has a value, and the state is marked as nominal")
-            self._check.outline.tensor(name, code, (), hashlib.sha256().digest())
+            self._outline.tensor(name, code, (), hashlib.sha256().digest())
             return np.empty(0, dtype)
         flat = self._bytes(name, raw, offset, math.prod(dims) * dtype.itemsize)
         if dtype == np.bool_ and flat.size and flat.max() > 1:
             self._source.fail(f"'{name}' holds bools that are neither 0 nor 1")
         digest = self._hasher.digest(flat.data)
-        self._check.outline.tensor(name, code, dims, digest)
-        self._check.tensor(f"{name} of {of}" if of else name, table.string(1), digest)
+        self._outline.tensor(name, code, dims, digest)
+        self._digests.append((f"{name} of {of}" if of else name, table.string(1), digest))
         return flat.view(dtype).reshape(dims) if flat.size else np.empty(dims, dtype)
 
     def _dims(self, name: str, table: Table) -> tuple[int, ...]:
@@ -470,7 +455,7 @@ class _Reader:
         return flat
 
     def _optimizer(self, root: Table, trainable: dict[str, Array]) -> OptimizerState | None:
-        self._check.outline.numbers("I", root.count(2))
+        self._outline.numbers("I", root.count(2))
         groups: list[Table] = []
         for index, group in enumerate(root.tables(2)):
             groups.append(group)
@@ -499,11 +484,11 @@ class _Reader:
     ) -> tuple[str, ...]:  # fmt: skip
         """Add the moments of a group's parameters to ``moments``; return their names."""
         names = []
-        self._check.outline.text(GROUP_NAME.format(index))
-        self._check.outline.numbers("qfI", group.integer(1, "q"), group.real(2), group.count(3))
+        self._outline.text(GROUP_NAME.format(index))
+        self._outline.numbers("qfI", group.integer(1, "q"), group.real(2), group.count(3))
         for entry in group.tables(3):
             name = entry.string(0)
-            self._check.outline.text(name)
+            self._outline.text(name)
             if name in moments or name not in trainable:
                 self._source.fail(
                     f"the optimizer state of '{name}' occurs twice or belongs to no parameter"
@@ -526,13 +511,13 @@ class _Reader:
     def _properties(self, bag: Table | None) -> dict[str, PropertyValue]:
         properties: dict[str, PropertyValue] = {}
         for number, read in enumerate(_READERS):
-            self._check.outline.numbers("I", 0 if bag is None else bag.count(number))
+            self._outline.numbers("I", 0 if bag is None else bag.count(number))
             for table in () if bag is None else bag.tables(number):
                 name, value = table.string(0), read(table, 1)
                 if not name or name in properties:
                     self._source.fail(f"a property name, '{name}', is empty or occurs twice")
                 properties[name] = value
-                self._check.outline.property(name, value)
+                self._outline.property(name, value)
         return properties
 
 

@@ -65,11 +65,9 @@ class OneCall:
         """End it."""
         self._lock.release()
 
-    @contextlib.contextmanager
-    def after_all(self) -> Iterator[None]:
-        """Wait for the running call, to close what it uses."""
-        with self._lock:
-            yield
+    def after_all(self) -> contextlib.AbstractContextManager[Any]:
+        """Wait for the running call, to close what it uses, as ``with state.lock.after_all()``."""
+        return self._lock
 
 
 # Go back to the save before one that is damaged.
@@ -347,7 +345,7 @@ class CheckpointState:
         self.recovered: str | None = None
         self._whole: Identity | None = None  # the file that was loaded or saved last
         self._flat: FlatState | None = None
-        self._modules: weakref.WeakSet[Any] = weakref.WeakSet()  # that are open
+        self.modules: weakref.WeakSet[Any] = weakref.WeakSet()  # open, on these parameters; theirs
         self.settled = False  # whether an Optimizer was made on it; Optimizer's
         self.device: Any = None  # where the values live, if not in these arrays; Module's
 
@@ -436,7 +434,7 @@ class CheckpointState:
     def _place(self) -> FlatState | None:
         # Where they lie for a Module whose Optimizer could not be made, and which is gone, is where
         # they happen to lie: the next Module may want another place.
-        if self._flat is not None and not self.settled and not self._modules:
+        if self._flat is not None and not self.settled and not self.modules:
             if self.device is not None:
                 self.device.asked()
                 self.device = None
@@ -448,14 +446,6 @@ class CheckpointState:
                 parameter.place(parameter.data, gradient, keep=False)
             self._flat = None
         return self._flat
-
-    def opened(self, module: Any) -> None:
-        """Note a Module that has placed the parameters. For Module's use."""
-        self._modules.add(module)
-
-    def closed(self, module: Any) -> None:
-        """Note that it is closed. For Module's use."""
-        self._modules.discard(module)
 
     @property
     def parameters(self) -> Parameters:
@@ -517,10 +507,6 @@ class CheckpointState:
                 else:
                     np.copyto(items[name].data, array)
             self._parameters.nominal = False
-
-    def complete(self) -> None:
-        """Take the values in memory for the state's own. For Module's use, once it set them."""
-        self._parameters.nominal = False
 
     def arrays(self, *, trainable: bool) -> dict[str, Array]:
         """Return the live arrays of the trainable, or of the other, parameters by name."""

@@ -33,6 +33,7 @@ import numpy as np
 
 from odtpack_runtime.checkpoint.flatbuffer import Source, Table
 from odtpack_runtime.checkpoint.format import (
+    DTYPE_CODES,
     DTYPES,
     GROUP_NAME,
     IDENTIFIER,
@@ -74,7 +75,6 @@ _PAYLOAD_ALIGNMENT = 16
 _AT_ONCE = 2**23  # bytes that are written before the disk begins with them
 _DOC_STRING, _RAW_DATA = 1, 4  # field numbers in Tensor
 _DIGEST = 4  # field number in Checkpoint
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def write_checkpoint(
@@ -224,9 +224,8 @@ class _Save:
                 return
 
     def _open(self) -> AbstractContextManager[BinaryIO]:
-        if self._rotates:
-            return self._open_file(self._target, previous=self._before)
-        return self._open_file(self._target)
+        more = {"previous": self._before} if self._rotates else {}
+        return self._open_file(self._target, **more)
 
     def _finish(self, stream: BinaryIO) -> Identity:
         """Finish the file, which is about to take its name."""
@@ -331,7 +330,7 @@ class _Head:
         self._bytes = bytearray(self._builder.Output())
         self._gaps: list[int] = []
         self._digests.append((root, self._outline.digest))
-        self._place(external=external_from is not None)
+        self._place()
 
     @property
     def payload(self) -> list[Array]:
@@ -357,7 +356,7 @@ class _Head:
             text = digest_text(digest()).encode()
             stream.write(struct.pack("<I", len(text)) + text + b"\0")
 
-    def _place(self, *, external: bool) -> None:
+    def _place(self) -> None:
         """Let the tables refer to what follows the head."""
         # Read back with the reader: it knows where a field of a finished table stands.
         source = Source(io.BytesIO(self._bytes), "checkpoint", "checkpoint")
@@ -367,7 +366,7 @@ class _Head:
             struct.pack_into("<I", self._bytes, slot, position - slot)
 
         end = len(self._bytes)
-        for table, array in () if external else self._pending:
+        for table, array in () if self._external_at is not None else self._pending:
             position = round_up(end + 4, _PAYLOAD_ALIGNMENT)
             refer(table, _RAW_DATA, position - 4)
             self._gaps.append(position - 4 - end)
@@ -385,12 +384,12 @@ class _Head:
         return self._vector(4, [self._tensor(name, array) for name, array in tensors.items()])
 
     def _tensor(self, name: str, array: Array) -> int:
-        code = _CODES.get(array.dtype)
+        code = DTYPE_CODES.get(array.dtype)
         if code is None:
             raise OdtpackError(
                 "checkpoint-dtype",
                 f"'{name}' has elements of type {array.dtype}, which a checkpoint cannot hold.",
-                hint=f"use one of {', '.join(str(dtype) for dtype in _CODES)}",
+                hint=f"use one of {', '.join(str(dtype) for dtype in DTYPE_CODES)}",
             )
         label = self._builder.CreateSharedString(name)
         shape = () if self._nominal else array.shape

@@ -14,6 +14,7 @@ import numpy as np
 import onnxruntime
 
 from odtpack_runtime.apart import worker
+from odtpack_runtime.checkpoint.format import DTYPE_CODES, DTYPES
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError
 from odtpack_runtime.export import onnx_wire as wire
@@ -119,7 +120,6 @@ MAX_MODEL_SIZE = 2**31 - 2**20
 """Bytes: the 2 GiB of one protobuf message, less room for names and sizes."""
 
 _FIRST_IR_WITH_FREE_INITIALIZERS = 4  # before, every initializer had to be an input too
-_TYPES = {code: dtype for dtype, code in wire.ONNX_TYPES.items()}
 
 
 def export_inference_model(
@@ -169,7 +169,7 @@ def export_inference_model(
         if not all(model.outputs.values()):
             # Type and shape of outputs about which the model says nothing; a bare name will do.
             for spec in output_specs(b"".join(pieces), str(eval_model), apart=apart):
-                if not model.outputs[spec.name] and spec.dtype in wire.ONNX_TYPES:
+                if not model.outputs[spec.name] and spec.dtype in DTYPE_CODES:
                     described = wire.value_info(spec.name, spec.dtype, spec.shape)
                     model.outputs[spec.name] = described
             pieces = model.pieces(values)
@@ -448,7 +448,7 @@ def _in_own_type(model: _Model, parameters: Mapping[str, Array]) -> dict[str, Ar
 
 
 def _cast(node: Node, name: str, array: Array) -> Array:
-    dtype = _TYPES.get(node.integer("to") or 0)
+    dtype = DTYPES.get(node.integer("to") or 0)
     if dtype is None:
         raise MalformedError(f"'{name}' is cast to no type that numpy has")
     return cast_parameter(name, array, dtype)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from odtpack_runtime.checkpoint.format import DTYPE_CODES
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.files.protobuf_wire import (
     BYTES,
@@ -30,16 +31,6 @@ ATTRIBUTE_NAME, ATTRIBUTE_INT, ATTRIBUTE_GRAPH, ATTRIBUTE_GRAPHS = 1, 3, 6, 11
 _TENSOR_DIMS, TENSOR_TYPE, TENSOR_NAME, _TENSOR_RAW = 1, 2, 8, 9
 TENSOR_EXTERNAL, TENSOR_LOCATION = 13, 14
 _VALUE_NAME, VALUE_TYPE, _SPARSE_VALUES = 1, 2, 1
-
-ONNX_TYPES: dict[np.dtype[np.generic], int] = {
-    np.dtype(name): code
-    for name, code in (
-        ("float32", 1), ("uint8", 2), ("int8", 3), ("uint16", 4), ("int16", 5), ("int32", 6),
-        ("int64", 7), ("bool", 9), ("float16", 10), ("float64", 11), ("uint32", 12),
-        ("uint64", 13),
-    )
-}  # fmt: skip
-"""Codes of element types in ``TensorProto.DataType``."""
 
 
 def value_name(data: memoryview) -> str:
@@ -150,7 +141,7 @@ def _renamed_attribute(attribute: memoryview, names: Mapping[str, str]) -> list[
 def tensor_proto(name: str, array: Array) -> list[Piece]:
     """Return the pieces of a ``TensorProto`` with raw data; the last one views the array."""
     head = b"".join(number_field(_TENSOR_DIMS, dim) for dim in array.shape)
-    head += number_field(TENSOR_TYPE, ONNX_TYPES[array.dtype])
+    head += number_field(TENSOR_TYPE, DTYPE_CODES[array.dtype])
     flat = np.ascontiguousarray(array).reshape(-1)
     raw = flat.view(np.uint8).data if flat.size else b""
     label = bytes_field(TENSOR_NAME, [name.encode()])
@@ -169,7 +160,7 @@ def value_info(
         elif dim:
             content = bytes_field(2, [dim.encode()])
         dims += bytes_field(1, content)
-    tensor: list[Piece] = [number_field(1, ONNX_TYPES[dtype])]
+    tensor: list[Piece] = [number_field(1, DTYPE_CODES[dtype])]
     if shape:
         tensor += bytes_field(2, dims)
     kind = bytes_field(2, bytes_field(1, tensor))

@@ -26,6 +26,7 @@ from odtpack_runtime.files.atomic import (
     not_written,
     remove_stale,
     sync_folder,
+    write_whole,
 )
 
 # Replace the files of a folder, all of them or none.
@@ -275,8 +276,7 @@ def _commit(
         plan = _Plan(str(target), f"{_INSIDE}-{secrets.token_hex(6)}", last, removed, tuple(names))
         replaces = any(os.path.lexists(target / name) for name in (*names, *removed, last))
         try:
-            with atomic_write(_plan_path(target)) as stream:
-                stream.write(json.dumps(asdict(plan)).encode())
+            write_whole(_plan_path(target), json.dumps(asdict(plan)).encode())
         except OdtpackError as error:
             if not replaces and stage.parent == target:  # nothing is there that could be lost
                 _carry_out(target, replace(plan, stage=stage.name))

@@ -141,11 +141,6 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     return field.default
 
 
-def kind_of(record: type[Part]) -> str:
-    """Return what the key ``kind`` of a record in a union must hold."""
-    return str(get_args(record_hints(record)["kind"])[0])
-
-
 def parse_json(data: bytes) -> Any:
     """Parse JSON in UTF-8: no key twice, no NaN, no number beyond the range of float64."""
     _check_counts(data)
@@ -227,7 +222,7 @@ def _read_union(options: tuple[Any, ...], value: Any, path: KeyPath) -> Any:
     if len(options) == 1:
         return read_value(options[0], value, path)
     if all(isinstance(option, type) and issubclass(option, Part) for option in options):
-        kinds = {kind_of(option): option for option in options}
+        kinds = {get_args(record_hints(option)["kind"])[0]: option for option in options}
         kind = value.get("kind") if isinstance(value, dict) else None
         if not isinstance(kind, str) or kind not in kinds:
             raise InvalidRecordError(f"its kind must be {_words(map(repr, kinds))}", path)

@@ -15,17 +15,17 @@ import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NoReturn
 
 import flatbuffers
 import numpy as np
 
 from odtpack_runtime.checkpoint.flatbuffer import Source
-from odtpack_runtime.checkpoint.format import DTYPES, MAX_RANK
+from odtpack_runtime.checkpoint.format import DTYPE_CODES, DTYPES, MAX_RANK
 from odtpack_runtime.checkpoint.parameters import nominal_error
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import atomic_write, refuse_link
+from odtpack_runtime.files.atomic import atomic_write, refuse_link, write_whole
 from odtpack_runtime.files.folder_update import check_finished, update_folder
 from odtpack_runtime.package.manifest import AdapterInfo, Manifest
 from odtpack_runtime.package.package import Package
@@ -126,7 +126,6 @@ def _mismatch(what: str, hint: str, where: Path) -> OdtpackError:
 
 _IDENTIFIER = b"TORT"
 _FORMAT_VERSION = 1
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def write_onnx_adapter(path: Path, tensors: Tensors) -> None:
@@ -146,7 +145,7 @@ def write_onnx_adapter(path: Path, tensors: Tensors) -> None:
         builder.StartObject(4)
         builder.PrependUOffsetTRelativeSlot(0, text, 0)
         builder.PrependUOffsetTRelativeSlot(1, dims, 0)
-        builder.PrependInt32Slot(2, _CODES[array.dtype], 0)
+        builder.PrependInt32Slot(2, DTYPE_CODES[array.dtype], 0)
         builder.PrependUOffsetTRelativeSlot(3, data, 0)
         tables.append(builder.EndObject())
     builder.StartVector(4, len(tables), 4)
@@ -159,8 +158,7 @@ def write_onnx_adapter(path: Path, tensors: Tensors) -> None:
     builder.PrependUOffsetTRelativeSlot(3, parameters, 0)
     builder.Finish(builder.EndObject(), file_identifier=_IDENTIFIER)
     refuse_link(path)
-    with atomic_write(path) as stream:
-        stream.write(builder.Output())
+    write_whole(path, builder.Output())
 
 
 def read_onnx_adapter(path: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -296,8 +294,7 @@ def write_peft(folder: Path, adapter: PeftAdapter) -> tuple[Path, Path]:
     paths = folder / TENSORS, folder / CONFIG
     _write_safetensors(paths[0], adapter.tensors)
     refuse_link(paths[1])
-    with atomic_write(paths[1]) as stream:
-        stream.write(config.encode())
+    write_whole(paths[1], config.encode())
     return paths
 
 
@@ -365,25 +362,23 @@ def read_peft(folder: Path) -> PeftAdapter:
     )
     if config.get("exclude_modules") or config.get("layers_to_transform") is not None:
         layers = ()
+
+    def refuse(what: str, code: str = "peft-unsupported", hint: str | None = None) -> NoReturn:
+        raise OdtpackError(code, what, where=where, hint=hint)
+
     for key, plain in _PLAIN.items():
         if config.get(key, plain) not in (plain, None):
-            raise OdtpackError(
-                "peft-unsupported", f"the adapter has {key} = {config[key]!r:.80}", where=where
-            )
+            refuse(f"the adapter has {key} = {config[key]!r:.80}")
     if kind == "IA3":
         return PeftAdapter("ia3", tensors, 0, 1.0, layers, feedforward, saved)
     if kind == "PROMPT_TUNING":
         return PeftAdapter("prompt", tensors)
     if kind != "LORA":
-        raise OdtpackError(
-            "peft-unsupported", f"the adapter is of PEFT's type {kind!r:.40}", where=where
-        )
+        refuse(f"the adapter is of PEFT's type {kind!r:.40}")
     start = config.get("init_lora_weights")
     if start is not None and not isinstance(start, bool) and start not in _STARTS:
-        raise OdtpackError(
-            "peft-unsupported",
+        refuse(
             f"the adapter has init_lora_weights = {start!r:.80}, which may change the base too",
-            where=where,
             hint="train it with init_lora_weights=True, or convert it to that: "
             "path_initial_model_for_weight_conversion of PEFT's save_pretrained",
         )
@@ -395,17 +390,14 @@ def read_peft(folder: Path) -> PeftAdapter:
         or not isinstance(alpha, int | float)
         or not -_LARGEST_ALPHA <= alpha <= _LARGEST_ALPHA  # nor NaN
     ):
-        raise OdtpackError(
-            "peft-invalid",
+        refuse(
             f"r must be a whole number above 0 and lora_alpha a number, not {rank!r:.40} and "
             f"{alpha!r:.40}",
-            where=where,
+            "peft-invalid",
         )
     for key in ("use_rslora", "use_dora"):
         if not isinstance(config.get(key), bool | None):
-            raise OdtpackError(
-                "peft-invalid", f"{key} must be true or false, not {config[key]!r:.40}", where=where
-            )
+            refuse(f"{key} must be true or false, not {config[key]!r:.40}", "peft-invalid")
     _check_rank(tensors, rank, folder)
     scaling = alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
     dora: Kind = "dora" if config.get("use_dora") else "lora"

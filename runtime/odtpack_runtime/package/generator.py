@@ -184,7 +184,7 @@ class Generator:
         arrays = dict(self._states)
         if adapter is not None:
             arrays |= self._known(adapter)()
-        return _Run(self._session, self._outputs, self._given, arrays)
+        return _Run(self, arrays)
 
     def _checked(self, tokens: Sequence[int] | Array) -> Array:
         array: Array = np.asarray(tokens)
@@ -235,22 +235,17 @@ def _follow(
 class _Run:
     """A sequence: the decoder's cache after the tokens that it has read."""
 
-    def __init__(
-        self,
-        session: onnxruntime.InferenceSession,
-        outputs: list[str],
-        given: Collection[str],
-        arrays: dict[str, Array],
-    ) -> None:
+    def __init__(self, decoder: Generator, arrays: dict[str, Array]) -> None:
         # `arrays`: the states at first, in the order of their outputs, and then the adapter's.
-        self._session, self._outputs, self._given = session, outputs, given
+        self._decoder = decoder
         value = onnxruntime.OrtValue.ortvalue_from_numpy
         self._feeds = {name: value(array) for name, array in arrays.items()}
-        self._states = [*arrays][: len(outputs) - 1]
+        self._states = [*arrays][: len(decoder._outputs) - 1]
         self.count = 0
 
     def read(self, tokens: Array) -> Iterator[Array]:
         """Read further tokens; yields their logits [tokens, words], some at a time."""
+        decoder = self._decoder
         for start in range(0, len(tokens), _AT_ONCE):
             part = tokens[start : start + _AT_ONCE]
             end = self.count + len(part)
@@ -259,11 +254,13 @@ class _Run:
                 "attention_mask": np.ones(end, np.int64),
                 "position_ids": np.arange(self.count, end),
             }
-            for name in self._given:
+            for name in decoder._given:
                 array = np.ascontiguousarray(own[name][None], np.int64)
                 self._feeds[name] = onnxruntime.OrtValue.ortvalue_from_numpy(array)
             try:
-                logits, *states = self._session.run_with_ort_values(self._outputs, self._feeds)
+                logits, *states = decoder._session.run_with_ort_values(
+                    decoder._outputs, self._feeds
+                )
             except Exception as error:  # ONNX Runtime's exceptions have no common base
                 raise OdtpackError(
                     "run-failed",

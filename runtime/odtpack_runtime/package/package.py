@@ -422,10 +422,9 @@ class Package:
         Raises:
             OdtpackError: ``no-ort-model`` if the package does not hold it.
         """
+        wanted = "ort_model", of, style, platform
         for file in self.manifest.files.extra:
-            if (file.role, file.of, file.style, file.platform) == (
-                *("ort_model", of, style, platform),
-            ):
+            if (file.role, file.of, file.style, file.platform) == wanted:
                 return self.path / file.path
         asked = f"--style {style}" + (f" --platform {platform}" if platform else "")
         raise OdtpackError(

@@ -30,7 +30,6 @@ from odtpack_runtime.session.session import (
     UserInputs,
     bind_here,
     open_session,
-    owned_ortvalue,
     run_failed,
 )
 
@@ -116,12 +115,17 @@ class Segments:
                 self.where,
             )
 
+    def end(self, *, training: bool) -> Part:
+        """The part that ends the network; for evaluation only where there is such a model."""
+        found = self.last if training else self.last_evaluated
+        assert found is not None  # noqa: S101 - the caller looks
+        return found
+
     def nodes(self, *, training: bool) -> tuple[list[Any], list[Any]]:
         """Inputs and outputs of the whole, as of one model that would be all of them."""
         # Returns the user inputs, the parameters, and for training their buffers; the outputs of
         # the last segment, and for training all gradients.
-        ends = self.last if training else self.last_evaluated
-        assert ends is not None  # noqa: S101 - asked for only where there is one
+        ends = self.end(training=training)
         parts = [*self.forward, *(b for b in self.backward if b is not None and training), ends]
         given = {name for part in self.forward for name in part.outputs}
         found = {name: node for part in parts for name, node in part.inputs.items()}
@@ -150,17 +154,8 @@ class Part:
 
     def __init__(self, session: onnxruntime.InferenceSession, info: SegmentInfo) -> None:
         self.session = session
-        self._names = info.names
-        self.inputs = {
-            self.name(n.name): _renamed(n, self.name(n.name)) for n in session.get_inputs()
-        }
-        self.outputs = {
-            self.name(n.name): _renamed(n, self.name(n.name)) for n in session.get_outputs()
-        }
-
-    def name(self, own: str) -> str:
-        """What a name of the model's is called here."""
-        return segment_name(self._names, own)
+        self.inputs = _renamed(session.get_inputs(), info)
+        self.outputs = _renamed(session.get_outputs(), info)
 
 
 def segment_name(names: Mapping[str, str], own: str) -> str:
@@ -173,8 +168,12 @@ def segment_name(names: Mapping[str, str], own: str) -> str:
     return names.get(own, own)
 
 
-def _renamed(node: Any, name: str) -> Any:
-    return SimpleNamespace(name=name, own=node.name, type=node.type, shape=node.shape)
+def _renamed(nodes: Iterable[Any], info: SegmentInfo) -> dict[str, Any]:
+    found = ((segment_name(info.names, node.name), node) for node in nodes)
+    return {
+        name: SimpleNamespace(name=name, own=node.name, type=node.type, shape=node.shape)
+        for name, node in found
+    }
 
 
 def segments_beside(model: str | os.PathLike[str]) -> tuple[SegmentsInfo, tuple[str, ...]] | None:
@@ -220,16 +219,14 @@ class _Run:
     def bind_input(self, name: str, memory: Array) -> None:
         place = (address(memory), memory.shape)
         if self.bound.get(name) != place:
-            own = self.part.inputs[name].own
-            self.binding.bind_input(own, "cpu", 0, memory.dtype.type, memory.shape, place[0])
+            bind_here(self.binding.bind_input, self.part.inputs[name].own, memory)
             self.bound[name] = place
 
     def bind_output(self, name: str, memory: Array) -> None:
         place = (address(memory), memory.shape)
         key = f"{name} "  # an accumulated gradient's input and output have one memory
         if self.bound.get(key) != place:
-            own = self.part.outputs[name].own
-            self.binding.bind_output(own, "cpu", 0, memory.dtype.type, memory.shape, place[0])
+            bind_here(self.binding.bind_output, self.part.outputs[name].own, memory)
             self.bound[key] = place
             self.order.setdefault(key, len(self.order))
 
@@ -269,15 +266,13 @@ class SegmentedGraph(UserInputs):
         super().__init__(inputs, outputs, metadata)
         self._segments = segments
         weights = segments.weights
-        last = segments.last if training else segments.last_evaluated
-        assert last is not None  # noqa: S101 - the caller looks
+        last = segments.end(training=training)
         self._forward = [_Run(part, weights) for part in segments.forward]
         self._last = _Run(last, weights)
         self._backward = [
             None if part is None else _Run(part, weights)
             for part in (segments.backward if training else ())
         ]
-        self._memory: dict[str, Array] = {}
         self._turn = False
         self._file: ActivationFile | None = None
         self._waiting: set[str] = set()  # names of what the file takes
@@ -289,24 +284,20 @@ class SegmentedGraph(UserInputs):
 
     def bind_input(self, name: str, memory: Array) -> None:
         """Let the input ``name`` of every segment that has it be ``memory``, from now on."""
-        self._memory[name] = memory
+        self._memory_in[name] = memory
         for run in self._runs():
             if name in run.part.inputs:
                 run.bind_input(name, memory)
 
     def bind_output(self, name: str, memory: Array) -> None:
         """Let the output ``name`` be written to ``memory``, from now on."""
-        self._memory[f"{name} "] = memory
+        self._memory_out[name] = memory
         for run in self._runs():
             if name in run.part.outputs:
                 run.bind_output(name, memory)
 
-    def __call__(self, values: Sequence[object]) -> list[Any]:
-        """Run all segments once, forth and, in training, back."""
-        arrays = self.arrays(values)
-        if arrays is None:
-            return [owned_ortvalue(each) for each in self(self.from_ortvalues(values))]
-        given = dict(zip((spec.name for spec in self.inputs), arrays, strict=True))
+    def _results(self, arrays: Sequence[Array]) -> list[Any]:
+        given = self._named(arrays)
         file = self._file
         if file is not None:
             file.clear()
@@ -352,7 +343,7 @@ class SegmentedGraph(UserInputs):
                 sizes |= {dim: size for dim, size in dims if isinstance(dim, str)}
         unknown = []
         for name, node in run.part.outputs.items():
-            if f"{name} " in self._memory or name == self.outputs[0].name:
+            if name in self._memory_out or name == self.outputs[0].name:
                 continue
             shape = None if name in fresh else _shape(name, node, sizes, given)
             if shape is None:
@@ -420,16 +411,13 @@ class DeviceSegmentedGraph(UserInputs):
         self._device = device
         self._segments = segments
         self._weights = segments.weights
-        last = segments.last if training else segments.last_evaluated
-        assert last is not None  # noqa: S101 - the caller looks
+        last = segments.end(training=training)
         backward = segments.backward if training else []
         parts = [*segments.forward, last, *(part for part in reversed(backward) if part)]
         self._parts = [  # each with the inputs that no later one reads
             (part, set(part.inputs).difference(*(later.inputs for later in parts[place:])))
             for place, part in enumerate(parts, 1)
         ]
-        self._memory_in: dict[str, Array] = {}
-        self._memory_out: dict[str, Array] = {}
 
     def bind_input(self, name: str, memory: Array) -> None:
         """Let the input ``name`` of every segment that has it be the twin of ``memory``."""
@@ -439,21 +427,9 @@ class DeviceSegmentedGraph(UserInputs):
         """Let the output ``name`` be written to the twin of ``memory``."""
         self._memory_out[name] = memory
 
-    def feeds(self, values: Sequence[object]) -> dict[str, Array]:
-        """What a run with these user inputs reads, as arrays, by name."""
-        arrays = self.arrays(values)
-        arrays = self.from_ortvalues(values) if arrays is None else arrays
-        self._device.asked()
-        pairs = zip(self.inputs, arrays, strict=True)
-        return {**self._memory_in, **{spec.name: array for spec, array in pairs}}
-
-    def __call__(self, values: Sequence[object]) -> list[Any]:
-        """Run all segments once, forth and, in training, back."""
-        arrays = self.arrays(values)
-        if arrays is None:
-            return [owned_ortvalue(each) for each in self(self.from_ortvalues(values))]
+    def _results(self, arrays: Sequence[Array]) -> list[Any]:
         self._device.before_run()
-        given: dict[str, Any] = dict(zip((spec.name for spec in self.inputs), arrays, strict=True))
+        given = self._named(arrays)
         for part, read in self._parts:
             self._run(part, given)
             for name in read:

@@ -114,7 +114,7 @@ _TOKENS = ("input_ids", "decoder_input_ids")
 
 
 class UserInputs:
-    """The user inputs of a graph, and the values that are passed for them."""
+    """The user inputs of a graph, the values that are passed for them, and its memory."""
 
     # `metadata`: if it says the number of classes, labels are checked.
     # Numbers of tokens are too: ONNX's Gather counts negative ones from the end of its table.
@@ -123,9 +123,12 @@ class UserInputs:
         self,
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
-        metadata: ModelMetadata | None,
+        metadata: ModelMetadata | None = None,
     ) -> None:
         self.inputs, self.outputs = tuple(inputs), tuple(outputs)
+        # Also keeps the memory alive: ONNX Runtime holds bare addresses.
+        self._memory_in: dict[str, Array] = {}
+        self._memory_out: dict[str, Array] = {}
         known = {} if metadata is None else metadata.labels
         self._labels = [
             (index, *known[spec.name])
@@ -140,6 +143,27 @@ class UserInputs:
         self._dtypes = [spec.dtype for spec in inputs]
         self._shapes: list[tuple[int, ...]] | None = None
         self.began = False  # whether the last values were taken, and not refused before a run
+
+    def __call__(self, values: Sequence[object]) -> list[Any]:
+        """Run the graph once; in training forth and back."""
+        # `values`: the user inputs: arrays or nested lists, or OrtValues all of them.
+        # Returns the user outputs: arrays, or OrtValues if OrtValues came in.
+        arrays = self.arrays(values)
+        if arrays is None:
+            return [owned_ortvalue(each) for each in self(self.from_ortvalues(values))]
+        return self._results(arrays)
+
+    def _results(self, arrays: Sequence[Array]) -> list[Any]:
+        raise NotImplementedError
+
+    def feeds(self, values: Sequence[object]) -> dict[str, Array]:
+        """What a run with these user inputs reads, as arrays, by name."""
+        arrays = self.arrays(values)
+        arrays = self.from_ortvalues(values) if arrays is None else arrays
+        return self._memory_in | self._named(arrays)
+
+    def _named(self, arrays: Sequence[Array]) -> dict[str, Any]:
+        return dict(zip((spec.name for spec in self.inputs), arrays, strict=True))
 
     def arrays(self, values: Sequence[object]) -> Sequence[Array] | None:
         """Return values as arrays that can be bound; None if they are OrtValues all of them."""
@@ -220,9 +244,6 @@ class BoundGraph(UserInputs):
         self._device = device
         self._binding = session.io_binding()
         self._text = any(spec.dtype == object for spec in inputs)
-        # Also keeps the memory alive: ONNX Runtime holds bare addresses.
-        self._memory_in: dict[str, Array] = {}
-        self._memory_out: dict[str, Array] = {}
         self._bound: list[tuple[int, tuple[int, ...]] | None] = [None] * len(inputs)
         first = self.outputs[0]
         self._loss = None
@@ -249,13 +270,7 @@ class BoundGraph(UserInputs):
         elif not self._text:
             bind_here(self._binding.bind_output, name, memory)
 
-    def __call__(self, values: Sequence[object]) -> list[Any]:
-        """Run the graph once."""
-        # `values`: the user inputs: arrays or nested lists, or OrtValues all of them.
-        # Returns the user outputs: arrays, or OrtValues if OrtValues came in.
-        arrays = self.arrays(values)
-        if arrays is None:
-            return [owned_ortvalue(each) for each in self(self.from_ortvalues(values))]
+    def _results(self, arrays: Sequence[Array]) -> list[Any]:
         if self._text:
             return self._run_text(arrays)
         for index, array in enumerate(arrays):
@@ -285,15 +300,6 @@ class BoundGraph(UserInputs):
             raise run_failed(error) from error
         return self._binding.get_outputs_as_ortvaluevector() if self._fresh else None
 
-    def feeds(self, values: Sequence[object]) -> dict[str, Array]:
-        """What a run with these user inputs reads, as arrays, by name."""
-        arrays = self.arrays(values)
-        arrays = self.from_ortvalues(values) if arrays is None else arrays
-        if self._device is not None:
-            self._device.asked()
-        pairs = zip(self.inputs, arrays, strict=True)
-        return {**self._memory_in, **{spec.name: array for spec, array in pairs}}
-
     def _renew_outputs(self) -> None:
         # An output that keeps the tensor of the last run would write into an array that
         # the caller holds, and fail when the batch has another size.
@@ -301,7 +307,7 @@ class BoundGraph(UserInputs):
             self._binding.bind_output(name)
 
     def _run_text(self, arrays: Sequence[Array]) -> list[Any]:
-        feeds = dict(zip((spec.name for spec in self.inputs), arrays, strict=True))
+        feeds = self._named(arrays)
         names = [*(spec.name for spec in self.outputs), *self._memory_out]
         try:
             results = self.session.run(names, feeds | self._memory_in)

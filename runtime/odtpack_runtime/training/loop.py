@@ -73,38 +73,32 @@ def load_dataset(
         what = f"{file} is a folder." if file.is_dir() else f"There is no data file {file}."
         raise OdtpackError("data-not-found", what, where=str(file))
     try:
-        with zipfile.ZipFile(file) as archive:
-            arrays = _load(archive, inputs, max_bytes, str(file))
-    except OdtpackError:
-        raise
-    except Exception as error:  # what a broken archive makes zip, zlib and numpy raise
-        raise OdtpackError(
-            "data-unreadable", f"{file} is not a readable .npz file: {error}", where=str(file)
-        ) from error
-    _check(arrays, inputs, str(file))
-    for name, array in arrays.items():
-        if array.dtype.kind != "f" or np.isfinite(array).all():
-            continue
-        for what, is_such in _NOT_FINITE.items():
-            rows = is_such(array).reshape(len(array), -1).any(axis=1)
-            if rows.any() and not replaces(name, what):
-                raise OdtpackError(
-                    "data-not-finite",
-                    f"Array '{name}' holds {what}, first in sample {int(rows.argmax())}.",
-                    where=str(file),
-                )
-    if class_count is not None and "labels" in arrays and arrays["labels"].dtype == np.int64:
-        try:
+        arrays = _load(file, inputs, max_bytes)
+        _check(arrays, inputs)
+        _check_finite(arrays, replaces)
+        if class_count is not None and "labels" in arrays and arrays["labels"].dtype == np.int64:
             check_labels(arrays["labels"], class_count, ignored_label)
-        except OdtpackError as error:
-            error.where = str(file)
+    except OdtpackError as error:
+        error.where = str(file)
+        if error.code == "label-out-of-range":
             error.hint = "drop or correct those samples, or build the model with more classes"
-            raise
+        raise
     return arrays
 
 
-def _load(
-    archive: zipfile.ZipFile, inputs: Sequence[TensorSpec], max_bytes: int, where: str
+def _load(file: Path, inputs: Sequence[TensorSpec], max_bytes: int) -> dict[str, Array]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return _arrays(archive, inputs, max_bytes)
+    except OdtpackError:
+        raise
+    except Exception as error:  # what a broken archive makes zip, zlib and numpy raise
+        what = f"{file} is not a readable .npz file: {error}"
+        raise OdtpackError("data-unreadable", what) from error
+
+
+def _arrays(
+    archive: zipfile.ZipFile, inputs: Sequence[TensorSpec], max_bytes: int
 ) -> dict[str, Array]:
     members: dict[str, zipfile.ZipInfo] = {}
     for info in archive.infolist():
@@ -119,7 +113,6 @@ def _load(
             raise OdtpackError(
                 "data-missing",
                 f"The data have no array '{spec.name}', which the model takes as {spec}.",
-                where=where,
                 hint=f"the file holds {', '.join(names) or 'nothing'}",
             )
         if member.flag_bits & 1:
@@ -131,16 +124,15 @@ def _load(
         raise OdtpackError(
             "data-too-large",
             f"The data have {total} bytes uncompressed, and {max_bytes} are allowed.",
-            where=where,
         )
-    check_axes(inputs, where)
+    check_axes(inputs)
     if mask is not None:
-        _check_mask(archive, mask, where)
+        _check_mask(archive, mask)
     arrays = {}
     for spec in inputs:
         info = wanted[spec.name]
         with archive.open(info) as stream:
-            _check_header(stream, spec, info.file_size, where)
+            _check_header(stream, spec, info.file_size)
         with archive.open(info) as stream:
             arrays[spec.name] = np.ascontiguousarray(
                 npy_format.read_array(stream, allow_pickle=False)
@@ -148,7 +140,7 @@ def _load(
     return arrays
 
 
-def _check_mask(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> None:
+def _check_mask(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
     """Refuse padding before tokens, which a model that takes no mask would read as tokens."""
     with archive.open(info) as stream:
         shape, dtype, header = _read_header(stream)
@@ -163,11 +155,10 @@ def _check_mask(archive: zipfile.ZipFile, info: zipfile.ZipInfo, where: str) -> 
             "data-padding",
             f"Array '{_MASK}' has a 0 before a 1, first in sample {int(np.argmax(rows))}, and the "
             "model takes no such mask: it would read this padding as tokens.",
-            where=where,
         )
 
 
-def check_axes(inputs: Sequence[TensorSpec], where: str | None = None) -> None:
+def check_axes(inputs: Sequence[TensorSpec]) -> None:
     """Check that batches of samples can be cut along the first axis of every input.
 
     Raises:
@@ -190,14 +181,13 @@ def check_axes(inputs: Sequence[TensorSpec], where: str | None = None) -> None:
         raise OdtpackError(
             "data-shape",
             f"Input '{spec.name}' {problem}: batches are cut along the first axis of every input.",
-            where=where,
             hint=f"build with --input {name}=zeros if it is a state that starts at zero, "
             f"--input {name}=NUMBER if it is always the same, or --input {name}=axis:K "
             "if axis K counts samples",
         )
 
 
-def _check_header(stream: IO[bytes], spec: TensorSpec, size: int, where: str) -> None:
+def _check_header(stream: IO[bytes], spec: TensorSpec, size: int) -> None:
     """Check an array's type and shape against a model's input, before any of it is loaded."""
     shape, dtype, header = _read_header(stream)
     same = dtype.kind == "U" if spec.dtype == object else dtype == spec.dtype
@@ -205,7 +195,6 @@ def _check_header(stream: IO[bytes], spec: TensorSpec, size: int, where: str) ->
         raise OdtpackError(
             "data-type",
             f"Array '{spec.name}' has elements of {dtype}, and the model takes {spec}.",
-            where=where,
             hint=f"convert it with .astype('{'str' if spec.dtype == object else spec.dtype}')",
         )
     # The first axis counts samples, and may have any size.
@@ -215,7 +204,6 @@ def _check_header(stream: IO[bytes], spec: TensorSpec, size: int, where: str) ->
             "data-shape",
             f"Array '{spec.name}' has the shape {list(shape)}, and the model takes {spec}; "
             "the first axis counts samples.",
-            where=where,
         )
     _check_size(spec.name, shape, dtype, header, size)
 
@@ -240,17 +228,29 @@ def _read_header(stream: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any], int
     return shape, dtype, stream.tell()
 
 
-def _check(arrays: dict[str, Array], inputs: Sequence[TensorSpec], where: str) -> None:
+def _check_finite(arrays: dict[str, Array], replaces: Callable[[str, str], bool]) -> None:
+    for name, array in arrays.items():
+        if array.dtype.kind != "f" or np.isfinite(array).all():
+            continue
+        for what, is_such in _NOT_FINITE.items():
+            rows = is_such(array).reshape(len(array), -1).any(axis=1)
+            if rows.any() and not replaces(name, what):
+                raise OdtpackError(
+                    "data-not-finite",
+                    f"Array '{name}' holds {what}, first in sample {int(rows.argmax())}.",
+                )
+
+
+def _check(arrays: dict[str, Array], inputs: Sequence[TensorSpec]) -> None:
     counts = {name: len(array) for name, array in arrays.items()}
     for name, count in counts.items():
         first = next(iter(counts))
         if count == 0:
-            raise OdtpackError("data-empty", f"Array '{name}' has no samples.", where=where)
+            raise OdtpackError("data-empty", f"Array '{name}' has no samples.")
         if count != counts[first]:
             raise OdtpackError(
                 "data-length",
                 f"Array '{name}' has {count} samples, and '{first}' has {counts[first]}.",
-                where=where,
             )
     sizes: dict[str, tuple[int, str]] = {}
     for spec in inputs:
@@ -262,7 +262,6 @@ def _check(arrays: dict[str, Array], inputs: Sequence[TensorSpec], where: str) -
                     raise OdtpackError(
                         "data-shape",
                         f"'{dim}' is {known} in array '{owner}' and {size} in '{spec.name}'.",
-                        where=where,
                         hint=f"give both arrays the same '{dim}'",
                     )
 

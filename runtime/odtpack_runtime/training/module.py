@@ -117,7 +117,7 @@ class Module:
         self.training = True
         self.on_not_finite = on_not_finite
         self._closed = False
-        self._when_closed: list[Callable[[], None]] = []
+        self._when_closed: list[weakref.WeakMethod[Callable[[], None]]] = []
         self._train_path = path = Path(train_model_uri)
         self._eval_path = None if eval_model_uri is None else Path(eval_model_uri)
         self._activations = activations
@@ -211,7 +211,7 @@ class Module:
             state.device = self._device
             for parameter in state.parameters.items.values():
                 parameter.watch(self._device.asked)
-        state.opened(self)
+        state.modules.add(self)
 
     def __repr__(self) -> str:
         mode = "training" if self.training else "evaluation"
@@ -297,10 +297,11 @@ class Module:
         with self.state.lock.after_all():
             self._train = self._eval = self.step_graph = None
             self._segments = None
-            for close in self._when_closed:
-                close()
+            for method in self._when_closed:
+                if (close := method()) is not None:
+                    close()
             self._when_closed.clear()
-            self.state.closed(self)
+            self.state.modules.discard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -315,14 +316,7 @@ class Module:
 
     def when_closed(self, close: Callable[[], None]) -> None:
         """Call a method on closing, if its object still lives. For Optimizer's use."""
-        method = weakref.WeakMethod(close)
-
-        def call() -> None:
-            found = method()
-            if found is not None:
-                found()
-
-        self._when_closed.append(call)
+        self._when_closed.append(weakref.WeakMethod(close))
 
     def train(self, mode: bool = True) -> Module:
         """Switch to training mode, or with ``False`` to evaluation mode; return self."""
@@ -395,7 +389,7 @@ class Module:
             if trainable_only and self.state.is_nominal:
                 raise nominal_error("its frozen parameters would remain without values")
             scatter(buffer, self._in_order(trainable_only), self._flat.dtype, trainable_only)
-            self.state.complete()
+            self.state.parameters.nominal = False
 
     def export_model_for_inferencing(
         self,
@@ -500,6 +494,8 @@ class Module:
             path, graph = self._step_path or self._train_path, step.graph
         assert not isinstance(graph, SegmentedGraph)  # noqa: S101 - that is the processor's
         feeds = graph.feeds(user_inputs)
+        if self._device is not None:
+            self._device.asked()
 
         def here() -> Run:
             if isinstance(graph, BoundGraph):

@@ -201,8 +201,8 @@ class Optimizer:
         self._norm = np.zeros(1, dtype)
         self._gradients = flat.gradients.view(dtype)
         groups = contract.groups or (Group(1.0, 0.0, ()),)
-        self._rates = [(np.zeros(1, np.float32), group.learning_rate_scale) for group in groups]
-        self._step_rates = np.zeros(len(groups), np.float32)
+        self._groups = groups
+        self._rates = np.zeros(len(groups), np.float32)
         kept = state.optimizer
         self._set_rates(to_float32(DEFAULT_LEARNING_RATE) if kept is None else kept.learning_rate)
         layouts = [state_layout(flat.trainable, contract, i) for i in range(len(contract.state))]
@@ -224,7 +224,7 @@ class Optimizer:
                     contract.state, self._state.moments.get(slot.name, ()), strict=True
                 )
             }
-            module.step_graph.bind_optimizer(vectors, self._step_rates, self._step)
+            module.step_graph.bind_optimizer(vectors, self._rates, self._step)
         # Vectors and scalars are also kept alive here: ONNX Runtime holds bare addresses.
         names = [vector.name for vector in contract.state]
         self._vectors = {
@@ -234,15 +234,13 @@ class Optimizer:
         }
         self._kept: list[Array] = []
         self._runs: list[tuple[Any, dict[str, Array], dict[str, Array]]] = []
-        self._groups = groups
         module.when_closed(self._close)
         give_back_freed_memory()  # what the sessions needed to load, and what was moved
 
     @functools.cached_property
     def _bindings(self) -> list[Any]:
         """Every run of a step; not made where a step model makes all steps."""
-        dtype = self._gradients.dtype
-        scalars = [self._scalars(index, group, dtype) for index, group in enumerate(self._groups)]
+        scalars = [self._scalars(index, group) for index, group in enumerate(self._groups)]
         by_parameter = self._contract.by_parameter or self._device is not None
         runs = self._parameter_runs if by_parameter else self._flat_runs
         return [self._bind(scalars[group] | extra, slices) for group, extra, slices in runs()]
@@ -360,7 +358,7 @@ class Optimizer:
         module.check_first_step(user_inputs, graph)
         module.undo.keep(gradients=False)
         try:
-            results = graph(user_inputs)
+            results = graph.graph(user_inputs)
         except BaseException as error:
             module.undo.put_back(gradients=False)
             if isinstance(error, OdtpackError) and error.code == "run-failed":
@@ -444,17 +442,15 @@ class Optimizer:
         return self._checkpoint_state
 
     def _set_rates(self, rate: float) -> None:
-        scaled = [to_float32(rate * scale) for _, scale in self._rates]
-        for (array, _), value in zip(self._rates, scaled, strict=True):
-            array[0] = value
-        self._step_rates[:] = scaled
+        self._rates[:] = [to_float32(rate * group.learning_rate_scale) for group in self._groups]
 
-    def _scalars(self, index: int, group: Group, dtype: np.dtype[Any]) -> dict[str, Array]:
-        scalars: dict[str, Array] = {"learning_rate": self._rates[index][0], "step": self._step}
+    def _scalars(self, index: int, group: Group) -> dict[str, Array]:
+        rate = self._rates[index : index + 1]
+        scalars: dict[str, Array] = {"learning_rate": rate, "step": self._step}
         if self._contract.clips_norm:
             scalars["gradient_norm"] = self._norm
         if self._contract.takes_decay:
-            scalars["weight_decay"] = np.full(1, group.weight_decay, dtype)
+            scalars["weight_decay"] = np.full(1, group.weight_decay, self._gradients.dtype)
         return scalars
 
     def _flat_runs(self) -> list[tuple[int, dict[str, Array], Any]]:

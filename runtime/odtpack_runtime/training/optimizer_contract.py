@@ -350,7 +350,3 @@ class StepGraph:
             self.bind_updated(name, memory)
         self.graph.bind_input(RATE_NAME, rates)
         self.graph.bind_input(STEP_NAME, step)
-
-    def __call__(self, values: Sequence[object]) -> list[Any]:
-        """Make one step with a batch; see :meth:`BoundGraph.__call__`."""
-        return self.graph(values)
