@@ -287,9 +287,7 @@ def _imported_gpu(measured: DeviceMeasurements, source: str) -> dict[str, Figure
     }  # fmt: skip
     device = f"{measured.gpu or 'GPU'}: {source}"
     return {
-        key: repeated(values, factor, unit, f"{text}, {device}")
-        if values
-        else unknown("not measured")
+        key: _rate(values or "not measured", unit, factor, f"{text}, {device}")
         for key, (values, factor, unit, text) in found.items()
     } | {
         "fp16_gemm": unknown("this benchmark measures float32"),
@@ -326,8 +324,12 @@ def _fill(content: Figure, like: DeviceProfile) -> None:
         content["memory"]["ram"] = known_there.get("memory", {}).get("ram", ram)
 
 
-def _rate(values: Sequence[float], unit: str, factor: float, source: str) -> Figure:
-    return repeated(values, factor, unit, source) if values else unknown("it was not measured")
+def _rate(values: Sequence[float] | str, unit: str, factor: float, source: str) -> Figure:
+    """A measured figure, or why there are no values."""
+    values = values or "it was not measured"
+    if isinstance(values, str):
+        return unknown(values)
+    return repeated(values, factor, unit, source)
 
 
 def _imported_memory(measured: DeviceMeasurements, source: str) -> Figure:
@@ -451,9 +453,7 @@ def measured_profile(
     }
     if measured.gpu:
         content["gpu"] = {
-            key: unknown(values)
-            if isinstance(values, str)
-            else repeated(values, factor, unit, f"{text}: {source}")
+            key: _rate(values, unit, factor, f"{text}: {source}")
             for key, (values, factor, unit, text) in measured.gpu.items()
         }
     if machine.processor:
@@ -534,7 +534,7 @@ def _storage(
     read, write, sync = timings
     cached = f"{size}, its pages dropped from the page cache before{dropped}: {source}"
     return {
-        "read": _rate(read, "MB/s", 1e6, cached) if read else unknown(unread),
+        "read": _rate(read or unread, "MB/s", 1e6, cached),
         "write": _rate(write, "MB/s", 1e6, f"{size}, with fsync: {source}"),
         "sync_latency": _rate(sync, "ms", 1e-3, f"write of 4 KiB with fsync: {source}"),
     }

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -221,8 +221,8 @@ def allocate(
     # other `If` the more demanding branch counts.
     # `known`: What nodes work in, from earlier plans of the same nodes; it is added to.
     # `device`: The kernels are those of a GPU: none works in place, and none asks for more.
-    planner = _Planner(graph, threads, {}, conditions or {}, {} if known is None else known, device)
-    return planner.run(frozenset(fresh_outputs))
+    known = {} if known is None else known
+    return _Planner(graph, threads, {}, conditions or {}, known, fresh_outputs, device).run()
 
 
 class _Planner:
@@ -233,6 +233,7 @@ class _Planner:
         outer: Mapping[str, Value],
         conditions: Mapping[str, bool],
         known: Known,
+        fresh_outputs: Iterable[str] = (),
         device: bool = False,
     ) -> None:
         self._graph = graph
@@ -243,7 +244,7 @@ class _Planner:
         self._conditions = dict(conditions)
         self._values = {**outer, **graph.values}
         self._outputs = frozenset(graph.outputs)
-        self._bound = self._outputs
+        self._bound = self._outputs.difference(fresh_outputs)
         self._origin: dict[str, str] = {}  # tensor -> tensor whose buffer it is in
         # What is not read takes a buffer of its own, until the end.
         self._read = {name for node in graph.nodes for name in node.reads}
@@ -253,18 +254,16 @@ class _Planner:
         self._unknown: list[str] = []
         self._unbounded = False
 
-    def run(self, fresh_outputs: frozenset[str] = frozenset()) -> Allocation:
+    def run(self) -> Allocation:
         """Plan all nodes."""
-        self._bound = self._outputs - fresh_outputs
         for index, node in enumerate(self._graph.nodes):
             if node.op_type in ALIASES and node.inputs[0] in self._conditions:
                 self._conditions[node.outputs[0]] = self._conditions[node.inputs[0]]
             for position, name in enumerate(node.outputs):
                 if name:
                     self._place(index, node, position, name)
-            for name in (*node.inputs, *node.implicit, *node.outputs):
-                if name:
-                    self._release(name)
+            for name in node.names:
+                self._release(name)
         # Every buffer lives until its last reader; without one, until the end.
         last = {
             self._root(name): index
@@ -282,18 +281,13 @@ class _Planner:
             self._outputs.intersection(self._buffers),
         )
 
-    def _count_uses(self) -> dict[str, int]:
-        uses: dict[str, int] = defaultdict(int)
-        for name in (*self._graph.inputs, *self._graph.initializers):
-            uses[name] += 1  # the caller's: never free
-        for node in self._graph.nodes:
-            for name in (*node.inputs, *node.implicit, *node.outputs):
-                if name:
-                    uses[name] += 1
-        for name in self._graph.outputs:
-            uses[name] += 1
-        for name in uses.keys() & self._outer.keys():
-            uses[name] += 1  # the same: of the graph around
+    def _count_uses(self) -> Counter[str]:
+        graph = self._graph
+        # What is the caller's is never free, nor is what is of the graph around.
+        uses = Counter((*graph.inputs, *graph.initializers, *graph.outputs))
+        for node in graph.nodes:
+            uses.update(node.names)
+        uses.update(uses.keys() & self._outer.keys())
         return uses
 
     def _root(self, name: str) -> str:
@@ -397,16 +391,13 @@ class _Planner:
         return working, 0, scratch, ()
 
     def _scratch(self, node: Node) -> tuple[int, ...]:
-        inputs = [self._values[name] for name in node.inputs if name]
-        outputs = [self._values[name] for name in node.outputs if name]
+        # No kernel that takes any computes with 4 bits.
+        inputs, outputs = (
+            [(self._values[n].shape, math.ceil(self._values[n].itemsize)) for n in names if n]
+            for names in (node.inputs, node.outputs)
+        )
         return workspaces(
-            node.op_type,
-            node.attributes,
-            # No kernel that takes any computes with 4 bits.
-            [(value.shape, math.ceil(value.itemsize)) for value in inputs],
-            [(value.shape, math.ceil(value.itemsize)) for value in outputs],
-            self._threads,
-            domain=node.domain,
+            node.op_type, node.attributes, inputs, outputs, self._threads, domain=node.domain
         )
 
     def _subgraphs(self, node: Node) -> Working:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 import onnx
@@ -33,6 +33,15 @@ Typed = tuple[int, Dims | None]
 
 Functions = Mapping[tuple[str, str], onnx.FunctionProto]
 """Functions of a model by domain and name."""
+
+
+class Scope(NamedTuple):
+    """What the nodes of a graph see of it, and of the graphs around it."""
+
+    opset: int
+    constants: Mapping[str, onnx.TensorProto]
+    found: Mapping[str, Typed]
+
 
 MICROSOFT_DOMAIN = "com.microsoft"
 
@@ -70,7 +79,8 @@ def fill_in(
     if as_planned:
         blocked = (NCHWC_DOMAIN, "Upsample")
         nodes = [node for node in nodes if (node.domain, node.op_type) != blocked]
-    sizes = _Sizes(nodes, opset, constants, found, products_with_zero=not as_planned)
+    scope = Scope(opset, constants, found)
+    sizes = _Sizes(nodes, scope, products_with_zero=not as_planned)
     for node in nodes:
         outputs = [name for name in node.output if name]
         if node.op_type in _BODIES and not as_planned:
@@ -88,9 +98,9 @@ def fill_in(
         ):
             continue  # ONNX Runtime knows no more from the same
         if node.op_type in _BODIES and not node.domain and not as_planned:
-            results = _BODIES[node.op_type](node, opset, constants, found)
+            results = _BODIES[node.op_type](node, scope)
         elif function := functions.get((node.domain, node.op_type)):
-            results = _called(node, function, opset, constants, inputs)
+            results = _called(node, function, scope, inputs)
         else:
             results = _infer(node, opset, sizes, inputs)
         if node.op_type == "NonZero" and not node.domain:  # as many columns as the value has
@@ -103,15 +113,10 @@ def fill_in(
                 added.add(name)
 
 
-def body_inputs(
-    node: onnx.NodeProto,
-    opset: int,
-    constants: Mapping[str, onnx.TensorProto],
-    found: Mapping[str, Typed],
-) -> dict[str, Typed]:
+def body_inputs(node: onnx.NodeProto, scope: Scope) -> dict[str, Typed]:
     """What the body of a Loop or a Scan reads in a turn, where the shape of the whole is known."""
     if node.op_type == "Loop":
-        return _turn(node, opset, constants, found)[0]
+        return _turn(node, scope)[0]
     if node.op_type != "Scan":
         return {}
     body, count = _body(node), _attribute(node, "num_scan_inputs", 0)
@@ -119,7 +124,7 @@ def body_inputs(
     axes = next((a.ints for a in node.attribute if a.name == "scan_input_axes"), [0] * count)
     inputs: dict[str, Typed] = {}
     for place, (value, name) in enumerate(zip(body.input, node.input, strict=True)):
-        kind, dims = found.get(name, (0, None))
+        kind, dims = scope.found.get(name, (0, None))
         if is_fixed(dims):
             taken = axes[place - states] % len(dims) if place >= states else len(dims)
             inputs[value.name] = kind, (*dims[:taken], *dims[taken + 1 :])
@@ -130,33 +135,24 @@ def _body(node: onnx.NodeProto) -> onnx.GraphProto:
     return next(body for _, body in subgraphs(node))
 
 
-def _inside(
-    body: onnx.GraphProto,
-    opset: int,
-    constants: Mapping[str, onnx.TensorProto],
-    found: Mapping[str, Typed],
-    given: Mapping[str, Typed],
-) -> dict[str, Typed]:
+def _inside(body: onnx.GraphProto, scope: Scope, given: Mapping[str, Typed]) -> dict[str, Typed]:
     """Types in a body, whose inputs are given where they are known."""
-    inside = {**found, **{v.name: tensor_type(v.type) for v in (*body.input, *body.output)}}
+    ends = {v.name: tensor_type(v.type) for v in (*body.input, *body.output)}
+    inside = {**scope.found, **ends}
     inside |= {t.name: (t.data_type, tuple(t.dims)) for t in body.initializer}
     inside |= given
-    fill_in(body.node, opset, {**constants, **{t.name: t for t in body.initializer}}, inside, set())
+    constants = {**scope.constants, **{t.name: t for t in body.initializer}}
+    fill_in(body.node, scope.opset, constants, inside, set())
     return inside
 
 
-def _scan(
-    node: onnx.NodeProto,
-    opset: int,
-    constants: Mapping[str, onnx.TensorProto],
-    found: Mapping[str, Typed],
-) -> list[Typed]:
+def _scan(node: onnx.NodeProto, scope: Scope) -> list[Typed]:
     """Results of a Scan: its states, and what a turn gives, as often as there are turns."""
     body = _body(node)
     states = len(body.input) - _attribute(node, "num_scan_inputs", 0)
-    given = body_inputs(node, opset, constants, found)
-    inside = _inside(body, opset, constants, found, given)
-    whole = found.get(node.input[states], (0, None))[1]
+    given = body_inputs(node, scope)
+    inside = _inside(body, scope, given)
+    whole = scope.found.get(node.input[states], (0, None))[1]
     axes = next((a.ints for a in node.attribute if a.name == "scan_input_axes"), [0])
     length = whole[axes[0] % len(whole)] if whole else None
     stacks = len(body.output) - states
@@ -171,12 +167,7 @@ def _scan(
     return results
 
 
-def _turn(
-    node: onnx.NodeProto,
-    opset: int,
-    constants: Mapping[str, onnx.TensorProto],
-    found: Mapping[str, Typed],
-) -> tuple[dict[str, Typed], list[Typed]]:
+def _turn(node: onnx.NodeProto, scope: Scope) -> tuple[dict[str, Typed], list[Typed]]:
     """What the body of a Loop reads in every turn, where that is known, and what it returns."""
     body = _body(node)
     given: dict[str, Typed] = {
@@ -184,10 +175,10 @@ def _turn(
         body.input[1].name: (TensorProto.BOOL, ()),
     }
     rows = list(zip(body.input[2:], node.input[2:], body.output[1:], strict=False))
-    first = {before.name: found.get(name, (0, None)) for before, name, _ in rows}
+    first = {before.name: scope.found.get(name, (0, None)) for before, name, _ in rows}
     given |= {name: typed for name, typed in first.items() if is_fixed(typed[1])}
     while True:
-        inside = _inside(body, opset, constants, found, given)
+        inside = _inside(body, scope, given)
         # What has another shape after the turn than before it has no shape in every turn.
         changed = [
             before.name
@@ -200,16 +191,11 @@ def _turn(
             del given[name]
 
 
-def _loop(
-    node: onnx.NodeProto,
-    opset: int,
-    constants: Mapping[str, onnx.TensorProto],
-    found: Mapping[str, Typed],
-) -> list[Typed]:
+def _loop(node: onnx.NodeProto, scope: Scope) -> list[Typed]:
     """Results of a Loop: its states, and what a turn gives, as often as there may be turns."""
-    _, results = _turn(node, opset, constants, found)
+    _, results = _turn(node, scope)
     states = len(node.input) - 2
-    most = constants.get(node.input[0])
+    most = scope.constants.get(node.input[0])
     turns = None if most is None else onnx.numpy_helper.to_array(most).item()
     length = None if turns is None or turns >= _ENDLESS else max(turns, 0)
     results[states:] = [
@@ -218,16 +204,11 @@ def _loop(
     return results
 
 
-def _if(
-    node: onnx.NodeProto,
-    opset: int,
-    constants: Mapping[str, onnx.TensorProto],
-    found: Mapping[str, Typed],
-) -> list[Typed]:
+def _if(node: onnx.NodeProto, scope: Scope) -> list[Typed]:
     """Results of an If: of what its branches give the larger one, where both are known."""
     branches = []
     for _, body in subgraphs(node):
-        inside = _inside(body, opset, constants, found, {})
+        inside = _inside(body, scope, {})
         branches.append([inside[value.name] for value in body.output])
     results: list[Typed] = []
     for one, other in zip(*branches, strict=True):
@@ -237,19 +218,16 @@ def _if(
 
 
 def _called(
-    node: onnx.NodeProto,
-    function: onnx.FunctionProto,
-    opset: int,
-    constants: Mapping[str, onnx.TensorProto],
-    inputs: Sequence[Typed],
+    node: onnx.NodeProto, function: onnx.FunctionProto, scope: Scope, inputs: Sequence[Typed]
 ) -> list[Typed]:
     """Results of a function, by the nodes of its body."""
     formal = dict(zip(function.input, node.input, strict=False))
-    given = {inner: constants[name] for inner, name in formal.items() if name in constants}
+    known = scope.constants
+    given = {inner: known[name] for inner, name in formal.items() if name in known}
     given |= {each.output[0]: each.attribute[0].t for each in function.node
               if each.op_type == "Constant" and each.attribute[0].name == "value"}  # fmt: skip
     inside = dict(zip(function.input, inputs, strict=False))
-    fill_in(function.node, opset, given, inside, set())
+    fill_in(function.node, scope.opset, given, inside, set())
     return [inside.get(name, (0, None)) for name in function.output]
 
 
@@ -262,19 +240,11 @@ class _Sizes:
     """Values of small integer tensors that are constants, or computed from shapes alone."""
 
     def __init__(
-        self,
-        nodes: Iterable[onnx.NodeProto],
-        opset: int,
-        constants: Mapping[str, onnx.TensorProto],
-        found: Mapping[str, Typed],
-        *,
-        products_with_zero: bool,
+        self, nodes: Iterable[onnx.NodeProto], scope: Scope, *, products_with_zero: bool
     ) -> None:
         self._products_with_zero = products_with_zero
         self._producers = {name: node for node in nodes for name in node.output if name}
-        self._opset = opset
-        self._constants = constants
-        self._found = found
+        self._opset, self._constants, self._found = scope
         self._known: dict[str, Array | None] = {}
 
     def get(self, name: str) -> Array | None:
@@ -391,12 +361,9 @@ def _infer(node: onnx.NodeProto, opset: int, sizes: _Sizes, inputs: Sequence[Typ
             return [(inputs[0][0], tuple(int(size) for size in shape_input))]
     if (node.domain, node.op_type) == (MICROSOFT_DOMAIN, "FusedMatMul"):
         return _fused_matmul(node, inputs)
-    if node.domain == NCHWC_DOMAIN:
-        alike = node.op_type
-    elif node.domain == MICROSOFT_DOMAIN:
+    alike = node.op_type if node.domain in ("", "ai.onnx", NCHWC_DOMAIN) else ""
+    if node.domain == MICROSOFT_DOMAIN:
         alike = _ALIKE.get(node.op_type, "")
-    else:
-        alike = node.op_type if node.domain in ("", "ai.onnx") else ""
     try:
         return _infer_alike(node, alike, opset, sizes, inputs) if alike else []
     except Exception:  # no such operator, or not with these inputs: the shape stays unknown

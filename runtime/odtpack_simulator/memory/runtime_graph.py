@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from collections import deque
@@ -28,6 +29,7 @@ from odtpack_simulator.memory.kernel_memory import Shape
 from odtpack_simulator.memory.missing_shapes import (
     Dims,
     Functions,
+    Scope,
     Typed,
     body_inputs,
     fill_in,
@@ -186,6 +188,11 @@ class Node:
         """Names of what it reads, its subgraphs included."""
         return (*filter(None, self.inputs), *self.implicit)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of what it reads, and of what it writes."""
+        return (*self.reads, *filter(None, self.outputs))
+
 
 @dataclass(frozen=True, slots=True)
 class RuntimeGraph:
@@ -200,10 +207,12 @@ class RuntimeGraph:
     values: Mapping[str, Value]
     initializers: Mapping[str, int]
 
-    def bodies(self) -> Iterator[RuntimeGraph]:
-        """The subgraphs of its nodes, not those inside them."""
+    def graphs(self) -> Iterator[RuntimeGraph]:
+        """It, and all that are inside it."""
+        yield self
         for node in self.nodes:
-            yield from node.subgraphs.values()
+            for subgraph in node.subgraphs.values():
+                yield from subgraph.graphs()
 
     def walk(self) -> Iterator[Node]:
         """Every node, those of subgraphs included."""
@@ -425,7 +434,7 @@ def _node(
     if graphs:
         twin = next((twins[name] for name in node.output if name in twins), node)
         inferred = {a.name: a.g for a in twin.attribute if a.type == onnx.AttributeProto.GRAPH}
-        given = body_inputs(node, opset, scope.known, scope.found)
+        given = body_inputs(node, Scope(opset, scope.known, scope.found))
         subgraphs = {
             name: _convert(graph, inferred.get(name, graph), opset, scope, given)
             for name, graph in graphs.items()
@@ -453,11 +462,6 @@ def _outer_names(subgraphs: Iterable[RuntimeGraph]) -> tuple[str, ...]:
     """Values that subgraphs read from the graphs around them, each once."""
     names: dict[str, None] = {}
     for graph in subgraphs:
-        for node in graph.nodes:
-            for name in node.reads:
-                if name not in graph.values:
-                    names[name] = None
-        for name in graph.outputs:
-            if name not in graph.values:
-                names[name] = None
+        read = itertools.chain(*(node.reads for node in graph.nodes), graph.outputs)
+        names |= dict.fromkeys(name for name in read if name not in graph.values)
     return tuple(names)

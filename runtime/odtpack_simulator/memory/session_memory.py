@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,7 @@ from odtpack_runtime.package.checks import read_model
 from odtpack_simulator.memory.execution_order import graphs
 from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN
 from odtpack_simulator.memory.operator_work import Tensor, operator_work
-from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph
+from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 
 LOADED_BYTES: Final = 1_441_000
 """Once per process, when a package is loaded: registries of schemas and kernels, pages of the
@@ -123,19 +123,20 @@ def thread_bytes(threads: int, opened: int, woken: int = 0) -> int:
 
 def divides_work(graph: RuntimeGraph) -> bool:
     """Whether a run has a node that is worth more than one thread: only then the others wake."""
-    found = any(map(divides_work, graph.bodies()))
-    for node in graph.nodes:
-        shaped = [
-            [
-                Tensor(value.shape, value.itemsize)
-                for name in names
-                if (value := graph.values.get(name)) is not None and value.shape is not None
-            ]
-            for names in (node.inputs, node.outputs)
+    return any(_is_divided(node, each.values) for each in graph.graphs() for node in each.nodes)
+
+
+def _is_divided(node: Node, values: Mapping[str, Value]) -> bool:
+    shaped = [
+        [
+            Tensor(value.shape, value.itemsize)
+            for name in names
+            if (value := values.get(name)) is not None and value.shape is not None
         ]
-        work = operator_work(node.op_type, *shaped)
-        found |= (work.flops or 0) >= _DIVIDED_FLOPS or work.moved_bytes >= _DIVIDED_BYTES
-    return found
+        for names in (node.inputs, node.outputs)
+    ]
+    work = operator_work(node.op_type, *shaped)
+    return (work.flops or 0) >= _DIVIDED_FLOPS or work.moved_bytes >= _DIVIDED_BYTES
 
 
 def session_bytes(
@@ -147,7 +148,8 @@ def session_bytes(
     # session and its inputs take then fits into what loading those before has left free.
     graph = read_model(Path(model)).graph
     stored, subgraphs = count(graph)
-    nodes, initializers = _count_executed(executed)
+    nodes = sum(len(each.nodes) for each in executed.graphs())
+    initializers = sum(len(each.initializers) for each in executed.graphs())
     _, *bodies = graphs(graph)
     constants: int = sum(each.ByteSize() for body in bodies for each in body.initializer)
     outputs = sum(len(body.output) for body in bodies)
@@ -169,37 +171,33 @@ def count(graph: onnx.GraphProto) -> tuple[int, int]:
     return sum(len(each.node) for each in found), len(found) - 1
 
 
-def _count_executed(graph: RuntimeGraph) -> tuple[int, int]:
-    """Number of nodes and of initializers that a session keeps, those of subgraphs included."""
-    inner = [_count_executed(body) for body in graph.bodies()]
-    nodes, initializers = (sum(each) for each in zip((0, 0), *inner, strict=True))
-    return len(graph.nodes) + nodes, len(graph.initializers) + initializers
-
-
 def constant_bytes(graph: RuntimeGraph, *, arena: bool = False) -> int:
     """Bytes of constants in a loaded session."""
     # A kernel that rearranges a weight keeps its own copy, which it shares with the kernels of the
     # same operator that rearrange it to the same. The original goes when all of its readers have
     # one; only bodies keep what was folded in them.
     # `arena`: Whether the session has an arena, in which arena_copies lie.
-    return sum(_constants(graph)) - arena * sum(arena_copies(graph))
+    kept = (sum(_constants(each, keeps=each is not graph)) for each in graph.graphs())
+    return sum(kept) - arena * sum(arena_copies(graph))
 
 
 def arena_copies(graph: RuntimeGraph) -> list[int]:
     """Bytes of each rearranged copy that a kernel takes from the session's arena."""
     # `ConvTranspose` asks for its copy as for a buffer; the other kernels reserve theirs.
-    names = [
-        node.inputs[1]
-        for node in graph.walk()
-        if node.op_type in _IN_ARENA
-        and node.inputs[1] in graph.initializers
-        and _is_packed(node, graph.values[node.inputs[1]].shape or ())
-    ]
-    copies = [graph.initializers[name] for name in dict.fromkeys(names)]
-    return [*copies, *(nbytes for body in graph.bodies() for nbytes in arena_copies(body))]
+    copies: list[int] = []
+    for each in graph.graphs():
+        names = [
+            node.inputs[1]
+            for node in each.walk()
+            if node.op_type in _IN_ARENA
+            and node.inputs[1] in each.initializers
+            and _is_packed(node, each.values[node.inputs[1]].shape or ())
+        ]
+        copies += [each.initializers[name] for name in dict.fromkeys(names)]
+    return copies
 
 
-def _constants(graph: RuntimeGraph, *, keeps: bool = False) -> Iterable[int]:
+def _constants(graph: RuntimeGraph, *, keeps: bool) -> Iterable[int]:
     """Bytes of each constant with its copies; ``keeps`` says that no original goes."""
     packed: dict[str, dict[tuple[str, bool], int]] = {name: {} for name in graph.initializers}
     read = dict.fromkeys(graph.initializers, 0)
@@ -220,8 +218,6 @@ def _constants(graph: RuntimeGraph, *, keeps: bool = False) -> Iterable[int]:
     for name, nbytes in graph.initializers.items():
         copies = sum(packed[name].values())
         yield copies + (nbytes if keeps or read[name] or not copies else 0)
-    for body in graph.bodies():
-        yield from _constants(body, keeps=True)
 
 
 def _is_packed(node: Node, shape: tuple[int, ...]) -> bool:

@@ -26,7 +26,7 @@ from concurrent.futures import (
     wait,
 )
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from odtpack_runtime.apart.worker import Watch
 from odtpack_runtime.errors import OdtpackError
@@ -39,22 +39,6 @@ _CONNECT_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 1.0
 
 OnDone = Callable[[int, int], None]  # Called with the number of finished items and of all items
-
-
-class Executor(Protocol):
-    """What runs items of work."""
-
-    def map(
-        self,
-        function: Callable[[T], R],
-        items: Sequence[T],
-        *,
-        files: Sequence[Path] = (),
-        on_done: OnDone | None = None,
-    ) -> list[R]:
-        """Apply a function to every item; results in the order of the items."""
-        # `files`: Folders and files that items name, or that lie below what they name.
-        ...
 
 
 def default_jobs() -> int:
@@ -92,7 +76,8 @@ class LocalExecutor:
         files: Sequence[Path] = (),
         on_done: OnDone | None = None,
     ) -> list[R]:
-        """See :class:`Executor`."""
+        """Apply a function to every item; results in the order of the items."""
+        # `files`: Folders and files that items name, or that lie below what they name.
         report = on_done or (lambda done, count: None)
         if self.jobs == 1 or len(items) < 2:
             results = []
@@ -182,7 +167,7 @@ class RayExecutor:
         files: Sequence[Path] = (),
         on_done: OnDone | None = None,
     ) -> list[R]:
-        """See :class:`Executor`."""
+        """As :meth:`LocalExecutor.map` does."""
         # Sent once, whatever the number of items.
         shipments = [self.share(path) for path in files]
         calls = [(function, item, *shipments) for item in items]
@@ -222,6 +207,9 @@ class RayExecutor:
             return unwrapped(self._ray.get(reference))
         except self._ray.exceptions.RayError as error:
             raise worker_lost(error) from error
+
+
+Executor = LocalExecutor | RayExecutor  # What runs items of work
 
 
 @dataclasses.dataclass(frozen=True)

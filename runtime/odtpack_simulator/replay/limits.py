@@ -58,7 +58,11 @@ class Limiter:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        self.close()
+        """Stop watching and remove the group; the child must be gone."""
+        if self._watch is not None:
+            self._watch.stop()
+        if self._group is not None:
+            remove_group(self._group)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -80,14 +84,6 @@ class Limiter:
                 if int(dict(zip(events[::2], events[1::2], strict=True)).get("oom_kill", 0)):
                     return "ended by the kernel at the limit of its control group"
         return ""
-
-    def close(self) -> None:
-        """Stop watching and remove the group; the child must be gone."""
-        if self._watch is not None:
-            self._watch.stop()
-        if self._group is not None:
-            remove_group(self._group)
-            self._group = None
 
 
 def methods_for(methods: Sequence[LimitMethod], *, arena: bool) -> list[LimitMethod]:
