@@ -7,7 +7,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -209,12 +209,7 @@ class Federation:
         rounds = state.record.rounds
         if rounds and not federation.evaluated(rounds[-1].number):
             found = self._evaluate(state.arrays)
-            figures = {
-                "loss": found.loss,
-                "accuracy": found.accuracy,
-                "evaluated": bool(found.sizes),
-            }
-            last = RoundRecord.model_validate({**rounds[-1].model_dump(), **figures})
+            last = RoundRecord.model_validate({**rounds[-1].model_dump(), **found.figures()})
             changes = {"rounds": [*rounds[:-1], last], **found.by_class()}
             state.record = state.record.model_copy(update=changes)
         if state_path is not None and until is None:
@@ -292,9 +287,7 @@ class Federation:
             if visit.end == "averaged" and visit.client in refused:
                 rows["end"][index] = ENDS.index("refused")
         state.visits.append(rows)
-        evaluated = None
-        if federation.evaluated(number):
-            evaluated = self._evaluate(state.arrays)
+        evaluated = self._evaluate(state.arrays) if federation.evaluated(number) else None
         every = 0 if federation.every is None else int(federation.every * NS)
         ends: dict[End, int] = count_ends(played.visits)
         ends["averaged"] -= len(refused)
@@ -310,13 +303,11 @@ class Federation:
             training_loss=sum(u.loss * u.examples for u in told) / sum(u.examples for u in told)
             if told
             else None,
-            evaluated=evaluated is not None and bool(evaluated.sizes),
-            loss=None if evaluated is None else evaluated.loss,
-            accuracy=None if evaluated is None else evaluated.accuracy,
             refused=list(refused.values())[:_MOST_REFUSALS],
             staleness=[]
             if federation.buffer is None
             else np.bincount([v.staleness for v in answers if v.client not in refused]).tolist(),
+            **({} if evaluated is None else evaluated.figures()),
         )
         needed = {flight.version for flight in played.flights}
         oldest = number - federation.staleness_limit
@@ -416,31 +407,18 @@ def _summarize(federation: Federation, state: FleetState) -> FleetResult:
 
 
 def _plan(federation: Federation) -> FleetPlan:
-    fleet = federation.fleet
+    fleet, rounds = federation.fleet, federation.fleet.federation
     return FleetPlan(
         digest=fleet.digest,
         data_digest=federation.data.digest,
-        seed=fleet.seed,
-        clients=fleet.population.clients,
-        per_round=fleet.federation.clients,
-        buffer=fleet.federation.buffer,
-        most_staleness=None
-        if fleet.federation.buffer is None
-        else fleet.federation.staleness_limit,
-        over_selection=fleet.federation.over_selection,
-        minimum=fleet.federation.minimum,
-        deadline_s=fleet.federation.deadline,
-        rounds=fleet.federation.rounds,
-        days=fleet.federation.days,
-        state=fleet.population.state,
-        requires=list(fleet.population.requires),
-        times=fleet.population.times,
-        batch_size=federation.settings.batch_size,
-        epochs=federation.settings.epochs,
-        learning_rate=federation.settings.learning_rate,
-        proximal=federation.settings.proximal,
+        per_round=rounds.clients,
+        most_staleness=None if rounds.buffer is None else rounds.staleness_limit,
+        deadline_s=rounds.deadline,
         train_samples=len(federation.data.train),
         held_out_samples=len(federation.data.held_out),
+        **rounds.model_dump(include={"buffer", "over_selection", "minimum", "rounds", "days"}),
+        **fleet.population.model_dump(include={"clients", "state", "requires", "times"}),
+        **asdict(federation.settings),
     )
 
 

@@ -89,6 +89,10 @@ class ModelEvaluation:
     losses: tuple[float, ...] = ()  # Of each batch
     sizes: tuple[int, ...] = ()  # Samples of each
 
+    def figures(self) -> dict[str, Any]:
+        """What the record of a round says of it."""
+        return {"loss": self.loss, "accuracy": self.accuracy, "evaluated": bool(self.sizes)}
+
     def by_class(self) -> dict[str, Any]:
         """The counts as the state of a federation holds them."""
         return {"class_right": list(self.right), "class_total": list(self.total)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, Literal
 
@@ -274,11 +275,10 @@ class FleetResult(Part):
 
     def ends(self) -> dict[str, int]:
         """What became of the chosen clients in all rounds."""
-        total: dict[str, int] = {}
+        total = Counter[str]()
         for each in self.rounds:
-            for end, count in each.ends.items():
-                total[end] = total.get(end, 0) + count
-        return total
+            total.update(each.ends)
+        return dict(total)
 
     def staleness(self) -> list[int]:
         """Averaged answers of all rounds by their staleness, as in each round."""

@@ -164,8 +164,7 @@ def discounted(
 
 def _distance(begun: Mapping[str, Array], arrays: Mapping[str, Array], names: list[str]) -> float:
     """The L2 norm of an update of some parameters; NaN if it is not finite."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return _norm(np.subtract(arrays[n], begun[n], dtype=np.float64) for n in names)
+    return _norm(np.subtract(arrays[n], begun[n], dtype=np.float64) for n in names)
 
 
 def _norm(arrays: Iterable[Array]) -> float:

@@ -106,10 +106,9 @@ def _drawing(checks: Sequence[Check | None]) -> Markup:
     steps = max(1, len(checks) - 1)
 
     def points(of: Sequence[float | None]) -> list[tuple[float, float] | None]:
-        places = [0.02 + 0.96 * index / steps for index in range(len(of))]
         return [
-            None if value is None else (x, axis.position(value))
-            for x, value in zip(places, of, strict=True)
+            None if value is None else (0.02 + 0.96 * index / steps, axis.position(value))
+            for index, value in enumerate(of)
         ]
 
     drawn = points(values)

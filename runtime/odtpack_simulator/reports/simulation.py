@@ -49,7 +49,6 @@ def simulation_report(result: SimulationResult) -> Report:
     """What a report says of a simulation."""
     devices = result.devices
     learned = _learned(result)
-    bars = process_bars(result)
     notes = [("Interruptions", interruption_words(result.interruption))] * bool(result.interruption)
     remarks = filter(None, [result.data.smaller_batch, result.data.small_evaluation])
     notes += [("Batches", f"{remark[0].upper()}{remark[1:]}.") for remark in remarks]
@@ -92,7 +91,10 @@ def simulation_report(result: SimulationResult) -> Report:
         ]
         if campaigns
         else [],
-        bars=[(bar.title, bar.drawn(), bar.words()) for bar in bars],
+        bars=[
+            (device.title, drawn_bar(device.memory), bar_words(device.memory, result))
+            for device in with_app(result)
+        ],
         legend=f"{LEGEND}; {mapped}" if mapped else LEGEND,
         unknown=_without_times(result),
         notes=notes,
@@ -539,66 +541,39 @@ LEGEND: Final = "a = the app, r = ONNX Runtime, t = the training, . = free, | = 
 """What the characters of a drawn bar are."""
 
 
-@dataclass(frozen=True)
-class ProcessBar:
-    """The memory of an app's process on one device."""
-
-    title: str  # The device
-    app: int  # What the app holds without the training, in bytes
-    runtime: int  # What ONNX Runtime's library and the kit's process hold
-    training: int  # The peak of the training
-    limit: int | None  # What the device grants the process; None if unknown
-    kit: str  # What the app trains with, and what its sessions share
-    source: str  # Where the figure of the app comes from
-    runtime_name: str = "ONNX Runtime"  # What counts as it
-
-    @property
-    def need(self) -> int:
-        """All parts together, in bytes."""
-        return self.app + self.runtime + self.training
-
-    def drawn(self) -> str:
-        """The bar in characters, see :data:`LEGEND`."""
-        # It is as long as the limit, or as the need where that is more; each part that is not
-        # nothing has a character at least.
-        whole = max(self.need, self.limit or 0, 1)
-        parts = ((self.app, "a"), (self.runtime, "r"), (self.training, "t"))
-        text = "".join(
-            mark * max(1, round(_BAR_WIDTH * nbytes / whole)) for nbytes, mark in parts if nbytes
-        )
-        if self.limit is None:
-            return text
-        if self.need <= self.limit:
-            return f"{text.ljust(_BAR_WIDTH, '.')}|"
-        inside = round(_BAR_WIDTH * self.limit / whole)
-        return f"{text[:inside]}|{text[inside:]}"
-
-    def words(self) -> str:
-        """The parts, the limit and the kit in words."""
-        parts = (
-            f"app {format_bytes(self.app)} + {self.runtime_name} {format_bytes(self.runtime)} + "
-            f"training {format_bytes(self.training)} = {format_bytes(self.need)}"
-        )
-        limit = "unknown" if self.limit is None else format_bytes(self.limit)
-        return f"{parts}; limit {limit}" + (f"; {self.kit}" if self.kit else "")
+def drawn_bar(memory: DeviceMemory) -> str:
+    """The memory of an app's process in characters, see :data:`LEGEND`."""
+    # It is as long as the limit, or as the need where that is more; each part that is not
+    # nothing has a character at least.
+    need, limit = memory.need_bytes, memory.limit_bytes
+    whole = max(need, limit or 0, 1)
+    parts = ((memory.app_bytes, "a"), (memory.runtime_bytes, "r"), (memory.peak_bytes, "t"))
+    text = "".join(
+        mark * max(1, round(_BAR_WIDTH * nbytes / whole)) for nbytes, mark in parts if nbytes
+    )
+    if limit is None:
+        return text
+    if need <= limit:
+        return f"{text.ljust(_BAR_WIDTH, '.')}|"
+    inside = round(_BAR_WIDTH * limit / whole)
+    return f"{text[:inside]}|{text[inside:]}"
 
 
-def process_bars(result: SimulationResult) -> list[ProcessBar]:
-    """One bar for each device of a result that counts the app, in stored order."""
-    return [
-        ProcessBar(
-            title=device.title,
-            app=memory.app_bytes,
-            runtime=memory.runtime_bytes or 0,
-            training=memory.peak_bytes,
-            limit=memory.limit_bytes,
-            kit=kit_words(memory, result),
-            source=": ".join(filter(None, (memory.app_kind, memory.app_source))),
-            runtime_name=runtime_words(memory.kit, memory.runtime_bytes or 0),
-        )
-        for device in result.devices
-        if (memory := device.memory).app_bytes is not None
-    ]
+def bar_words(memory: DeviceMemory, result: SimulationResult) -> str:
+    """The parts of a bar, the limit and the kit in words."""
+    runtime = memory.runtime_bytes or 0
+    parts = (
+        f"app {format_bytes(memory.app_bytes or 0)} + "
+        f"{runtime_words(memory.kit, runtime)} {format_bytes(runtime)} + "
+        f"training {format_bytes(memory.peak_bytes)} = {format_bytes(memory.need_bytes)}"
+    )
+    limit = "unknown" if memory.limit_bytes is None else format_bytes(memory.limit_bytes)
+    return "; ".join(filter(None, (parts, f"limit {limit}", kit_words(memory, result))))
+
+
+def with_app(result: SimulationResult) -> list[DeviceResult]:
+    """The devices whose process a bar shows: those on which the app counts, in stored order."""
+    return [device for device in result.devices if device.memory.app_bytes is not None]
 
 
 def mapped_words(result: SimulationResult) -> str:
@@ -621,8 +596,11 @@ def kit_words(memory: DeviceMemory, result: SimulationResult) -> str:
     if memory.kit is None or memory.sharing is None:
         return ""
     loop = f", {_LOOPS[memory.loop]}" if memory.loop else ""
-    threads = result.host.threads
-    count = f"{threads} thread" + ("" if threads == 1 else "s")
     options = ", ONNX Runtime's default options" * (result.policy.session_options == "default")
     how = f"{_SHARING[memory.sharing]}{loop}{_NATIVE[memory.native]}{options}"
-    return f"{memory.kit} kit, {count}, {how}"
+    return f"{memory.kit} kit, {thread_words(result.host.threads)}, {how}"
+
+
+def thread_words(count: int) -> str:
+    """A number of threads."""
+    return f"{count} thread{'s' * (count != 1)}"

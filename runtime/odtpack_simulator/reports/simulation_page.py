@@ -86,8 +86,10 @@ def memory_section(result: SimulationResult) -> dict[str, Any]:
     limits, axis = _limit_rows(result)
     # What was taken for the app: devices, figure and source.
     apps: dict[tuple[str, str], list[str]] = {}
-    for bar in simulation.process_bars(result):
-        apps.setdefault((format_bytes(bar.app), bar.source), []).append(bar.title)
+    counted = [(device.title, device.memory) for device in simulation.with_app(result)]
+    for title, memory in counted:
+        source = ": ".join(filter(None, (memory.app_kind, memory.app_source)))
+        apps.setdefault((format_bytes(memory.app_bytes or 0), source), []).append(title)
     breakdown = result.memory.predicted.breakdown
     parts = {name: getattr(breakdown, key) for key, name in _BREAKDOWN_WORDS.items()}
     largest = sorted(result.memory.tensors_at_peak, key=lambda tensor: (-tensor.bytes, tensor.name))
@@ -96,7 +98,7 @@ def memory_section(result: SimulationResult) -> dict[str, Any]:
         "limits": limits,
         "limits_axis": axis,
         "apps": [(name_list(names), size, source) for (size, source), names in apps.items()],
-        "runtime": max((bar.runtime for bar in simulation.process_bars(result)), default=0),
+        "runtime": max((memory.runtime_bytes or 0 for _, memory in counted), default=0),
         "mapped": simulation.mapped_words(result),
         "phases": _phases(result),
         "chart": charts.timeline_chart(live, lines, parts_of_step(timeline)),
@@ -126,9 +128,9 @@ def parts_of_step(timeline: Sequence[TimelinePoint]) -> list[tuple[str, int]]:
     for is_backward in step:
         wrong.append(wrong[-1] + (1 if is_backward else -1))
     cut = min(range(len(wrong)), key=wrong.__getitem__)
-    starts = {"forward": (0, cut), "backward": (cut, len(step)), "update": (len(step), None)}
-    ends = {name: len(timeline) if end is None else end for name, (_, end) in starts.items()}
-    return [(name, start) for name, (start, _) in starts.items() if start < ends[name]]
+    starts = {"forward": 0, "backward": cut, "update": len(step)}
+    ends = (cut, len(step), len(timeline))
+    return [(name, at) for (name, at), end in zip(starts.items(), ends, strict=True) if at < end]
 
 
 def _beyond(limits: list[tuple[str, int]], *, drawn: bool) -> str:
@@ -297,7 +299,9 @@ def _stages(result: SimulationResult) -> list[FigureRow]:
     rows = []
     if any(figure is not None for figure in own.values()):
         stages = [(title, *_stage(own[key])) for key, title in _STAGES.items()]
-        rows.append(FigureRow("This host", True, _threads(result.host.threads), stages))
+        rows.append(
+            FigureRow("This host", True, simulation.thread_words(result.host.threads), stages)
+        )
     for device in result.devices:
         latency = device.latency
         figures = {key: getattr(latency, key) for key in _STAGES}
@@ -311,13 +315,10 @@ def _stages(result: SimulationResult) -> list[FigureRow]:
             if total
         ]
         stages = [(title, *_stage(figures[key])) for key, title in _STAGES.items()]
-        remarks = [*([_threads(latency.threads)] if latency.threads else []), *shares]
-        rows.append(FigureRow(device.title, device.validated, ", ".join(remarks), stages))
+        if latency.threads:
+            shares.insert(0, simulation.thread_words(latency.threads))
+        rows.append(FigureRow(device.title, device.validated, ", ".join(shares), stages))
     return rows
-
-
-def _threads(count: int) -> str:
-    return f"{count} thread{'' if count == 1 else 's'}"
 
 
 def _stage(interval: Interval | None) -> tuple[str, str]:

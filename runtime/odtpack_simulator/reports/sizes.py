@@ -33,9 +33,7 @@ class Piece:
     def collapsed(self, least: int, most: int, depth: int) -> Piece:
         """The tree without small parts."""
         # `least`: Bytes below which a part is not shown by itself.
-        if not depth:
-            return replace(self, parts=())
-        shown = [part for part in self.parts[:most] if part.nbytes >= least]
+        shown = [part for part in self.parts[:most] if depth and part.nbytes >= least]
         rest = self.parts[len(shown) :]
         if not shown:
             return replace(self, parts=())

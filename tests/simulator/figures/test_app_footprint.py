@@ -20,7 +20,7 @@ from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.memory.arena import SessionUse
 from odtpack_simulator.memory.memory_plan import Item, MemoryPlan, Phase
 from odtpack_simulator.reports import render_report
-from odtpack_simulator.reports.simulation import ProcessBar, process_bars
+from odtpack_simulator.reports.simulation import drawn_bar
 from odtpack_simulator.result import DeviceMemory, Policy, SimulationResult
 from odtpack_simulator.simulation import _AppOnDevice, _memory
 from odtpack_simulator.values.figure import Check
@@ -155,7 +155,11 @@ def test_an_app_that_takes_the_limit_by_itself() -> None:
 
 
 def bar(app: int, runtime: int, training: int, limit: int | None) -> str:
-    return ProcessBar("x", app, runtime, training, limit, "", "").drawn()
+    memory = DeviceMemory(
+        limit_bytes=limit, predicted_peak_bytes=training, measured_peak_bytes=None,
+        app_bytes=app, runtime_bytes=runtime,
+    )  # fmt: skip
+    return drawn_bar(memory)
 
 
 def test_the_bar_in_characters() -> None:
@@ -167,15 +171,14 @@ def test_the_bar_in_characters() -> None:
 
 def test_every_report_shows_app_library_training_and_limit() -> None:
     result = judge(make_result([PIXEL], app=True))
-    (drawn,) = process_bars(result)
-    assert (drawn.app, drawn.runtime) == (150_000_000, RUNTIME_LIBRARY_BYTES)
-    assert drawn.training == result.devices[0].memory.peak_bytes
+    memory = result.devices[0].memory
+    assert (memory.app_bytes, memory.runtime_bytes) == (150_000_000, RUNTIME_LIBRARY_BYTES)
     page = render_report(result, "html").decode()
     assert page.count('class="bar app"') == 2  # the legend and the bar
     assert page.count('class="bar library"') == 2
     assert "kotlin kit, 1 thread, an arena for each session" in page
     text = render_report(result, "markdown").decode()
-    assert drawn.drawn().replace("|", r"\|") in text
+    assert drawn_bar(memory).replace("|", r"\|") in text
     assert '"app_bytes": 150000000' in render_report(result, "json").decode()
 
 
