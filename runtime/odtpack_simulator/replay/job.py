@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -286,11 +286,18 @@ EVALUATIONS = 12  # Most evaluations of one training, the first and the last inc
 Indices = npt.NDArray[np.int64]
 
 
-def split(samples: int, share: float, seed: int) -> tuple[Indices, Indices]:
-    """The samples that are trained on and, a random share, those that are held out."""
+class Split(NamedTuple):
+    """Which samples are trained on and which are held out for evaluation."""
+
+    train: Indices
+    held_out: Indices
+
+
+def split(samples: int, share: float, seed: int) -> Split:
+    """Hold out a random share of the samples."""
     order = np.random.default_rng([seed, 0]).permutation(samples)
     count = samples - int(samples * share)
-    return order[:count], order[count:]
+    return Split(order[:count], order[count:])
 
 
 def in_batches(order: Indices, size: int, *, whole: bool) -> Iterator[Indices]:
@@ -434,7 +441,7 @@ class SamplePlan:
 
     def training_batches(self, epoch: int, piece: int = 0) -> Iterator[Indices]:
         """Indices of the samples of each batch of one pass."""
-        train, _ = self._split()
+        train = self._split().train
         start = sum(self.piece_samples(index) for index in range(piece))
         arrived = np.sort(train)[start : start + self.piece_samples(piece)]
         own = train[np.isin(train, arrived)]
@@ -457,14 +464,13 @@ class SamplePlan:
 
     def held_out_batches(self, size: int | None = None) -> Iterator[Indices]:
         """Indices of the held-out samples, in batches of ``size``, or of the training's."""
-        _, held_out = self._split()
-        yield from self._cut(held_out, size)
+        yield from self._cut(self._split().held_out, size)
 
-    def _split(self) -> tuple[Indices, Indices]:
+    def _split(self) -> Split:
         if not self.apart:
             return split(self.samples, self.holdout, self.seed)
-        train, _ = split(self.train_samples, 0.0, self.seed)
-        return train, np.arange(self.train_samples, self.samples)
+        parts = split(self.train_samples, 0.0, self.seed)
+        return parts._replace(held_out=np.arange(self.train_samples, self.samples))
 
     def _steps_of_pieces(self, pieces: int) -> int:
         """Optimizer steps of one pass over each of the first pieces."""
