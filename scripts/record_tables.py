@@ -321,7 +321,7 @@ def _taken(value: Schema, schema: Schema) -> str:
         return f"list of ({inner})" if "," in inner else f"list of {inner}"
     if "$ref" in value:
         return "table"
-    bounds = [word.format(value[name]) for _, name, word in BOUNDS if name in value]
+    bounds = [word.format(value[name]) for _, name, word, _ in BOUNDS if name in value]
     names = {"string": "text", "number": "number", "integer": "whole number",
              "boolean": "`true` or `false`", "object": "table"}  # fmt: skip
     what = names[value["type"]]
