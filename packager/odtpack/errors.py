@@ -48,7 +48,7 @@ def system_refused(error: OSError) -> OdtpackError:
 
 @contextmanager
 def located(where: str | None) -> Iterator[None]:
-    """Let errors say where their culprit is, unless they do."""
+    """Let errors say where their culprit is, unless they say so already."""
     try:
         yield
     except OdtpackError as error:

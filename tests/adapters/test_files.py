@@ -458,7 +458,7 @@ def test_layers_that_get_no_adapter_are_named(tmp_path: Path) -> None:
             remark=notes.append, self_check=False,
         )  # fmt: skip
         assert sum("--on also names b.dw" in note for note in notes) == count
-    with refused("unknown-layer", "matches only b.dw"):
+    with refused("unknown-layer", "matches no layers but b.dw"):
         build_package(model, tmp_path / "p", loss="mse", adapter="lora", adapter_on=("b.dw",))
 
 

@@ -97,7 +97,7 @@ def _chosen(
             if left := without_adapter(graph, [pattern]):
                 raise UnknownNameError(
                     "unknown-layer",
-                    f"{flag} {pattern!r} matches only {some(left)}, and no adapter goes on "
+                    f"{flag} {pattern!r} matches no layers but {some(left)}: no adapter goes on "
                     "recurrent layers, or on grouped or transposed convolutions",
                     hint="name other layers, or train these without an adapter: --train",
                 )

@@ -359,7 +359,7 @@ def rotary_embedding(ctx: Context) -> Outputs | None:
         positions = op.Add(op.places(shaped, 3 - axis), positions)
         axis -= 1
     cos, sin = (op.Gather(buffer(ctx.x(i)), positions, axis=0) for i in (2, 3))
-    if axis:  # in front an axis is there without being written
+    if axis:  # broadcasting adds a first axis by itself
         cos, sin = op.unsqueeze(cos, axis), op.unsqueeze(sin, axis)
     turned = turn(op, shaped, cos, sin, half, interleaved=bool(ctx.int("interleaved", 0)))
     if (size if heads_last else hidden) != 2 * half:

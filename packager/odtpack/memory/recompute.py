@@ -90,7 +90,7 @@ class _Search:
         self._outputs = set(step.graph.outputs)
 
     def lowest(self, limit: int | None) -> Timeline:
-        """The lowest step that is found, or with a limit the first within it."""
+        """The step with the lowest peak that is found; with a limit, the first within it."""
         best = current = self._step.timeline()
         failures = 0
         for _ in range(_MOST_MOVES):

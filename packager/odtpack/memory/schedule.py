@@ -304,7 +304,7 @@ class ControlEdge:
         self._shapes: dict[int, ir.Value] = {}
 
     def view(self, value: ir.Value, dims: Dims | None) -> ir.Value:
-        """The value, of these dimensions, once the other exists; itself where there are none."""
+        """The value, of these dimensions, once the other exists; itself if its rank is unknown."""
         if dims is None:
             return value
         if value not in self._views:

@@ -256,17 +256,16 @@ def lift_parameters(graph: ir.Graph, parameters: Sequence[Parameter]) -> None:
         if parameter.dtype == parameter.tensor.dtype:
             continue
         value, own = inputs[parameter.name], parameter.tensor.dtype
-        made = {OWN_TYPE_SUFFIX: ir.node("Cast", [value], {"to": int(own)})}
+        first = last = ir.node("Cast", [value], {"to": int(own)})
+        made = {OWN_TYPE_SUFFIX: first}
         if parameter.scale is not None:
-            plain = made.pop(OWN_TYPE_SUFFIX)
-            scaled = ir.node("Mul", [plain.outputs[0], inputs[parameter.scale]])
-            made = {UNSCALED_SUFFIX: plain, OWN_TYPE_SUFFIX: scaled}
+            last = ir.node("Mul", [first.outputs[0], inputs[parameter.scale]])
+            made = {UNSCALED_SUFFIX: first, OWN_TYPE_SUFFIX: last}
         for suffix, node in made.items():
             output = node.outputs[0]
             node.name = output.name = f"{parameter.name}{suffix}"
             output.shape, output.type = value.shape, ir.TensorType(own)
-        first, *_ = made.values()
-        value.replace_all_uses_with(made[OWN_TYPE_SUFFIX].outputs[0], replace_graph_outputs=True)
+        value.replace_all_uses_with(last.outputs[0], replace_graph_outputs=True)
         first.replace_input_with(0, value)
         nodes += made.values()
     if nodes and len(graph):

@@ -344,6 +344,7 @@ def plan_arenas(
     ran = sessions if not is_whole else sessions[:-1]
     # With one thread there is no other that could wake.
     woken = sum(threads > 1 and session_memory.divides_work(each.graph) for each in ran)
+    scratch = session_memory.scratch_bytes([each.graph for each in ran], threads)
     process = Item("ONNX Runtime and Python", session_memory.LOADED_BYTES, "session")
     parameters = list(planning.parameter_items(manifest.parameters))
     if manifest.segments is not None:
@@ -371,6 +372,7 @@ def plan_arenas(
             *parameters,
             *planning.batch_items(manifest, shapes),
             *planning.statistics_copy(manifest.parameters),
+            *((Item("native kernels at work", scratch, "session"),) if scratch else ()),
         ],
         gradients=[] if is_whole else list(planning.gradient_items(manifest.parameters)),
         moments=list(planning.state_items(contract, layout)),

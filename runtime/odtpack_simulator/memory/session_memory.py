@@ -22,6 +22,7 @@ from typing import Final
 import onnx
 
 from odtpack_runtime.package.checks import read_model
+from odtpack_runtime.session.native import DOMAIN as NATIVE_DOMAIN
 from odtpack_simulator.memory.execution_order import graphs
 from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN
 from odtpack_simulator.memory.operator_work import Tensor, operator_work
@@ -107,6 +108,9 @@ Three sessions of the smallest networks take 650 KiB each more than with the nod
 BYTES_OF_LOADING_KERNELS: Final = 128 * 1024
 """Beside them, while sessions are loaded with the parameters and moments of an app that resumes."""
 
+_SCRATCH: Final = {b"transposed": 4 * (192 * 156 + 24576), b"product": 4 * 14336}
+"""What a native kernel packs at most in each thread (``product.cpp``), and the allocator keeps."""
+
 _PRODUCTS: Final = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
 """Operators that rearrange a matrix, and only a matrix, into panels of :data:`_PANEL` columns."""
 
@@ -119,6 +123,13 @@ _PANEL: Final = 16
 def thread_bytes(threads: int, opened: int, woken: int = 0) -> int:
     """Bytes of ``threads`` intra-operator threads of each open session, of which some woke."""
     return (threads - 1) * (opened * BYTES_PER_THREAD + woken * BYTES_PER_RUNNING_THREAD)
+
+
+def scratch_bytes(runs: Iterable[RuntimeGraph], threads: int) -> int:
+    """Bytes of ``threads`` threads that run the native kernels of some graphs."""
+    nodes = (node for run in runs for each in run.graphs() for node in each.nodes)
+    kernels = [n.attributes.get("kernel", b"") for n in nodes if n.domain == NATIVE_DOMAIN]
+    return threads * max((_SCRATCH.get(each, 0) for each in kernels), default=0)
 
 
 def divides_work(graph: RuntimeGraph) -> bool:

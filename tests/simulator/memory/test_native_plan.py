@@ -99,6 +99,22 @@ def test_the_plan_is_what_a_process_takes(name: str, tmp_path: Path) -> None:
     assert plan.peak.nbytes != bodies.peak.nbytes
 
 
+def test_each_thread_packs_operands_of_its_own(tmp_path: Path) -> None:
+    package, _, shapes = packed("transformer", tmp_path)
+    use = session_use(package.manifest, "cpp", native=True)
+
+    def packs(native: bool, threads: int) -> list[int]:
+        plan = plan_memory(
+            package, shapes, threads=threads, **use._replace(native=native)._asdict()
+        )
+        return [each.nbytes for each in plan.peak.items if each.name == "native kernels at work"]
+
+    assert packs(False, 4) == []
+    # A part of 192 rows of each operand: 156 columns of the first, and 128 of the second.
+    assert packs(True, 1) == [4 * 192 * (156 + 128)]
+    assert packs(True, 4) == [4 * packs(True, 1)[0]]
+
+
 def test_planned_nodes_are_those_that_run(library: Path, tmp_path: Path) -> None:
     package, _, shapes = packed("transformer", tmp_path)
     path = package.step_model or package.training_model
