@@ -13,7 +13,7 @@ import dataclasses
 import os
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,6 @@ from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.checks import read_model
-from odtpack_simulator.memory.execution_order import graphs
 from odtpack_simulator.replay.job import Job, Message, check_whole, load_position, run_digest
 from odtpack_simulator.replay.paired_loss import first_difference
 from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child, run_training_child
@@ -258,10 +257,17 @@ def unrepeatable_operators(model: str | os.PathLike[str]) -> str | None:
     # Dropout without the attribute `seed` is none: it draws from the process's generator, which
     # `onnxruntime.set_seed` sets before every batch.
     proto = read_model(Path(model))
-    bodies = [proto.graph, *(onnx.GraphProto(node=each.node) for each in proto.functions)]
-    for node in (node for body in bodies for graph in graphs(body) for node in graph.node):
+    for node in _walk([proto.graph.node, *(function.node for function in proto.functions)]):
         if node.op_type in OWN_GENERATOR:
             return f"{node.op_type} '{node.name}'"
         if node.op_type == "Dropout" and any(a.name == "seed" for a in node.attribute):
             return f"Dropout '{node.name}' with the attribute seed"
     return None
+
+
+def _walk(bodies: Iterable[Iterable[onnx.NodeProto]]) -> Iterator[onnx.NodeProto]:
+    for body in bodies:
+        for node in body:
+            yield node
+            for attribute in node.attribute:
+                yield from _walk(graph.node for graph in (attribute.g, *attribute.graphs))
