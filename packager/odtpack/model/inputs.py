@@ -112,7 +112,9 @@ def _fix(op: Ops, value: ir.Value, array: np.ndarray, text: str) -> None:
     graph, dims = op.graph, dims_of(value) or ()
     graph.inputs.remove(value)
     if (sizes := static_dims(value)) is not None:
-        array = np.resize(array, sizes)  # one number for all elements, or one for each
+        array = (
+            np.full(sizes, array.item(), array.dtype) if array.size == 1 else array.reshape(sizes)
+        )
         value.const_value = ir.tensor(array, dtype=value.dtype, name=value.name)
         graph.register_initializer(value)
         mark_constant(value)

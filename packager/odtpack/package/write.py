@@ -100,6 +100,10 @@ def _tensor_digest(tensor: ir.TensorProtocol) -> bytes:
 
 def _canonical(value: Any) -> Any:
     """A value as JSON has it, with nothing left out that distinguishes two settings."""
+    if value is None or (
+        isinstance(value, bool | int | float | str) and not isinstance(value, enum.Enum)
+    ):
+        return value
     if isinstance(value, enum.Enum):
         return [type(value).__name__, value.name]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -109,7 +113,13 @@ def _canonical(value: Any) -> Any:
         return {str(key): _canonical(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_canonical(item) for item in value]
-    return value
+    if isinstance(value, set | frozenset):
+        return sorted(map(_canonical, value))
+    if hasattr(value, "SerializeToString"):
+        return hashlib.sha256(value.SerializeToString(deterministic=True)).hexdigest()
+    if callable(value) and hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    raise TypeError(f"a setting is a {type(value).__name__}, which has no canonical form")
 
 
 _TEMPLATE = "inference_template"

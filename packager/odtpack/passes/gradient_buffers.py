@@ -153,7 +153,7 @@ class Scatter:
         # op: Writer for a branch that is entered only if ``reset`` is true. dims: Shape of the
         # table. reset: BOOL scalar. It makes the zeros, so that nothing folds them.
         false = op.Not(reset)
-        zero = op.cast(false, op.type_of(self.zeros))
+        zero = op.cast(false, _fill_type(self.zeros.producer()))
         width = math.prod(dims[1:])
         if self.column is None or self.axis or width < _LONG_ROW or dims[0] * width < _LARGE_TABLE:
             return self.onto(op, op.Expand(zero, op.ints(*dims)))
@@ -245,11 +245,10 @@ def zeros_at_run_time(op: Ops, graph: ir.Graph, reset: ir.Value) -> None:
         return
     with op.before(graph.node(0)):
         false = op.And(reset, op.Not(reset))
-        types = {op.type_of(node.outputs[0]) for node in found}
-        zero = {dtype: op.cast(false, dtype) for dtype in types}
+        zero = {dtype: op.cast(false, dtype) for dtype in {_fill_type(node) for node in found}}
     for node, dims in found.items():
         with op.before(node):
-            zeros = op.Expand(zero[op.type_of(node.outputs[0])], op.ints(*dims))
+            zeros = op.Expand(zero[_fill_type(node)], op.ints(*dims))
         graphs.replace(node.outputs[0], zeros, [node])
 
 
@@ -311,3 +310,8 @@ def _zeros(value: ir.Value | None) -> ir.Node | None:
     node = graphs.producer(value, "ConstantOfShape")
     fill = None if node is None else node.attributes.get_tensor("value", None)
     return node if fill is None or not np.any(np.asarray(fill.numpy())) else None
+
+
+def _fill_type(zeros: ir.Node | None) -> ir.DataType:
+    fill = None if zeros is None else zeros.attributes.get_tensor("value", None)
+    return ir.DataType.FLOAT if fill is None else fill.dtype
