@@ -10,9 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from tests.sweep import Asked
+
+# No test asserts a time.
+hypothesis.settings.register_profile("odtpack", deadline=None)
+hypothesis.settings.load_profile("odtpack")
 
 NODE_CASES = "node cases "
 LONGEST = ("tests/test_additions.py", "tests/fuzz/test_fuzz.py::test_many")
