@@ -120,15 +120,12 @@ def layers_of(*widths: int, table: bool = False, opset: int = 17) -> onnx.ModelP
     return model
 
 
-@pytest.mark.parametrize(
-    ("kind", "widths", "narrow"),
-    [
-        ("int4", (64, 50, 48, 200, 16), ["w1", "w3"]),
-        ("nf4", (64, 50, 48, 200, 16), ["w1", "w3"]),
-        ("int4", (96, 32, 64, 16), []),
-        ("int8", (50, 70, 33), []),
-    ],
-)
+@pytest.mark.parametrize(("kind", "widths", "narrow"), [
+    ("int4", (64, 50, 48, 200, 16), ["w1", "w3"]),
+    ("nf4", (64, 50, 48, 200, 16), ["w1", "w3"]),
+    ("int4", (96, 32, 64, 16), []),
+    ("int8", (50, 70, 33), []),
+])  # fmt: skip
 def test_what_4_bits_would_not_make_smaller_is_int8(
     kind: BaseKind, widths: tuple[int, ...], narrow: list[str]
 ) -> None:

@@ -136,11 +136,7 @@ def test_codes_stay_codes(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [
-        ({"smooth_softmax": 1}, "smooth"),
-        ({"causal": 0}, "causal"),
-        ({"qk_output": 1}, "scores"),
-    ],
+    [({"smooth_softmax": 1}, "smooth"), ({"causal": 0}, "causal"), ({"qk_output": 1}, "scores")],
 )
 def test_what_is_not_read_is_one_clear_error(
     change: dict[str, int], why: str, tmp_path: Path

@@ -220,25 +220,22 @@ def peft_files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("setting", "code"),
-    [
-        *((f'"lora_alpha": {value}', "peft-invalid")
+@pytest.mark.parametrize(("setting", "code"), [
+    *((f'"lora_alpha": {value}', "peft-invalid")
           for value in ("NaN", "Infinity", "-1e31", "1" + "0" * 400, "true", '"2"', "null", "[2]")),
-        *((f'"r": {value}', "peft-invalid")
+    *((f'"r": {value}', "peft-invalid")
           for value in ("0", "-1", "1" + "0" * 400, "2.0", "true", "null")),
-        ('"peft_type": ["LORA"]', "peft-unsupported"),
-        ('"peft_type": "LOHA"', "peft-unsupported"),
-        ('"bias": "all"', "peft-unsupported"),
-        ('"rank_pattern": {"fc": 4}', "peft-unsupported"),
-        *((f'"init_lora_weights": "{value}"', "peft-unsupported")
+    ('"peft_type": ["LORA"]', "peft-unsupported"),
+    ('"peft_type": "LOHA"', "peft-unsupported"),
+    ('"bias": "all"', "peft-unsupported"),
+    ('"rank_pattern": {"fc": 4}', "peft-unsupported"),
+    *((f'"init_lora_weights": "{value}"', "peft-unsupported")
           for value in ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga")),
-        ('"init_lora_weights": [1]', "peft-unsupported"),
-        *((f'"{name}": {value}', "peft-invalid") for name in ("use_rslora", "use_dora")
+    ('"init_lora_weights": [1]', "peft-unsupported"),
+    *((f'"{name}": {value}', "peft-invalid") for name in ("use_rslora", "use_dora")
           for value in ('"false"', "1", "[]")),
-        ('"r": 1', "adapter-mismatch"),  # of its tensors
-    ],
-)  # fmt: skip
+    ('"r": 1', "adapter-mismatch"),  # of its tensors
+])  # fmt: skip
 def test_bad_settings_of_peft(setting: str, code: str, peft_files: Path) -> None:
     assert read_peft(peft_files).scaling == 1.0
     path = peft_files / CONFIG
@@ -291,19 +288,16 @@ def changed(tensors: Any, how: str) -> Any:
     return {**tensors, **magnitudes} if how == "magnitudes" else tensors
 
 
-@pytest.mark.parametrize(
-    ("how", "kind", "said"),
-    [
-        ("ranks that differ", "lora", "is [2, "),
-        ("a smaller rank", "lora", "is [2, "),
-        ("no tensors", "lora", "no tensors "),
-        ("a layer is missing", "lora", "no tensors for '"),
-        ("no B", "lora", "it has lora_A.weight ["),
-        ("magnitudes", "lora", "lora_magnitude_vector ["),
-        ("no magnitudes", "dora", "dora of rank 3, does not fit"),
-        ("factors", "ia3", "ia3, does not fit"),
-    ],
-)
+@pytest.mark.parametrize(("how", "kind", "said"), [
+    ("ranks that differ", "lora", "is [2, "),
+    ("a smaller rank", "lora", "is [2, "),
+    ("no tensors", "lora", "no tensors "),
+    ("a layer is missing", "lora", "no tensors for '"),
+    ("no B", "lora", "it has lora_A.weight ["),
+    ("magnitudes", "lora", "lora_magnitude_vector ["),
+    ("no magnitudes", "dora", "dora of rank 3, does not fit"),
+    ("factors", "ia3", "ia3, does not fit"),
+])  # fmt: skip
 @pytest.mark.parametrize("ends", [False, True])
 def test_an_adapter_that_is_not_whole_is_not_merged(
     how: str, kind: Any, said: str, ends: bool, trained: Trained, llama_file: Path, run: Run,
@@ -389,16 +383,13 @@ def test_modules_to_save_that_are_no_list(saved: str, peft_files: Path) -> None:
     assert read_peft(peft_files).saved == ()
 
 
-@pytest.mark.parametrize(
-    ("header", "said"),
-    [
-        ({"fc": {"dtype": "I32", "shape": [1], "data_offsets": [0, 4]}}, "'fc' is of 'I32', not"),
-        ({"fc": {"dtype": "F32", "shape": [1]}}, "its header does not describe tensors"),
-        ({"fc": [1, 2]}, "its header does not describe tensors"),
-        ([], "its header does not describe tensors"),
-        ({"fc": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}, "not where it should be"),
-    ],
-)
+@pytest.mark.parametrize(("header", "said"), [
+    ({"fc": {"dtype": "I32", "shape": [1], "data_offsets": [0, 4]}}, "'fc' is of 'I32', not"),
+    ({"fc": {"dtype": "F32", "shape": [1]}}, "its header does not describe tensors"),
+    ({"fc": [1, 2]}, "its header does not describe tensors"),
+    ([], "its header does not describe tensors"),
+    ({"fc": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}, "not where it should be"),
+])  # fmt: skip
 def test_what_is_wrong_is_said_in_plain_words(header: Any, said: str, peft_files: Path) -> None:
     text = json.dumps(header).encode()
     (peft_files / TENSORS).write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
@@ -416,18 +407,15 @@ def test_files_that_are_not_peft_s(name: str, content: bytes, peft_files: Path) 
         read_peft(peft_files)
 
 
-@pytest.mark.parametrize(
-    ("kind", "change", "code"),
-    [
-        ("lora", {}, "bad-adapter"),
-        ("lora", {"on": ("*",), "rank": 0}, "bad-adapter"),
-        ("lora", {"on": ("*",), "alpha": float("nan")}, "bad-adapter"),
-        ("dora", {"on": ("*",), "dropout": 0.1}, "bad-adapter"),
-        ("lora", {"on": ("*",), "feedforward": ("*",)}, "bad-adapter"),
-        ("lora", {"on": "*.q_proj"}, "bad-argument"),
-        ("prefix", {"on": ("*",)}, "bad-argument"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "change", "code"), [
+    ("lora", {}, "bad-adapter"),
+    ("lora", {"on": ("*",), "rank": 0}, "bad-adapter"),
+    ("lora", {"on": ("*",), "alpha": float("nan")}, "bad-adapter"),
+    ("dora", {"on": ("*",), "dropout": 0.1}, "bad-adapter"),
+    ("lora", {"on": ("*",), "feedforward": ("*",)}, "bad-adapter"),
+    ("lora", {"on": "*.q_proj"}, "bad-argument"),
+    ("prefix", {"on": ("*",)}, "bad-argument"),
+])  # fmt: skip
 def test_a_bad_adapter_is_an_error(kind: Any, change: dict[str, Any], code: str) -> None:
     with refused(code):
         AdapterSpec(kind, **change)

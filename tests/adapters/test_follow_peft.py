@@ -258,14 +258,9 @@ def convolutions(path: Path) -> tuple[nn.Module, Path, tuple[np.ndarray, ...]]:
     images = random.normal(size=(4, 3, 6, 6)).astype(np.float32)
     feeds = {"image": torch.from_numpy(images)}
     export(
-        module,
-        feeds,
-        path,
-        "torchscript",
-        dynamic={"image": {0: "batch"}},
-        output="logits",
+        module, feeds, path, "torchscript", dynamic={"image": {0: "batch"}}, output="logits",
         opset=17,
-    )
+    )  # fmt: skip
     return module, path, (images, random.integers(0, CLASSES, 4))
 
 

@@ -325,18 +325,15 @@ def test_an_input_that_nothing_reads_stays_one(tmp_path: Path) -> None:
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("segments", []),
-        ("segments", [{"forward": "../training_model.onnx"}]),
-        ("weights", None),
-        ("weights", "training_model.onnx"),
-        ("tensors", [{"name": "a", "dtype": "int4", "shape": [2**62], "offset": 0}] * 2),
-        ("tensors", [{"name": "a", "dtype": "int3", "shape": [2], "offset": 0}]),
-        ("tensors", [{"name": "a", "dtype": "int8", "shape": [2], "offset": 1}]),
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), [
+    ("segments", []),
+    ("segments", [{"forward": "../training_model.onnx"}]),
+    ("weights", None),
+    ("weights", "training_model.onnx"),
+    ("tensors", [{"name": "a", "dtype": "int4", "shape": [2**62], "offset": 0}] * 2),
+    ("tensors", [{"name": "a", "dtype": "int3", "shape": [2], "offset": 0}]),
+    ("tensors", [{"name": "a", "dtype": "int8", "shape": [2], "offset": 1}]),
+])  # fmt: skip
 def test_hostile_segments(key: str, value: object, llama_file: Path, tmp_path: Path) -> None:
     folder = built(llama_file, tmp_path)
     path = folder / "manifest.json"
@@ -408,17 +405,14 @@ def _last_tensor(content: dict[str, Any]) -> dict[str, Any]:
     return tensor
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda c: _last_tensor(c).update(shape=[1, *_last_tensor(c)["shape"]]), "the weight"),
-        (lambda c: _last_tensor(c).update(offset=_last_tensor(c)["offset"] + 64), "length"),
-        (lambda c: c["operators"]["training_model"]["ai.onnx"].pop("Softmax"), "operators"),
-        (lambda c: c["operators"]["eval_model"]["ai.onnx"].update(Gemm=13), "operators"),
-        (lambda c: c["segments"]["segments"][-1].pop("names"), "parameters"),
-        (lambda c: c["segments"]["segments"].pop(), "parameters"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda c: _last_tensor(c).update(shape=[1, *_last_tensor(c)["shape"]]), "the weight"),
+    (lambda c: _last_tensor(c).update(offset=_last_tensor(c)["offset"] + 64), "length"),
+    (lambda c: c["operators"]["training_model"]["ai.onnx"].pop("Softmax"), "operators"),
+    (lambda c: c["operators"]["eval_model"]["ai.onnx"].update(Gemm=13), "operators"),
+    (lambda c: c["segments"]["segments"][-1].pop("names"), "parameters"),
+    (lambda c: c["segments"]["segments"].pop(), "parameters"),
+])  # fmt: skip
 def test_verify_a_manifest_that_says_otherwise(
     change: Callable[[dict[str, Any]], None], says: str, llama_file: Path, tmp_path: Path
 ) -> None:

@@ -409,9 +409,6 @@ def compare(
         assert gradient.dtype == cast_floats(case.present[name], floats).dtype
         assert gradient.shape == case.present[name].shape, name
         np.testing.assert_allclose(
-            gradient,
-            expected.gradients[name],
-            rtol=rtol,
-            atol=atol,
+            gradient, expected.gradients[name], rtol=rtol, atol=atol,
             err_msg=f"gradient of {name} ({level}, {np.dtype(floats)})",
-        )
+        )  # fmt: skip

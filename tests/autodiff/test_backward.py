@@ -83,16 +83,13 @@ SLICE = "Slice(x, c{}, c{}, one)"
 BOUNDS = ", ".join(["int64[1] one = {1}", *(f"int64[1] c{i} = {{{i}}}" for i in range(4))])
 
 
-@pytest.mark.parametrize(
-    ("bounds", "joined"),
-    [
-        pytest.param(((0, 1), (1, 3)), True, id="whole"),
-        pytest.param(((1, 3), (0, 1)), True, id="whole, the other way round"),
-        pytest.param(((0, 1), (2, 3)), False, id="with a gap"),
-        pytest.param(((0, 2), (1, 3)), False, id="overlapping"),
-        pytest.param(((1, 3), (1, 3), (0, 1)), False, id="one part twice"),
-    ],
-)
+@pytest.mark.parametrize(("bounds", "joined"), [
+    pytest.param(((0, 1), (1, 3)), True, id="whole"),
+    pytest.param(((1, 3), (0, 1)), True, id="whole, the other way round"),
+    pytest.param(((0, 1), (2, 3)), False, id="with a gap"),
+    pytest.param(((0, 2), (1, 3)), False, id="overlapping"),
+    pytest.param(((1, 3), (1, 3), (0, 1)), False, id="one part twice"),
+])  # fmt: skip
 def test_cotangents_of_the_parts_of_a_value_are_joined(
     bounds: tuple[tuple[int, int], ...], joined: bool
 ) -> None:
@@ -375,15 +372,12 @@ def off(one: Array, other: Array) -> float:
     return float(np.abs(np.subtract(one, other, dtype=np.float64)).max(initial=0))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        "kernel_shape = [5, 5], strides = [2, 2], pads = [2, 2, 2, 2]",
-        "kernel_shape = [5, 3], dilations = [2, 1], storage_order = 1",
-        "kernel_shape = [5, 5], strides = [3, 3], ceil_mode = 1",
-        'kernel_shape = [2, 2], strides = [2, 2], auto_pad = "SAME_UPPER"',
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    "kernel_shape = [5, 5], strides = [2, 2], pads = [2, 2, 2, 2]",
+    "kernel_shape = [5, 3], dilations = [2, 1], storage_order = 1",
+    "kernel_shape = [5, 5], strides = [3, 3], ceil_mode = 1",
+    'kernel_shape = [2, 2], strides = [2, 2], auto_pad = "SAME_UPPER"',
+])  # fmt: skip
 def test_positions_of_maxima_are_those_of_the_kernel(settings: str) -> None:
     model = onnx.parser.parse_model(
         f"""<ir_version: 8, opset_import: ["" : 17]> g (float[N, 3, 13, 11] x)

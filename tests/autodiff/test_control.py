@@ -177,11 +177,9 @@ OTHER_ROWS = {
     "twice as many": "t = Concat <axis = 0> (sw, s)",
     "as many again as at first": "t = Concat <axis = 0> (sw, h)",
     "one less": "t = Slice(sw, one, many, zero)",
-    "as many as the data has it": (
-        "k = ReduceSum <keepdims = 0> (sw, one) b = Greater(k, nought) "
-        "t = Compress <axis = 0> (sw, b)"
-    ),
-}
+    "as many as the data has it": ("k = ReduceSum <keepdims = 0> (sw, one) b = Greater(k, nought) "
+                                   "t = Compress <axis = 0> (sw, b)"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("declared", ["float[]", "float[a, b]"])

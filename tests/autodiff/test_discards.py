@@ -30,10 +30,8 @@ HEAD = "float[2, 3, 4] q, float[2, 5, 4] k, float[2, 5, 4] v, bool[3, 5] mask"
 # The inputs, the body, and what is differentiated.
 ATTENTION = {
     "a row of NaN is zero": (
-        f"{HEAD}",
-        ATTEND + "b = Where(mask, zero, low) t = Add(s, b) p0 = Softmax <axis = -1> (t) "
-        "nan = IsNaN(p0) p = Where(nan, zero, p0) y = MatMul(p, v)",
-    ),
+        f"{HEAD}", ATTEND + "b = Where(mask, zero, low) t = Add(s, b) p0 = Softmax <axis = -1> (t) "
+        "nan = IsNaN(p0) p = Where(nan, zero, p0) y = MatMul(p, v)"),
     "a row of NaN is zero after a cast and a dropout": (
         f"{HEAD}",
         ATTEND
@@ -41,33 +39,27 @@ ATTENTION = {
         "p2 = Cast <to = 1> (p1) nan = IsNaN(p2) p = Where(nan, zero, p2) y = MatMul(p, v)",
     ),
     "what is masked is zero": (
-        f"{HEAD}",
-        ATTEND + "b = Where(mask, zero, low) t = Add(s, b) p0 = Softmax <axis = -1> (t) "
-        "p = Where(mask, p0, zero) y = MatMul(p, v)",
-    ),
+        f"{HEAD}", ATTEND + "b = Where(mask, zero, low) t = Add(s, b) p0 = Softmax <axis = -1> (t) "
+        "p = Where(mask, p0, zero) y = MatMul(p, v)"),
     "the mask is padded": (
         f"{HEAD}, bool[3, 4] short",
         ATTEND + "m = Where(short, zero, low) pads = Constant <value = int64[4] {0, 0, 0, 1}> () "
         "b = Pad(m, pads, low) t = Add(s, b) p0 = Softmax <axis = -1> (t) "
-        "nan = IsNaN(p0) p = Where(nan, zero, p0) y = MatMul(p, v)",
-    ),
-    "the mask is given in numbers": (
-        f"{HEAD}, float[3, 5] bias",
-        ATTEND + "t = Add(s, bias) p0 = Softmax <axis = -1> (t) "
-        "nan = IsNaN(p0) p = Where(nan, zero, p0) y = MatMul(p, v)",
-    ),
+        "nan = IsNaN(p0) p = Where(nan, zero, p0) y = MatMul(p, v)"),
+    "the mask is given in numbers": (f"{HEAD}, float[3, 5] bias",
+                                     ATTEND + "t = Add(s, bias) p0 = Softmax <axis = -1> (t) "
+                                     "nan = IsNaN(p0) p = Where(nan, zero, p0) y = MatMul(p, v)"),
     "scores are normalized as logarithms": (
         f"{HEAD}",
         ATTEND + "b = Where(mask, zero, low) t = Add(s, b) p0 = LogSoftmax <axis = -1> (t) "
-        "p1 = Where(mask, p0, zero) p = Mul(p1, half) y = MatMul(p, v)",
-    ),
+        "p1 = Where(mask, p0, zero) p = Mul(p1, half) y = MatMul(p, v)"),
     "the scale is divided by twice": (
         f"{HEAD}, float[2, 3, 1] norm",
         ATTEND
         + "u = Div(s, norm) b = Where(mask, zero, low) t = Add(u, b) p0 = Softmax <axis = -1> (t) "
         "nan = IsNaN(p0) p = Where(nan, zero, p0) y = MatMul(p, v)",
     ),
-}
+}  # fmt: skip
 FEEDS = {"short": MASK[:, :4], "q": Q, "k": K, "v": V, "mask": MASK, "bias": BIAS}
 FEEDS["norm"] = np.array([[[1], [2], [3]], [[2], [1], [0.5]]], np.float32)
 MORE = (
@@ -200,22 +192,18 @@ UNCHANGED = {
     "an epsilon is added to a mean of squares": (
         "float[3, 5] x, bool[3, 5] mask",
         "q = Mul(x, x) m = ReduceMean <axes = [1]> (q) e = Add(m, half) s = Sqrt(e) p = Div(x, s) "
-        "y = Add(p, half)",
-    ),
+        "y = Add(p, half)"),
     "nothing is discarded": ("float[3, 5] x", "y = Softmax <axis = -1> (x)"),
     "scores are masked with a large number": (
         "float[3, 5] x, bool[3, 5] mask",
         "big = Constant <value = float {-1e9}> () t = Where(mask, x, big) "
-        "p = Softmax <axis = -1> (t) y = Where(mask, p, zero)",
-    ),
-    "the slope is finite": (
-        "float[3, 5] x, bool[3, 5] mask", "p = Mul(x, half) t = Tanh(p) y = Where(mask, t, zero)"
-    ),
+        "p = Softmax <axis = -1> (t) y = Where(mask, p, zero)"),
+    "the slope is finite": ("float[3, 5] x, bool[3, 5] mask",
+                            "p = Mul(x, half) t = Tanh(p) y = Where(mask, t, zero)"),
     "the divisor is known": (
         "float[3, 5] x, bool[3, 5] mask",
         "n = Shape(x) f = Cast <to = 1> (n) d = ReduceMax <keepdims = 0> (f) r = Sqrt(d) "
-        "p = Div(x, r) y = Where(mask, p, low)",
-    ),
+        "p = Div(x, r) y = Where(mask, p, low)"),
 }  # fmt: skip
 
 

@@ -69,15 +69,11 @@ def model(op: str, size: str, opset: int = 17, **attributes: object) -> ir.Model
 
 
 @pytest.mark.parametrize("size", ["1, 2, 60, 80", "n, 2, 60, 80", "n, c, h, w"])
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        {"kernel_shape": [31, 31], "pads": [15, 15, 15, 15]},
-        {"kernel_shape": [6, 8], "dilations": [10, 10]},
-        {"kernel_shape": [60, 80]},
-    ],
-    ids=["large", "dilated", "whole"],
-)
+@pytest.mark.parametrize("attributes", [
+    {"kernel_shape": [31, 31], "pads": [15, 15, 15, 15]},
+    {"kernel_shape": [6, 8], "dilations": [10, 10]},
+    {"kernel_shape": [60, 80]},
+], ids=["large", "dilated", "whole"])  # fmt: skip
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
 def test_nodes_do_not_grow_with_the_window(
     op: str, attributes: dict[str, object], size: str

@@ -86,15 +86,12 @@ def test_gradient_is_that_of_pytorch(function, outputs: str, body: str, opset: i
         np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("body", "batch", "operator"),
-    [
-        ("s = SequenceConstruct(x, x) y = SequenceAt(s, at)", "3", "SequenceAt"),
-        ("s = SplitToSequence<axis = 0>(x, two) y = SequenceAt(s, one)", "n", "SequenceAt"),
-        ("s = SplitToSequence<axis = 1>(x, at) y = SequenceAt(s, one)", "3", "SequenceAt"),
-        ("s = SequenceConstruct(x, x) y = SequenceAt(s, three)", "3", "SequenceAt"),
-    ],
-)
+@pytest.mark.parametrize(("body", "batch", "operator"), [
+    ("s = SequenceConstruct(x, x) y = SequenceAt(s, at)", "3", "SequenceAt"),
+    ("s = SplitToSequence<axis = 0>(x, two) y = SequenceAt(s, one)", "n", "SequenceAt"),
+    ("s = SplitToSequence<axis = 1>(x, at) y = SequenceAt(s, one)", "3", "SequenceAt"),
+    ("s = SequenceConstruct(x, x) y = SequenceAt(s, three)", "3", "SequenceAt"),
+])  # fmt: skip
 def test_what_is_known_only_when_the_model_runs_is_refused(
     body: str, batch: str, operator: str
 ) -> None:

@@ -130,8 +130,7 @@ def is_first(case: Case, name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("case", "name"),
-    split_rows(RUN, is_first, ids=[f"{case.id}-{name}" for case, name in RUN]),
+    ("case", "name"), split_rows(RUN, is_first, ids=[f"{case.id}-{name}" for case, name in RUN])
 )
 def test_gradient_is_that_of_pytorch(case: Case, name: str) -> None:
     floats = TYPES[name]

@@ -185,16 +185,13 @@ def test_embedding_returns_how_many_words_count() -> None:
     np.testing.assert_array_equal(counts, [2, 1])
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
-        "y = com.microsoft.FusedMatMul<transA = 1>(unknown, b)",
-        "y, mean = com.microsoft.SkipSimplifiedLayerNormalization(a, a, s) z = Add(y, mean)",
-        'y = com.microsoft.FusedGemm<activation = "Mystery">(a, b)',
-        "y = com.microsoft.Attention<num_heads = 1, do_rotary = 1>(c, b)",
-        "y = com.microsoft.Unheard(a)",
-    ],
-)
+@pytest.mark.parametrize("node", [
+    "y = com.microsoft.FusedMatMul<transA = 1>(unknown, b)",
+    "y, mean = com.microsoft.SkipSimplifiedLayerNormalization(a, a, s) z = Add(y, mean)",
+    'y = com.microsoft.FusedGemm<activation = "Mystery">(a, b)',
+    "y = com.microsoft.Attention<num_heads = 1, do_rotary = 1>(c, b)",
+    "y = com.microsoft.Unheard(a)",
+])  # fmt: skip
 def test_what_is_not_covered_stays_as_it_is(node: str) -> None:
     text = (
         "g (float[4, 4] a, float[4, 4] b, float[2, 4, 4] c, float[4] s) => (float y)"
@@ -223,23 +220,19 @@ def _stored_matrix(**changes: object) -> onnx.ModelProto:
     return proto
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"K": 48},
-        {"N": 0},
-        {"block_size": 0},
-        {"block_size": -16},
-        {"bits": 2},
-        {"w": np.zeros((7, 31), np.uint8)},
-        {"w": np.zeros((7, 16), np.float32)},
-        {"s": np.ones(3, np.float32)},
-        {"z": np.zeros(5, np.uint8)},
-        {"z": np.zeros((7, 3), np.float32)},
-        {"weight_prepacked": 1},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [
+    {"K": 48},
+    {"N": 0},
+    {"block_size": 0},
+    {"block_size": -16},
+    {"bits": 2},
+    {"w": np.zeros((7, 31), np.uint8)},
+    {"w": np.zeros((7, 16), np.float32)},
+    {"s": np.ones(3, np.float32)},
+    {"z": np.zeros(5, np.uint8)},
+    {"z": np.zeros((7, 3), np.float32)},
+    {"weight_prepacked": 1},
+], ids=str)  # fmt: skip
 def test_a_matrix_that_is_not_stored_as_it_says_stays_and_says_why(
     changes: dict[str, object],
 ) -> None:

@@ -41,15 +41,9 @@ def export(
         # Both exporters warn about what they do inside, and of their own old age.
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            module,
-            tuple(inputs.values()),
-            str(path),
-            input_names=list(inputs),
-            output_names=[output],
-            opset_version=opset,
-            dynamo=exporter == "dynamo",
-            **arguments,
-        )
+            module, tuple(inputs.values()), str(path), input_names=list(inputs),
+            output_names=[output], opset_version=opset, dynamo=exporter == "dynamo", **arguments,
+        )  # fmt: skip
     return path
 
 

@@ -114,16 +114,13 @@ def made() -> tuple[nn.Module, Data, Tensor | None]:
     return module.eval(), data, target
 
 
-@pytest.mark.parametrize(
-    ("exporter", "options"),
-    [
-        ("torchscript", {"keep_initializers_as_inputs": True}),
-        ("torchscript", {"do_constant_folding": False}),
-        ("dynamo", {"keep_initializers_as_inputs": True}),
-        ("dynamo", {"optimize": False}),
-        ("dynamo", {"external_data": False}),
-    ],
-)
+@pytest.mark.parametrize(("exporter", "options"), [
+    ("torchscript", {"keep_initializers_as_inputs": True}),
+    ("torchscript", {"do_constant_folding": False}),
+    ("dynamo", {"keep_initializers_as_inputs": True}),
+    ("dynamo", {"optimize": False}),
+    ("dynamo", {"external_data": False}),
+])  # fmt: skip
 def test_options(
     made: tuple[nn.Module, Data, Tensor | None],
     exporter: Exporter,
@@ -219,18 +216,15 @@ def test_opset_7_keeps_its_names_and_is_said(tmp_path: Path) -> None:
     assert said[0] == "the model has opset 7, and is converted to 17"
 
 
-@pytest.mark.parametrize(
-    ("opset", "net"),
-    [
-        *((10, f'Resize<mode = "{mode}">(x, {scales})')
+@pytest.mark.parametrize(("opset", "net"), [
+    *((10, f'Resize<mode = "{mode}">(x, {scales})')
           for mode in ("nearest", "linear") for scales in ("grow", "shrink")),
-        *((9, f'Upsample<mode = "{mode}">(x, grow)') for mode in ("nearest", "linear")),
-        (7, "Upsample<scales = [1.0, 1.0, 1.5, 2.5]>(x)"),
-        (10, "Hardmax(x)"),
-        (11, "Hardmax<axis = -2>(x)"),
-        (11, "Hardmax<axis = 3>(x)"),
-    ],
-)  # fmt: skip
+    *((9, f'Upsample<mode = "{mode}">(x, grow)') for mode in ("nearest", "linear")),
+    (7, "Upsample<scales = [1.0, 1.0, 1.5, 2.5]>(x)"),
+    (10, "Hardmax(x)"),
+    (11, "Hardmax<axis = -2>(x)"),
+    (11, "Hardmax<axis = 3>(x)"),
+])  # fmt: skip
 def test_an_old_model_computes_the_same(opset: int, net: str) -> None:
     model = onnx.parser.parse_model(f"""<ir_version: 5, opset_import: ["" : {opset}]>
         net (float[2, 3, 10, 8] x) => (float[2, 3, H, W] y)

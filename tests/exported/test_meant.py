@@ -142,14 +142,11 @@ def with_both_branches(path: Path) -> None:
 
 ENCODED = "/encoder/encoder.1"
 STOPS: dict[str, tuple[type[nn.Module], Exporter, list[str]]] = {
-    "siamese": (
-        SimSiam, "torchscript",
-        [f"{ENCODED}/Relu_output_0@/Mul_*", f"{ENCODED}_1/Relu_output_0@/Mul_*"],
-    ),
+    "siamese": (SimSiam, "torchscript",
+                [f"{ENCODED}/Relu_output_0@/Mul_*", f"{ENCODED}_1/Relu_output_0@/Mul_*"]),
     "siamese-dynamo": (
         SimSiam, "dynamo",
-        ["relu@linalg_vector_norm_3", "relu@div_2", "relu_1@linalg_vector_norm_1", "relu_1@div"],
-    ),
+        ["relu@linalg_vector_norm_3", "relu@div_2", "relu_1@linalg_vector_norm_1", "relu_1@div"]),
     "straight-through": (Rounded, "torchscript", ["/Sub_output_0"]),
     "equal-branches": (Teacher, "torchscript", ["teacher_1"]),
     "merged-branches": (Teacher, "dynamo", ["tanh@sub*"]),
@@ -567,21 +564,13 @@ def test_renamed_tensors_are_matched_by_shape_or_named(tmp_path: Path) -> None:
     assert any(note.startswith("onnx::Add_8: not in names.txt") for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "code", "hint"),
-    [
-        ("weights.pt", b"PK\3\4", "names-malformed", "odtpack.names(module, 'names.txt')"),
-        ("names.txt", b"a [3] parameter\n", "names-malformed", "odtpack.names"),
-        (
-            "names.txt",
-            b"a [%s] parameter true\n" % (b"9" * 5000),
-            "names-malformed",
-            "odtpack.names",
-        ),
-        ("names.txt", None, "names-missing", None),
-        ("w.safetensors", b"\xff" * 16, "names-unreadable", None),
-    ],
-)
+@pytest.mark.parametrize(("file", "content", "code", "hint"), [
+    ("weights.pt", b"PK\3\4", "names-malformed", "odtpack.names(module, 'names.txt')"),
+    ("names.txt", b"a [3] parameter\n", "names-malformed", "odtpack.names"),
+    ("names.txt", b"a [%s] parameter true\n" % (b"9" * 5000), "names-malformed", "odtpack.names"),
+    ("names.txt", None, "names-missing", None),
+    ("w.safetensors", b"\xff" * 16, "names-unreadable", None),
+])  # fmt: skip
 def test_what_is_no_list(
     file: str, content: bytes | None, code: str, hint: str | None, tmp_path: Path
 ) -> None:
@@ -685,16 +674,13 @@ def test_padding_rows(kind: str, width: int, step_model: Any, tmp_path: Path) ->
     assert abs(erased[-1] - theirs[-1]) > 1e-3 * abs(theirs[-1])
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "code", "problem"),
-    [
-        (["embedding.weight"], {}, "bad-row", "is not NAME=ROW"),
-        (["embedding.weight=300"], {}, "bad-row", "has 300 rows, 0 to 299"),
-        (["embeding.weight=0"], {}, "unknown-parameter", "matches no parameter"),
-        (["head.bias=1"], {"optimizer_options": {"weight_decay": 0.1}}, "bad-row", "decay would"),
-        (["embedding.weight=0"], {"privacy_clip": 1.0}, "bad-row", "noise"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "options", "code", "problem"), [
+    (["embedding.weight"], {}, "bad-row", "is not NAME=ROW"),
+    (["embedding.weight=300"], {}, "bad-row", "has 300 rows, 0 to 299"),
+    (["embeding.weight=0"], {}, "unknown-parameter", "matches no parameter"),
+    (["head.bias=1"], {"optimizer_options": {"weight_decay": 0.1}}, "bad-row", "decay would"),
+    (["embedding.weight=0"], {"privacy_clip": 1.0}, "bad-row", "noise"),
+])  # fmt: skip
 def test_rows_that_cannot_stay(
     rows: list[str], options: Any, code: str, problem: str, tmp_path: Path
 ) -> None:

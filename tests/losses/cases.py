@@ -212,12 +212,9 @@ def _distillation() -> dict[str, Case]:
                 "kl_div", options, (normal(*shape),), (normal(*shape, seed=6) * 2,), from_logits
             )
             cases[f"kl_div-probabilities-{key}"] = Case(
-                "kl_div",
-                options | {"teacher": "probabilities"},
-                (normal(*shape),),
-                (probabilities(*shape),),
-                from_probabilities,
-            )
+                "kl_div", options | {"teacher": "probabilities"}, (normal(*shape),),
+                (probabilities(*shape),), from_probabilities,
+            )  # fmt: skip
 
     def summed(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return kl(y, F.softmax(t, 1)) * len(y)
@@ -232,12 +229,9 @@ def _distillation() -> dict[str, Case]:
         return 0.5 * soft + 0.5 * F.cross_entropy(y, labels, reduction="sum")
 
     cases["distillation-probabilities-sum"] = Case(
-        "distillation",
-        {"reduction": "sum", "teacher": "probabilities"},
-        (normal(6, 5),),
-        (labels((6, 5)), probabilities(6, 5)),
-        mixed_sum,
-    )
+        "distillation", {"reduction": "sum", "teacher": "probabilities"}, (normal(6, 5),),
+        (labels((6, 5)), probabilities(6, 5)), mixed_sum,
+    )  # fmt: skip
 
     def mixed(y: torch.Tensor, labels: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         student, teacher = rows(y, t)
@@ -247,12 +241,9 @@ def _distillation() -> dict[str, Case]:
     for shape_name in ("vector", "sequence"):
         shape = SHAPES[shape_name]
         cases[f"distillation-{shape_name}"] = Case(
-            "distillation",
-            {"alpha": 0.7, "temperature": 3.0, "ignore_index": -1},
-            (normal(*shape),),
-            (labels(shape, -1), normal(*shape, seed=6)),
-            mixed,
-        )
+            "distillation", {"alpha": 0.7, "temperature": 3.0, "ignore_index": -1},
+            (normal(*shape),), (labels(shape, -1), normal(*shape, seed=6)), mixed,
+        )  # fmt: skip
     return cases
 
 

@@ -47,11 +47,9 @@ AT_OPSETS = [
 def test_every_opset_without_optimizations(name: str, opset: int, tmp_path: Path) -> None:
     case = CASES[name]
     check(
-        *(tmp_path, case.name, case.options, case.xs, case.targets, case.oracle),
-        opset=opset,
-        optimized=False,
-        steps=1,
-    )
+        *(tmp_path, case.name, case.options, case.xs, case.targets, case.oracle), opset=opset,
+        optimized=False, steps=1,
+    )  # fmt: skip
 
 
 # The losses of the reference, in one step, to the last digits.
@@ -208,14 +206,11 @@ def _half_model(dtype: str) -> onnx.ModelProto:
     return model
 
 
-@pytest.mark.parametrize(
-    ("name", "oracle"),
-    [
-        ("cross_entropy", F.cross_entropy),
-        ("mse", F.mse_loss),
-        ("bce_with_logits", F.binary_cross_entropy_with_logits),
-    ],
-)
+@pytest.mark.parametrize(("name", "oracle"), [
+    ("cross_entropy", F.cross_entropy),
+    ("mse", F.mse_loss),
+    ("bce_with_logits", F.binary_cross_entropy_with_logits),
+])  # fmt: skip
 def test_half_precision_predictions(name: str, oracle: object, tmp_path: Path) -> None:
     """The loss is taken in float32: 4096 squared, or a sum over many terms, does not overflow."""
     manifest = package(tmp_path, _half_model("float16"), name, {"reduction": "sum"})
@@ -314,16 +309,13 @@ def test_value_parts_and_gradient_are_those_of_pytorch(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("parts", "code"),
-    [
-        (["a=mse input=size", "a=l1 input=size"], "named-twice"),
-        (["a=mse input=nothing"], "unknown-value"),
-        (["a=nothing"], "unknown-loss"),
-        (["mse"], "bad-loss-option"),
-        (["a=mse weight=-1"], "bad-loss-option"),
-    ],
-)
+@pytest.mark.parametrize(("parts", "code"), [
+    (["a=mse input=size", "a=l1 input=size"], "named-twice"),
+    (["a=mse input=nothing"], "unknown-value"),
+    (["a=nothing"], "unknown-loss"),
+    (["mse"], "bad-loss-option"),
+    (["a=mse weight=-1"], "bad-loss-option"),
+])  # fmt: skip
 def test_what_does_not_fit_is_said(parts: list[str], code: str, tmp_path: Path) -> None:
     with refused(code):
         build_package(_model()[0], tmp_path / "p", losses=parts)

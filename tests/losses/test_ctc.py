@@ -28,12 +28,9 @@ from tests.refused import refused
 def test_ten_steps(options: dict[str, Any], opset: int, optimized: bool, tmp_path: Path) -> None:
     case = ctc_case(**options)
     check(
-        *(tmp_path, "ctc", options, case.xs, case.targets, case.oracle),
-        opset=opset,
-        optimized=optimized,
-        rtol=1e-4,
-        atol=1e-5,
-    )
+        *(tmp_path, "ctc", options, case.xs, case.targets, case.oracle), opset=opset,
+        optimized=optimized, rtol=1e-4, atol=1e-5,
+    )  # fmt: skip
 
 
 def _one(folder: Path, x: np.ndarray, labels: list[int], length: int) -> tuple[float, np.ndarray]:

@@ -87,11 +87,10 @@ def test_labels_of_several_losses_are_checked_each(tmp_path: Path) -> None:
     verify_package(tmp_path / "package")
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("cross_entropy", {"weight": [1.0, 0.5, 2.0], "label_smoothing": 0.1}),
-     ("bce_with_logits", {"weight": [1.0, 0.5, 2.0], "pos_weight": [2.0, 3.0, 0.5]})],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "options"), [
+    ("cross_entropy", {"weight": [1.0, 0.5, 2.0], "label_smoothing": 0.1}),
+    ("bce_with_logits", {"weight": [1.0, 0.5, 2.0], "pos_weight": [2.0, 3.0, 0.5]}),
+])  # fmt: skip
 def test_class_weights_of_several_losses_do_not_train(
     kind: str, options: dict[str, list[float]], tmp_path: Path
 ) -> None:
@@ -177,12 +176,9 @@ def test_targets_may_be_values_of_the_model(tmp_path: Path) -> None:
     for name in "st":
         model.graph.initializer.append(onnx.numpy_helper.from_array(normal(3), name))
     manifest = build_package(
-        model,
-        tmp_path,
-        loss="distillation",
-        loss_inputs=["student", "classes", "teacher"],
+        model, tmp_path, loss="distillation", loss_inputs=["student", "classes", "teacher"],
         train=["s"],
-    )
+    )  # fmt: skip
     assert [(item.name, item.role) for item in manifest.inputs] == [
         ("x", "data"),
         ("classes", "labels"),
@@ -235,29 +231,26 @@ def test_loss_inputs_that_do_not_fit(tmp_path: Path) -> None:
 # Options
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "word"),
-    [
-        ("mse", {"reduction": "max"}, "'mean' or 'sum'"),
-        ("huber", {"delta": 0}, "above 0"),
-        ("huber", {"delta": "wide"}, "number"),
-        ("huber", {"delta": True}, "number"),
-        ("smooth_l1", {"beta": float("nan")}, "number"),
-        ("cross_entropy", {"label_smoothing": 1.5}, "at most 1"),
-        ("cross_entropy", {"ignore_index": 1.5}, "whole number"),
-        ("cross_entropy", {"ignore_index": 2**70}, "whole number"),
-        ("cross_entropy", {"weight": 1.0}, "list of numbers"),
-        ("cross_entropy", {"weight": [1, -1]}, "0 or more"),
-        ("cross_entropy", {"weight": ["a", "b"]}, "list of numbers"),
-        ("bce_with_logits", {"pos_weight": [float("inf")]}, "0 or more"),
-        ("kl_div", {"teacher": "scores"}, "'logits' or 'probabilities'"),
-        ("kl_div", {"temperature": -1}, "above 0"),
-        ("distillation", {"alpha": 2}, "at most 1"),
-        ("triplet_margin", {"p": 3}, "1 or 2"),
-        ("triplet_margin", {"swap": 1}, "True or False"),
-        ("info_nce", {"temperature": 0}, "above 0"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "word"), [
+    ("mse", {"reduction": "max"}, "'mean' or 'sum'"),
+    ("huber", {"delta": 0}, "above 0"),
+    ("huber", {"delta": "wide"}, "number"),
+    ("huber", {"delta": True}, "number"),
+    ("smooth_l1", {"beta": float("nan")}, "number"),
+    ("cross_entropy", {"label_smoothing": 1.5}, "at most 1"),
+    ("cross_entropy", {"ignore_index": 1.5}, "whole number"),
+    ("cross_entropy", {"ignore_index": 2**70}, "whole number"),
+    ("cross_entropy", {"weight": 1.0}, "list of numbers"),
+    ("cross_entropy", {"weight": [1, -1]}, "0 or more"),
+    ("cross_entropy", {"weight": ["a", "b"]}, "list of numbers"),
+    ("bce_with_logits", {"pos_weight": [float("inf")]}, "0 or more"),
+    ("kl_div", {"teacher": "scores"}, "'logits' or 'probabilities'"),
+    ("kl_div", {"temperature": -1}, "above 0"),
+    ("distillation", {"alpha": 2}, "at most 1"),
+    ("triplet_margin", {"p": 3}, "1 or 2"),
+    ("triplet_margin", {"swap": 1}, "True or False"),
+    ("info_nce", {"temperature": 0}, "above 0"),
+])  # fmt: skip
 def test_options_out_of_range(name: str, options: dict[str, object], word: str) -> None:
     with refused("bad-loss-option", name, next(iter(options)), word):
         make_loss(name, options)

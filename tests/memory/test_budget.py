@@ -121,19 +121,16 @@ def test_sizes_of_a_target_follow_from_those_of_the_inputs(declared: str, tmp_pa
     assert [item.shape for item in manifest.inputs] == [("batch", "t", 4), ("batch", name, 4)]
 
 
-@pytest.mark.parametrize(
-    ("given", "code"),
-    [
-        ({"memory_budget": "60"}, "bad-memory-budget"),
-        ({"memory_budget": "60 furlongs"}, "bad-memory-budget"),
-        ({"memory_budget": "60 MB", "memory_sizes": ["tokens"]}, "bad-memory-budget"),
-        ({"memory_budget": "60 MB", "memory_sizes": ["tokens=0"]}, "bad-memory-budget"),
-        ({"memory_budget": "60 MB", "memory_batch": 0}, "bad-batch-size"),
-        ({"memory_batch": 4}, "option-not-used"),
-        ({"memory_budget": "60 MB", "runtime": "ort-training"}, "target-cannot"),
-        ({"memory_budget": "1 MB"}, "memory-budget-too-small"),
-    ],
-)
+@pytest.mark.parametrize(("given", "code"), [
+    ({"memory_budget": "60"}, "bad-memory-budget"),
+    ({"memory_budget": "60 furlongs"}, "bad-memory-budget"),
+    ({"memory_budget": "60 MB", "memory_sizes": ["tokens"]}, "bad-memory-budget"),
+    ({"memory_budget": "60 MB", "memory_sizes": ["tokens=0"]}, "bad-memory-budget"),
+    ({"memory_budget": "60 MB", "memory_batch": 0}, "bad-batch-size"),
+    ({"memory_batch": 4}, "option-not-used"),
+    ({"memory_budget": "60 MB", "runtime": "ort-training"}, "target-cannot"),
+    ({"memory_budget": "1 MB"}, "memory-budget-too-small"),
+])  # fmt: skip
 def test_what_cannot_be_is_said(given: dict[str, object], code: str, tmp_path: Path) -> None:
     with refused(code):
         build_package(zoo.mlp((20, 10, 5)), tmp_path / "p", loss="cross_entropy", **given)  # type: ignore[arg-type]

@@ -53,26 +53,22 @@ def _names(*arguments: Any, **values: tuple[int, ...]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("bias", "weight"),
-    [("head.bias", "head.weight"), ("mha.in_proj_bias", "mha.in_proj_weight")],
+    ("bias", "weight"), [("head.bias", "head.weight"), ("mha.in_proj_bias", "mha.in_proj_weight")]
 )
 def test_beside_a_bias(bias: str, weight: str) -> None:
     body = LINEAR.replace("head.bias", bias)
     assert _names(body, **{"val_1": (3, 2), bias: (2,)}) == {"val_1": weight}
 
 
-@pytest.mark.parametrize(
-    ("product", "codes"),
-    [
-        ("h = com.microsoft.MatMulNBits<N=2,K=32,bits=4,block_size=32>(x, CODES, s)", (2, 1, 16)),
-        ("w = DequantizeLinear(CODES, z) h = MatMul(x, w)", (32, 2)),
-        ("q, t, u = DynamicQuantizeLinear(x) i = MatMulInteger(q, CODES, u) c = Cast<to=1>(i) "
+@pytest.mark.parametrize(("product", "codes"), [
+    ("h = com.microsoft.MatMulNBits<N=2,K=32,bits=4,block_size=32>(x, CODES, s)", (2, 1, 16)),
+    ("w = DequantizeLinear(CODES, z) h = MatMul(x, w)", (32, 2)),
+    ("q, t, u = DynamicQuantizeLinear(x) i = MatMulInteger(q, CODES, u) c = Cast<to=1>(i) "
          "h = Mul(c, s)", (32, 2)),
-        ("q, t, u = DynamicQuantizeLinear(x) i = MatMulInteger(q, CODES, u) c = Cast<to=1>(i) "
+    ("q, t, u = DynamicQuantizeLinear(x) i = MatMulInteger(q, CODES, u) c = Cast<to=1>(i) "
          "r = Mul(c, s) w = DequantizeLinear(CODES, z) e = MatMul(x, w) "
          "h = odtpack.StraightThrough(r, e)", (32, 2)),
-    ],
-)  # fmt: skip
+])  # fmt: skip
 def test_beside_a_bias_of_a_product_of_few_bits(product: str, codes: tuple[int, ...]) -> None:
     """Olive keeps optimum's bias, whose name is the module's; the node's is a part of it."""
     name = "onnx::MatMul_5_Q4"
@@ -89,14 +85,11 @@ def test_beside_a_bias_of_a_product_of_few_bits(product: str, codes: tuple[int, 
     assert module_names(ir.from_proto(model).graph) == {name: "model.head.weight"}
 
 
-@pytest.mark.parametrize(
-    ("node", "path"),
-    [
-        ("/head/MatMul", "head"),
-        ("/layers.0/query/MatMul", "layers.0.query"),
-        ("/blocks/blocks.0/mlp/mlp.2/MatMul_1", "blocks.0.mlp.2"),
-    ],
-)
+@pytest.mark.parametrize(("node", "path"), [
+    ("/head/MatMul", "head"),
+    ("/layers.0/query/MatMul", "layers.0.query"),
+    ("/blocks/blocks.0/mlp/mlp.2/MatMul_1", "blocks.0.mlp.2"),
+])  # fmt: skip
 def test_within_a_module(node: str, path: str) -> None:
     assert _names(f'["{node}"] y = MatMul(x, "onnx::MatMul_5")', **{"onnx::MatMul_5": (3, 2)}) == {
         "onnx::MatMul_5": f"{path}.weight"
@@ -181,16 +174,13 @@ def test_notes_that_make_no_sense(scopes: str) -> None:
     assert _names("y = MatMul(x, val_5)", scopes, val_5=(3, 2)) == {}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "y = MatMul(x, val_1)",  # nothing says where it comes from
-        '["/MatMul"] y = MatMul(x, val_1)',  # the root is not a module
-        '["/head/Add"] y = Add(x, val_1)',  # no layer
-        '["/a/MatMul"] h = MatMul(x, val_1) ["/b/MatMul"] y = MatMul(h, val_1)',  # two modules
-        '["/a/MatMul"] h = MatMul(x, val_1) ["/a/MatMul_1"] y = MatMul(h, val_2)',  # one name
-    ],
-)
+@pytest.mark.parametrize("body", [
+    "y = MatMul(x, val_1)",  # nothing says where it comes from
+    '["/MatMul"] y = MatMul(x, val_1)',  # the root is not a module
+    '["/head/Add"] y = Add(x, val_1)',  # no layer
+    '["/a/MatMul"] h = MatMul(x, val_1) ["/b/MatMul"] y = MatMul(h, val_1)',  # two modules
+    '["/a/MatMul"] h = MatMul(x, val_1) ["/a/MatMul_1"] y = MatMul(h, val_2)',  # one name
+])  # fmt: skip
 def test_what_stays_without_a_name(body: str) -> None:
     shapes = {"val_1": (3, 3)} | ({"val_2": (3, 3)} if "val_2" in body else {})
     assert _names(body, **shapes) == {}
@@ -222,21 +212,18 @@ CONTAINER = '["/e/MatMul"] h = MatMul(x, val_1) ["/e/Add"] y = Add(h, "box.e.own
 SPREAD = '["/b/l/MatMul"] h = MatMul(x, val_1) ["/b/m/MatMul"] y = MatMul(h, val_1)'
 
 
-@pytest.mark.parametrize(
-    ("body", "pattern", "hits"),
-    [
-        (TWO, "a.*", ["val_1", "val_2"]),
-        (TWO, "a.weight", ["val_1", "val_2"]),
-        (TWO, "b.*", []),
-        ('["/a/Mul"] y = Mul(x, val_1)', "a.*", ["val_1"]),
-        (TAKEN, "a.*", ["val_1", "a.weight"]),
-        (TAKEN, "a.weight", ["a.weight"]),
-        (CONTAINER, "box.*", ["val_1", "box.e.own"]),
-        (CONTAINER + '["/e/f/MatMul"] z = MatMul(y, val_2)', "box.e.f.*", ["val_2"]),
-        (SPREAD, "b.*", ["val_1"]),
-        (SPREAD, "b.l.*", []),
-    ],
-)
+@pytest.mark.parametrize(("body", "pattern", "hits"), [
+    (TWO, "a.*", ["val_1", "val_2"]),
+    (TWO, "a.weight", ["val_1", "val_2"]),
+    (TWO, "b.*", []),
+    ('["/a/Mul"] y = Mul(x, val_1)', "a.*", ["val_1"]),
+    (TAKEN, "a.*", ["val_1", "a.weight"]),
+    (TAKEN, "a.weight", ["a.weight"]),
+    (CONTAINER, "box.*", ["val_1", "box.e.own"]),
+    (CONTAINER + '["/e/f/MatMul"] z = MatMul(y, val_2)', "box.e.f.*", ["val_2"]),
+    (SPREAD, "b.*", ["val_1"]),
+    (SPREAD, "b.l.*", []),
+])  # fmt: skip
 def test_a_pattern_finds_all_of_a_module(body: str, pattern: str, hits: list[str]) -> None:
     """Also what has no name of its own there, as the weights of stacked recurrent layers."""
     names = ("val_1", "val_2", "a.weight", "box.e.own")
@@ -356,15 +343,12 @@ def test_a_name_that_is_taken() -> None:
     assert set(_split(model)) == {"a.weight", "b.weight", "b.weight_2"}
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("/a/LayerNormalization", "/a/LayerNormalization_1"),  # called twice
-        ("/a/LayerNormalization", "/a_1/LayerNormalization"),  # called twice, or two modules
-        ("one", "two"),  # nothing says where they come from
-        ("model/a/Norm", "model/b/Norm"),  # names of another exporter
-    ],
-)
+@pytest.mark.parametrize("names", [
+    ("/a/LayerNormalization", "/a/LayerNormalization_1"),  # called twice
+    ("/a/LayerNormalization", "/a_1/LayerNormalization"),  # called twice, or two modules
+    ("one", "two"),  # nothing says where they come from
+    ("model/a/Norm", "model/b/Norm"),  # names of another exporter
+])  # fmt: skip
 def test_one_module(names: tuple[str, str]) -> None:
     assert _stays(parse(TWO_NORMS % names))
 

@@ -223,16 +223,13 @@ def test_a_state_is_carried_from_step_to_step(
     assert {"x", "state"} <= {each.name for each in template.graph.input}
 
 
-@pytest.mark.parametrize(
-    ("setting", "options", "said"),
-    [
-        ("state=carry:new", {}, "--size batch=4"),
-        ("state=carry:news", {"sizes": ("N=5",)}, "did you mean new"),
-        ("x=carry:new", {"sizes": ("N=5",)}, "fixed sizes"),
-        ("state=carry:new", {"sizes": ("N=5",), "runtime": "ort-training"}, "carry no state"),
-        ("state=carry:new", {"sizes": ("N=5",), "train": ("state",)}, "carried states"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "options", "said"), [
+    ("state=carry:new", {}, "--size batch=4"),
+    ("state=carry:news", {"sizes": ("N=5",)}, "did you mean new"),
+    ("x=carry:new", {"sizes": ("N=5",)}, "fixed sizes"),
+    ("state=carry:new", {"sizes": ("N=5",), "runtime": "ort-training"}, "carry no state"),
+    ("state=carry:new", {"sizes": ("N=5",), "train": ("state",)}, "carried states"),
+])  # fmt: skip
 def test_states_that_cannot_be_carried(
     setting: str, options: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
@@ -250,15 +247,12 @@ two (float[{0}, 4] x, float rate) => (float[{0}, 3] near, float[{0}, 3] far, flo
 
 
 @pytest.mark.parametrize("format_", ["onnx", "ort"])
-@pytest.mark.parametrize(
-    ("shape", "settings", "known"),
-    [
-        ("T, N", ("x=axis:1", "rate=3"), []),
-        ("?, ?", ("x=axis:1", "rate=3"), []),
-        ("T, N", ("rate=3",), ["more"]),
-        ("?, ?", ("rate=3",), ["more"]),
-    ],
-)
+@pytest.mark.parametrize(("shape", "settings", "known"), [
+    ("T, N", ("x=axis:1", "rate=3"), []),
+    ("?, ?", ("x=axis:1", "rate=3"), []),
+    ("T, N", ("rate=3",), ["more"]),
+    ("?, ?", ("rate=3",), ["more"]),
+])  # fmt: skip
 def test_what_the_loss_does_not_read_is_exported_of_the_same_inputs(
     shape: str, settings: tuple[str, ...], known: list[str], format_: str, tmp_path: Path
 ) -> None:

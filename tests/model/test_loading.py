@@ -84,17 +84,14 @@ def test_gradient_at_and_behind_a_size_that_the_standard_sees_differently(
         np.testing.assert_allclose(gradient, mean.mean(), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("call", "opset", "why"),
-    [
-        ('p = Resize <axes = [2, -1], keep_aspect_ratio_policy = "not_larger"> (x, , , sizes)', 18,
+@pytest.mark.parametrize(("call", "opset", "why"), [
+    ('p = Resize <axes = [2, -1], keep_aspect_ratio_policy = "not_larger"> (x, , , sizes)', 18,
          "positive axes alone"),
-        ("p, i = MaxPool <kernel_shape = [2, 2], strides = [4, 3], dilations = [2, 1],"
+    ("p, i = MaxPool <kernel_shape = [2, 2], strides = [4, 3], dilations = [2, 1],"
          " ceil_mode = 1> (x)", 17, "indices"),
-        ('p = LpPool <kernel_shape = [1, 1], strides = [1, 3], auto_pad = "SAME_UPPER",'
+    ('p = LpPool <kernel_shape = [1, 1], strides = [1, 3], auto_pad = "SAME_UPPER",'
          " ceil_mode = 1> (x)", 18, "gaps"),
-    ],
-)  # fmt: skip
+])  # fmt: skip
 def test_a_size_that_cannot_be_had_is_refused(call: str, opset: int, why: str) -> None:
     model = onnx.parser.parse_model(
         f"""

@@ -94,23 +94,12 @@ def test_sequence() -> None:
     np.testing.assert_array_equal(result, [X, Y])
 
 
-@pytest.mark.parametrize(
-    ("keys", "given", "expected"),
-    [
-        ({"keys_int64s": [7, 3], "values_int64s": [0, 1]}, np.array([3, 7, 5]), [1, 0, -1]),
-        (
-            {"keys_strings": ["a", "b"], "values_int64s": [4, 5]},
-            np.array(["b", "z"], object),
-            [5, -1],
-        ),
-        ({"keys_int64s": [1], "values_floats": [2.5]}, np.array([1, 2]), [2.5, 0]),
-        (
-            {"keys_floats": [0.5], "values_strings": ["half"]},
-            np.float32([0.5, 1]),
-            ["half", "_Unused"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("keys", "given", "expected"), [
+    ({"keys_int64s": [7, 3], "values_int64s": [0, 1]}, np.array([3, 7, 5]), [1, 0, -1]),
+    ({"keys_strings": ["a", "b"], "values_int64s": [4, 5]}, np.array(["b", "z"], object), [5, -1]),
+    ({"keys_int64s": [1], "values_floats": [2.5]}, np.array([1, 2]), [2.5, 0]),
+    ({"keys_floats": [0.5], "values_strings": ["half"]}, np.float32([0.5, 1]), ["half", "_Unused"]),
+])  # fmt: skip
 def test_label_encoder(keys: dict[str, Any], given: np.ndarray, expected: list[Any]) -> None:
     kinds = {"O": TensorProto.STRING, "i": TensorProto.INT64, "f": TensorProto.FLOAT}
 

@@ -154,15 +154,12 @@ def _described(folder: Path) -> Any:
     return manifest
 
 
-@pytest.mark.parametrize(
-    ("kind", "block"),
-    [
-        (LossType.MSELoss, loss.MSELoss),
-        (LossType.CrossEntropyLoss, loss.CrossEntropyLoss),
-        (LossType.BCEWithLogitsLoss, loss.BCEWithLogitsLoss),
-        (LossType.L1Loss, loss.L1Loss),
-    ],
-)
+@pytest.mark.parametrize(("kind", "block"), [
+    (LossType.MSELoss, loss.MSELoss),
+    (LossType.CrossEntropyLoss, loss.CrossEntropyLoss),
+    (LossType.BCEWithLogitsLoss, loss.BCEWithLogitsLoss),
+    (LossType.L1Loss, loss.L1Loss),
+])  # fmt: skip
 def test_a_loss_block_is_the_packagers_loss(
     kind: LossType, block: type[loss.Loss], tmp_path: Path
 ) -> None:
@@ -221,13 +218,9 @@ def test_custom_loss(tmp_path: Path) -> None:
     """It is called with all outputs of the model; what it returns besides is returned."""
     model = mlp(outputs=2)
     artifacts.generate_artifacts(
-        model,
-        requires_grad=names(model),
-        loss=CustomLoss(),
-        optimizer=OptimType.SGD,
-        artifact_directory=tmp_path,
-        additional_output_names=["output-0"],
-    )
+        model, requires_grad=names(model), loss=CustomLoss(), optimizer=OptimType.SGD,
+        artifact_directory=tmp_path, additional_output_names=["output-0"],
+    )  # fmt: skip
     manifest = Manifest.from_json((tmp_path / "manifest.json").read_bytes(), "m")
     assert (manifest.loss, manifest.loss_options) == ("custom", None)
     assert [(i.name, i.role, i.class_count, i.ignore_index) for i in manifest.inputs] == [
@@ -251,12 +244,9 @@ def test_custom_loss(tmp_path: Path) -> None:
 def test_custom_loss_over_named_inputs(tmp_path: Path) -> None:
     model = mlp(outputs=3)
     artifacts.generate_artifacts(
-        model,
-        requires_grad=["fc4.weight", "fc3.weight"],
-        loss=CustomLoss(),
-        artifact_directory=tmp_path,
-        loss_input_names=["output-2", "output-1"],
-    )
+        model, requires_grad=["fc4.weight", "fc3.weight"], loss=CustomLoss(),
+        artifact_directory=tmp_path, loss_input_names=["output-2", "output-1"],
+    )  # fmt: skip
     assert set(contents(tmp_path)) == {"training_model.onnx", "eval_model.onnx", "checkpoint"}
 
 
@@ -322,15 +312,12 @@ class Overtaking(optim.Optimizer):
         return blocks.Sub()(params, gradients), blocks.Add()(moments[0], params)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "error", "word"),
-    [
-        (Sequences(), RuntimeError, "over flat vectors"),
-        (Overtaking(), RuntimeError, "in place"),
-        (blocks.Add(), TypeError, "makes no model"),
-        ("sgd", TypeError, "a block or one of"),
-    ],
-)
+@pytest.mark.parametrize(("optimizer", "error", "word"), [
+    (Sequences(), RuntimeError, "over flat vectors"),
+    (Overtaking(), RuntimeError, "in place"),
+    (blocks.Add(), TypeError, "makes no model"),
+    ("sgd", TypeError, "a block or one of"),
+])  # fmt: skip
 def test_optimizers_that_do_not_work(
     optimizer: Any, error: type[Exception], word: str, tmp_path: Path
 ) -> None:

@@ -282,11 +282,9 @@ def test_dropout_and_batch_norm_do_not_train_in_evaluation() -> None:
     tensors = [
         onnx.numpy_helper.from_array(np.float32(0.5), "ratio"),
         onnx.numpy_helper.from_array(np.array(True), "training"),
-        *(
-            onnx.numpy_helper.from_array(np.full(5, value, np.float32), name)
-            for name, value in (("scale", 2), ("bias", 1), ("mean", 0.5), ("var", 4))
-        ),
-    ]
+        *(onnx.numpy_helper.from_array(np.full(5, value, np.float32), name) for name,
+          value in (("scale", 2), ("bias", 1), ("mean", 0.5), ("var", 4))),
+    ]  # fmt: skip
     ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 5]) for n in "xy"]
     model = model_of(helper.make_graph(nodes, "trains", ends[:1], ends[1:], tensors))
     block = CrossEntropy(more=("y",))
@@ -408,15 +406,12 @@ def test_external_data_beside_the_path(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    ("block", "names"),
-    [
-        (blocks.Add(), ("output-0", "nothing")),
-        (blocks.InputLike("nothing"), ()),
-        (onnxblock.loss.MSELoss(), ("nothing",)),
-        (onnxblock.loss.CrossEntropyLoss(), ("nothing",)),
-    ],
-)
+@pytest.mark.parametrize(("block", "names"), [
+    (blocks.Add(), ("output-0", "nothing")),
+    (blocks.InputLike("nothing"), ()),
+    (onnxblock.loss.MSELoss(), ("nothing",)),
+    (onnxblock.loss.CrossEntropyLoss(), ("nothing",)),
+])  # fmt: skip
 def test_unknown_names(block: onnxblock.Block, names: tuple[str, ...]) -> None:
     with onnxblock.base(mlp()) as accessor:
         before = accessor.model.SerializeToString()
@@ -451,16 +446,12 @@ def test_names_that_are_taken() -> None:
         blocks.InputLike("output-0")("hidden")
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
-        helper.make_node("Add", ["output-0"], ["z"]),
-        helper.make_node("Relu", ["output-0"], ["z"], slope=1),
-        helper.make_node("Concat", ["output-0", "hidden"], ["z"], axis=0),
-        helper.make_node("NoSuchOperator", ["output-0"], ["z"]),
-    ],
-    ids=lambda node: node.op_type,
-)
+@pytest.mark.parametrize("node", [
+    helper.make_node("Add", ["output-0"], ["z"]),
+    helper.make_node("Relu", ["output-0"], ["z"], slope=1),
+    helper.make_node("Concat", ["output-0", "hidden"], ["z"], axis=0),
+    helper.make_node("NoSuchOperator", ["output-0"], ["z"]),
+], ids=lambda node: node.op_type)  # fmt: skip
 def test_nodes_that_onnx_refuses(node: onnx.NodeProto) -> None:
     class Own(onnxblock.Block):
         def build(self) -> str:
@@ -498,20 +489,17 @@ def test_losses_that_cannot_be_trained() -> None:
         Train(onnxblock.loss.MSELoss(), "ids")("output-0")
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "word"),
-    [
-        (lambda: onnxblock.loss.MSELoss("max"), RuntimeError, "'mean' or 'sum'"),
-        (lambda: onnxblock.loss.CrossEntropyLoss(reduction=1), RuntimeError, "'mean' or 'sum'"),
-        (lambda: onnxblock.loss.Loss("hinge"), RuntimeError, "cross_entropy"),
-        (lambda: onnxblock.loss.Loss("mse", delta=1), RuntimeError, "'delta'"),
-        (lambda: blocks.Linear(0, 3), RuntimeError, "in_features"),
-        (lambda: onnxblock.optim.ClipGradNorm(0), RuntimeError, "above 0"),
-        (lambda: onnxblock.optim.AdamW(betas=(1, 2)), RuntimeError, "beta1"),
-        (lambda: onnxblock.optim.SGD(clip_grad=2.5), TypeError, "ClipGradNorm"),
-        (onnxblock.ForwardBlock, TypeError, "abstract"),
-    ],
-)
+@pytest.mark.parametrize(("make", "error", "word"), [
+    (lambda: onnxblock.loss.MSELoss("max"), RuntimeError, "'mean' or 'sum'"),
+    (lambda: onnxblock.loss.CrossEntropyLoss(reduction=1), RuntimeError, "'mean' or 'sum'"),
+    (lambda: onnxblock.loss.Loss("hinge"), RuntimeError, "cross_entropy"),
+    (lambda: onnxblock.loss.Loss("mse", delta=1), RuntimeError, "'delta'"),
+    (lambda: blocks.Linear(0, 3), RuntimeError, "in_features"),
+    (lambda: onnxblock.optim.ClipGradNorm(0), RuntimeError, "above 0"),
+    (lambda: onnxblock.optim.AdamW(betas=(1, 2)), RuntimeError, "beta1"),
+    (lambda: onnxblock.optim.SGD(clip_grad=2.5), TypeError, "ClipGradNorm"),
+    (onnxblock.ForwardBlock, TypeError, "abstract"),
+])  # fmt: skip
 def test_arguments_out_of_range(make: Any, error: type[Exception], word: str) -> None:
     with pytest.raises(error, match=word):
         make()
@@ -537,8 +525,5 @@ def test_custom_op_library(tmp_path: Path) -> None:
     library.write_bytes(b"")
     with onnxblock.custom_op_library(library) as path:
         assert path == library
-        with (
-            pytest.raises(RuntimeError, match="already"),
-            onnxblock.custom_op_library(library),
-        ):
+        with pytest.raises(RuntimeError, match="already"), onnxblock.custom_op_library(library):
             pass

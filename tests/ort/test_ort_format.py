@@ -23,12 +23,7 @@ from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.errors import OdtpackError
 from odtpack.ort import session_runs
 from odtpack.ort.files import Inference, add_ort_files
-from odtpack.ort.format import (
-    RuntimeOptimizations,
-    convert_model,
-    convert_variants,
-    recorded_level,
-)
+from odtpack.ort.format import RuntimeOptimizations, convert_model, convert_variants, recorded_level
 from odtpack.ort.session_runs import TRAINING_MODELS, SampleFeeds
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.files.records import InvalidRecordError
@@ -89,11 +84,9 @@ def test_the_content_is_that_of_the_reference_converter(
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             convert_onnx_models_to_ort(
-                model,
-                folder,
-                [OptimizationStyle[style.name.title()]],
+                model, folder, [OptimizationStyle[style.name.title()]],
                 target_platform=None if platform is None else platform.value,
-            )
+            )  # fmt: skip
         (expected,) = folder.glob("*.ort")
         runtime: RuntimeOptimizations | None = "save" if style is Style.RUNTIME else None
         convert_model(model, tmp_path / "own.ort", platform=platform, runtime=runtime)

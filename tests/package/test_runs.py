@@ -22,14 +22,10 @@ CASES = {
     "two types": ("h = MatMul(x, w)  y = Add(h, d)", "invalid-model", "'y' (Add)"),
     "whole numbers": ("h = MatMul(x, w)  y = Add(h, i)", "invalid-model", "'y' (Add)"),
     "widths": ("h = MatMul(x, v)  y = Add(h, b)", "invalid-model", "'h' (MatMul)"),
-    "no kernel": (
-        "n = Cast <to = 7> (x)  h = Gemm(n, j)  c = Cast <to = 1> (h)  y = Mul(c, b)",
-        "models-do-not-run", "'h'",
-    ),
-    "widths as it runs": (
-        "n = NonZero(x)  c = Cast <to = 1> (n)  y = MatMul(c, v)",
-        "models-do-not-run", "'y'",
-    ),
+    "no kernel": ("n = Cast <to = 7> (x)  h = Gemm(n, j)  c = Cast <to = 1> (h)  y = Mul(c, b)",
+                  "models-do-not-run", "'h'"),
+    "widths as it runs": ("n = NonZero(x)  c = Cast <to = 1> (n)  y = MatMul(c, v)",
+                          "models-do-not-run", "'y'"),
 }  # fmt: skip
 TENSORS = {
     "w": FLOATS[:12].reshape(4, 3), "v": FLOATS[:15].reshape(5, 3), "b": FLOATS[:3],

@@ -70,8 +70,7 @@ def _product(m: int, k: int, n: int, body: str, outputs: str = "") -> ir.Model:
 
 
 @pytest.mark.parametrize(
-    "body",
-    ["gradient = Gemm(a, b)", "t = Transpose(a) gradient = Gemm <transA = 1> (t, b)"],
+    "body", ["gradient = Gemm(a, b)", "t = Transpose(a) gradient = Gemm <transA = 1> (t, b)"]
 )
 def test_a_product_moves_into_the_branches(body: str) -> None:
     model = _accumulated(_product(40, 3, 30, body))
@@ -84,18 +83,12 @@ def test_a_product_moves_into_the_branches(body: str) -> None:
     _check(model)
 
 
-@pytest.mark.parametrize(
-    ("body", "outputs"),
-    [
-        pytest.param("gradient = MatMul(a, b)", "", id="another operator"),
-        pytest.param(
-            "gradient = Gemm(a, b) other = Neg(gradient)",
-            "float[40, 30] other",
-            id="read elsewhere",
-        ),
-        pytest.param("zero = Sub(c, c) gradient = Gemm(a, b, zero)", "", id="an addend"),
-    ],
-)
+@pytest.mark.parametrize(("body", "outputs"), [
+    pytest.param("gradient = MatMul(a, b)", "", id="another operator"),
+    pytest.param("gradient = Gemm(a, b) other = Neg(gradient)", "float[40, 30] other",
+                 id="read elsewhere"),
+    pytest.param("zero = Sub(c, c) gradient = Gemm(a, b, zero)", "", id="an addend"),
+])  # fmt: skip
 def test_a_product_that_stays(body: str, outputs: str) -> None:
     if "zero" in body:
         body = "c = Constant <value = float[1] {1}> ()" + body
@@ -244,14 +237,11 @@ def test_a_fresh_start(name: str) -> None:
     assert not {"ScatterElements", "ConstantOfShape"} & set(op_types(graph))
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        pytest.param("", "", id="read elsewhere"),
-        pytest.param('reduction = "add"', 'reduction = "max"', id="the largest"),
-        pytest.param("(dims)", "<value = float[1] {1}> (dims)", id="ones"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new"), [
+    pytest.param("", "", id="read elsewhere"),
+    pytest.param('reduction = "add"', 'reduction = "max"', id="the largest"),
+    pytest.param("(dims)", "<value = float[1] {1}> (dims)", id="ones"),
+])  # fmt: skip
 def test_a_scatter_that_stays(old: str, new: str) -> None:
     text = ROWS.format(axis=0).replace(old, new) if old else ROWS.format(axis=0)
     other = ("other = Neg(gradient)", ", float[40, 30] other") if not old else ("", "")
@@ -339,15 +329,12 @@ def _ancestors(value: ir.Value) -> list[ir.Node]:
     return [node, *(n for v in node.inputs if v is not None for n in _ancestors(v))]
 
 
-@pytest.mark.parametrize(
-    ("terms", "marked"),
-    [
-        pytest.param("gradient = Add (first, b)", False, id="no sum of cotangents: it broadcasts"),
-        pytest.param("y = Tanh (x) gradient = Add (y, x)", True, id="no scatter"),
-        pytest.param("gradient = Add (first, first)", True, id="one that is read twice"),
-        pytest.param("gradient = Sub (first, second)", True, id="no sum"),
-    ],
-)
+@pytest.mark.parametrize(("terms", "marked"), [
+    pytest.param("gradient = Add (first, b)", False, id="no sum of cotangents: it broadcasts"),
+    pytest.param("y = Tanh (x) gradient = Add (y, x)", True, id="no scatter"),
+    pytest.param("gradient = Add (first, first)", True, id="one that is read twice"),
+    pytest.param("gradient = Sub (first, second)", True, id="no sum"),
+])  # fmt: skip
 def test_what_is_not_merged(terms: str, marked: bool) -> None:
     model = _sum(terms, marked=marked)
     before = outline(model)

@@ -102,16 +102,13 @@ def test_two_of_one_value_have_masks_of_their_own(again: str, level: str) -> Non
     assert len({each.tobytes() for each in kept(model, level)}) == 3
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "a = Abs(x) d, m = Dropout(a, half, yes) y = Where(m, d, one)",
-        "a = Abs(x) d = Dropout(a, half) y = Neg(d)",
-        "a = Abs(x) d = Dropout(a, half, no) y = Neg(d)",
-        "a = Abs(x) d = Dropout(a, none, yes) y = Neg(d)",
-        "y = Abs(x)",
-    ],
-)
+@pytest.mark.parametrize("body", [
+    "a = Abs(x) d, m = Dropout(a, half, yes) y = Where(m, d, one)",
+    "a = Abs(x) d = Dropout(a, half) y = Neg(d)",
+    "a = Abs(x) d = Dropout(a, half, no) y = Neg(d)",
+    "a = Abs(x) d = Dropout(a, none, yes) y = Neg(d)",
+    "y = Abs(x)",
+])  # fmt: skip
 def test_what_needs_nothing_stays(body: str) -> None:
     assert_unchanged(keep_dropout, graph(body))
 

@@ -51,21 +51,18 @@ def gradients(model: ir.Model, feeds: dict[str, np.ndarray]) -> tuple[np.ndarray
     return found["y"], found[names["x"]], found[names["s"]]
 
 
-@pytest.mark.parametrize(
-    ("opset", "dtype", "axis", "block"),
-    [
-        (12, "uint8", None, 0),
-        (17, "uint8", None, 0),
-        (17, "int8", None, 0),
-        (17, "int8", 1, 0),
-        (13, "uint8", 0, 0),
-        (21, "uint16", 0, 0),
-        (21, "int8", 1, 4),
-        (21, "int8", 1, 3),
-        (24, "int8", 1, 4),
-        (25, "int8", None, 0),
-    ],
-)
+@pytest.mark.parametrize(("opset", "dtype", "axis", "block"), [
+    (12, "uint8", None, 0),
+    (17, "uint8", None, 0),
+    (17, "int8", None, 0),
+    (17, "int8", 1, 0),
+    (13, "uint8", 0, 0),
+    (21, "uint16", 0, 0),
+    (21, "int8", 1, 4),
+    (21, "int8", 1, 3),
+    (24, "int8", 1, 4),
+    (25, "int8", None, 0),
+])  # fmt: skip
 def test_gradients_are_those_of_the_straight_through_estimator(
     opset: int, dtype: str, axis: int | None, block: int
 ) -> None:
@@ -126,15 +123,12 @@ def test_lowering_restores_the_model() -> None:
     assert outline(model) == before
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, t, z)",
-        "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s)",
-        "q = QuantizeLinear<axis = 0>(x, s, z) y = DequantizeLinear(q, s, z)",
-        "q = Cast<to = 3>(x) y = DequantizeLinear(q, s, z)",
-    ],
-)
+@pytest.mark.parametrize("body", [
+    "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, t, z)",
+    "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s)",
+    "q = QuantizeLinear<axis = 0>(x, s, z) y = DequantizeLinear(q, s, z)",
+    "q = Cast<to = 3>(x) y = DequantizeLinear(q, s, z)",
+])  # fmt: skip
 def test_what_is_no_pair_stays_and_lets_no_gradient_through(body: str) -> None:
     model = pair("int8", "", body=f"t = Add(s, s) {body}")
     before = outline(model)

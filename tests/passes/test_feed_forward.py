@@ -77,15 +77,12 @@ def test_blocks_give_the_whole(
         assert error < 1e-6, (name, error)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("float[B, tokens, 8] x", "float[2, 128, 8] x"),  # few tokens
-        ("h = Mul(act, u)", "o = Softmax <axis = 1> (act) h = Mul(o, u)"),  # tokens are mixed
-        ("h = Mul(act, u)", "h = Mul(act, u) kept = ReduceSum(h)"),  # it is read elsewhere
-        ("sg = Sigmoid(g2)", "sg = Sqrt(g2)"),  # no gradient at the zeros that fill a block
-    ],
-)
+@pytest.mark.parametrize(("old", "new"), [
+    ("float[B, tokens, 8] x", "float[2, 128, 8] x"),  # few tokens
+    ("h = Mul(act, u)", "o = Softmax <axis = 1> (act) h = Mul(o, u)"),  # tokens are mixed
+    ("h = Mul(act, u)", "h = Mul(act, u) kept = ReduceSum(h)"),  # it is read elsewhere
+    ("sg = Sigmoid(g2)", "sg = Sqrt(g2)"),  # no gradient at the zeros that fill a block
+])  # fmt: skip
 def test_what_is_left_alone(old: str, new: str) -> None:
     assert old in TEXT
     model = parse(TEXT.replace(old, new).replace("float[B, tokens, 8] z", "float[P, Q, 8] z"))

@@ -50,17 +50,14 @@ def _model(body: str = BODY, head: str = HEAD, opset: int = 17):
     return parse(f"{head} {{ {EPSILON} {body} }}", opset)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("", ""),
-        ("Pow(d, two)", "Mul(d, d)"),
-        ("Mul(normal, scale)", "Mul(scale, normal)"),
-        ("Add(scaled, bias)", "Add(bias, scaled)"),
-        ("Add(var, eps)", "Add(eps, var)"),
-        ("axes = [-1]", "axes = [2]"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new"), [
+    ("", ""),
+    ("Pow(d, two)", "Mul(d, d)"),
+    ("Mul(normal, scale)", "Mul(scale, normal)"),
+    ("Add(scaled, bias)", "Add(bias, scaled)"),
+    ("Add(var, eps)", "Add(eps, var)"),
+    ("axes = [-1]", "axes = [2]"),
+])  # fmt: skip
 def test_written_out(old: str, new: str) -> None:
     model = _model(BODY.replace(old, new) if old else BODY)
     after = changed(fuse_layer_norm, model)
@@ -109,22 +106,19 @@ def test_two_in_a_row() -> None:
     assert_same(model, after, random_feeds(model, N=5))
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        pytest.param("Pow(d, two)", "Pow(d, eps)", id="another power"),
-        pytest.param("Pow(d, two)", "Mul(d, x)", id="not a square"),
-        pytest.param("Pow(d, two)", "Pow(x, two)", id="square of something else"),
-        pytest.param("Sub(x, mean)", "Sub(mean, x)", id="the other sign"),
-        pytest.param("Div(d, root)", "Div(root, d)", id="upside down"),
-        pytest.param("Div(d, root)", "Div(x, root)", id="not centered"),
-        pytest.param("axes = [-1]> (x)", "axes = [-2]> (x)", id="two different axes"),
-        pytest.param("axes = [-1]", "axes = [1]", id="not the last axis"),
-        pytest.param("Add(var, eps)", "Add(var, root0)", id="epsilon is computed"),
-        pytest.param("Mul(normal, scale)", "Mul(normal, two)", id="scale is a number"),
-        pytest.param("Add(scaled, bias)", "Add(scaled, two)", id="bias is a number"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new"), [
+    pytest.param("Pow(d, two)", "Pow(d, eps)", id="another power"),
+    pytest.param("Pow(d, two)", "Mul(d, x)", id="not a square"),
+    pytest.param("Pow(d, two)", "Pow(x, two)", id="square of something else"),
+    pytest.param("Sub(x, mean)", "Sub(mean, x)", id="the other sign"),
+    pytest.param("Div(d, root)", "Div(root, d)", id="upside down"),
+    pytest.param("Div(d, root)", "Div(x, root)", id="not centered"),
+    pytest.param("axes = [-1]> (x)", "axes = [-2]> (x)", id="two different axes"),
+    pytest.param("axes = [-1]", "axes = [1]", id="not the last axis"),
+    pytest.param("Add(var, eps)", "Add(var, root0)", id="epsilon is computed"),
+    pytest.param("Mul(normal, scale)", "Mul(normal, two)", id="scale is a number"),
+    pytest.param("Add(scaled, bias)", "Add(scaled, two)", id="bias is a number"),
+])  # fmt: skip
 def test_something_else(old: str, new: str) -> None:
     assert old in BODY
     body = BODY.replace(old, new)
@@ -200,22 +194,17 @@ def _gelu(body: str = GELU, outputs: str = "float[N, 5] y") -> ir.Model:
     )
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {},
-        {"Div(x, root2)": "Mul(x, inverse)"},
-        {"Div(x, root2)": "Mul(inverse, x)"},
-        {"Add(e, one)": "Add(one, e)"},
-        {"Mul(x, plus)": "Mul(plus, x)"},
-        {"Mul(first, half)": "Mul(half, first)"},
-        {"Mul(x, plus)": "Mul(plus, half)", "Mul(first, half)": "Mul(x, first)"},
-        {
-            "first = Mul(x, plus)": "first = Mul(x, half)",
-            "y = Mul(first, half)": "y = Mul(first, plus)",
-        },
-    ],
-)
+@pytest.mark.parametrize("change", [
+    {},
+    {"Div(x, root2)": "Mul(x, inverse)"},
+    {"Div(x, root2)": "Mul(inverse, x)"},
+    {"Add(e, one)": "Add(one, e)"},
+    {"Mul(x, plus)": "Mul(plus, x)"},
+    {"Mul(first, half)": "Mul(half, first)"},
+    {"Mul(x, plus)": "Mul(plus, half)", "Mul(first, half)": "Mul(x, first)"},
+    {"first = Mul(x, plus)": "first = Mul(x, half)",
+     "y = Mul(first, half)": "y = Mul(first, plus)"},
+])  # fmt: skip
 def test_gelu_written_out(change: dict[str, str]) -> None:
     body = GELU
     for old, new in change.items():
@@ -235,29 +224,26 @@ def test_gelu_written_out(change: dict[str, str]) -> None:
     assert_same(model, marked, {"x": extremes, "z": extremes})
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        pytest.param({"Div(x, root2)": "Div(x, half)"}, id="another scale"),
-        pytest.param({"Div(x, root2)": "Div(root2, x)"}, id="upside down"),
-        pytest.param({"Div(x, root2)": "Mul(x, root2)"}, id="times the root"),
-        pytest.param({"Div(x, root2)": "Add(x, inverse)"}, id="a sum inside"),
-        pytest.param({"Add(e, one)": "Add(e, half)"}, id="another addend"),
-        pytest.param({"Add(e, one)": "Sub(e, one)"}, id="minus one"),
-        pytest.param({"Add(e, one)": "Mul(e, one)"}, id="times one"),
-        pytest.param({"Add(e, one)": "Sub(one, e)"}, id="erfc"),
-        pytest.param({"Mul(x, plus)": "Mul(z, plus)"}, id="another factor"),
-        pytest.param({"Mul(x, plus)": "Mul(plus, plus)"}, id="a square"),
-        pytest.param({"Mul(x, plus)": "Add(x, plus)"}, id="a sum"),
-        pytest.param({"Mul(first, half)": "Mul(first, one)"}, id="not halved"),
-        pytest.param({"Mul(first, half)": "Div(first, half)"}, id="doubled"),
-        pytest.param({"Mul(first, half)": "Mul(first, z)"}, id="no number"),
-        pytest.param({"Erf(inner)": "Tanh(inner)"}, id="another function"),
-        pytest.param({"Erf(inner)": "my.Erf(inner)"}, id="another domain"),
-        pytest.param({"Add(e, one)": "my.Add(e, one)"}, id="another domain's sum"),
-        pytest.param({"Mul(x, plus)": "my.Mul(x, plus)"}, id="another domain's product"),
-    ],
-)
+@pytest.mark.parametrize("change", [
+    pytest.param({"Div(x, root2)": "Div(x, half)"}, id="another scale"),
+    pytest.param({"Div(x, root2)": "Div(root2, x)"}, id="upside down"),
+    pytest.param({"Div(x, root2)": "Mul(x, root2)"}, id="times the root"),
+    pytest.param({"Div(x, root2)": "Add(x, inverse)"}, id="a sum inside"),
+    pytest.param({"Add(e, one)": "Add(e, half)"}, id="another addend"),
+    pytest.param({"Add(e, one)": "Sub(e, one)"}, id="minus one"),
+    pytest.param({"Add(e, one)": "Mul(e, one)"}, id="times one"),
+    pytest.param({"Add(e, one)": "Sub(one, e)"}, id="erfc"),
+    pytest.param({"Mul(x, plus)": "Mul(z, plus)"}, id="another factor"),
+    pytest.param({"Mul(x, plus)": "Mul(plus, plus)"}, id="a square"),
+    pytest.param({"Mul(x, plus)": "Add(x, plus)"}, id="a sum"),
+    pytest.param({"Mul(first, half)": "Mul(first, one)"}, id="not halved"),
+    pytest.param({"Mul(first, half)": "Div(first, half)"}, id="doubled"),
+    pytest.param({"Mul(first, half)": "Mul(first, z)"}, id="no number"),
+    pytest.param({"Erf(inner)": "Tanh(inner)"}, id="another function"),
+    pytest.param({"Erf(inner)": "my.Erf(inner)"}, id="another domain"),
+    pytest.param({"Add(e, one)": "my.Add(e, one)"}, id="another domain's sum"),
+    pytest.param({"Mul(x, plus)": "my.Mul(x, plus)"}, id="another domain's product"),
+])  # fmt: skip
 def test_not_a_gelu(change: dict[str, str]) -> None:
     body = GELU
     for old, new in change.items():
@@ -324,13 +310,10 @@ VECTOR = "eps = Constant <value = float[3, 1] {0.5, 1.5, 2.5}> () "
 # What is unusual, further inputs, constants, the nodes.
 MISREAD = {
     "an input": (", float eps", FIXED.partition("eps")[0], LAYER_NORM),
-    "an input in front": (
-        ", float eps", FIXED.partition("eps")[0], LAYER_NORM.replace("(var, eps)", "(eps, var)")
-    ),
+    "an input in front": (", float eps", FIXED.partition("eps")[0],
+                          LAYER_NORM.replace("(var, eps)", "(eps, var)")),
     "an input of an RMS norm": (", float eps", FIXED.partition("eps")[0], RMS_NORM),
-    "computed": (
-        ", float e", FIXED.partition("eps")[0] + "eps = Exp(e) ", LAYER_NORM
-    ),
+    "computed": (", float e", FIXED.partition("eps")[0] + "eps = Exp(e) ", LAYER_NORM),
     "a constant in front": ("", FIXED, LAYER_NORM.replace("(var, eps)", "(eps, var)")),
     "a vector": ("", FIXED.partition("eps")[0] + VECTOR, LAYER_NORM),
     "another power": ("", FIXED.replace("{2}", "{4}"), LAYER_NORM),

@@ -72,21 +72,17 @@ def feeds_of(model: ir.Model) -> dict[str, np.ndarray]:
     return feeds
 
 
-@pytest.mark.parametrize(
-    ("formula", "products"),
-    [
-        # Gemms, that of the gradient included
-        (AdamW(), 4),
-        (AdamW(weight_decay=0.1), 4),
-        (AdamW(weight_decay=0.1, formula="pytorch"), 4),
-        (Adam(weight_decay=0.1), 4),
-        (Lion(weight_decay=0.1), 4),
-        (SGD(), 2),
-        (SGD(weight_decay=0.1), 2),
-        (SGD(momentum=0.9, nesterov=True), 3),
-    ],
-    ids=lambda value: value.kind if isinstance(value, Optimizer) else None,
-)
+@pytest.mark.parametrize(("formula", "products"), [
+    # Gemms, that of the gradient included
+    (AdamW(), 4),
+    (AdamW(weight_decay=0.1), 4),
+    (AdamW(weight_decay=0.1, formula="pytorch"), 4),
+    (Adam(weight_decay=0.1), 4),
+    (Lion(weight_decay=0.1), 4),
+    (SGD(), 2),
+    (SGD(weight_decay=0.1), 2),
+    (SGD(momentum=0.9, nesterov=True), 3),
+], ids=lambda value: value.kind if isinstance(value, Optimizer) else None)  # fmt: skip
 def test_values_are_those_of_the_formula(formula: Optimizer, products: int) -> None:
     """In float64 nothing is fused."""
     single = model_of(formula, ir.DataType.FLOAT)

@@ -21,17 +21,8 @@ from onnxruntime import GraphOptimizationLevel as Level
 from odtpack import losses
 from odtpack.build import build_package
 from odtpack.model.loading import load_model
-from odtpack.optimizers import (
-    SGD,
-    Adafactor,
-    Adam,
-    AdamW,
-    GroupRule,
-    Lion,
-)
-from odtpack.optimizers import (
-    Optimizer as Formula,
-)
+from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, GroupRule, Lion
+from odtpack.optimizers import Optimizer as Formula
 from odtpack.package.task import Task, resolve_update
 from odtpack.package.training import build_graphs
 from odtpack.spec import MemorySpec
@@ -82,10 +73,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def package_of(
-    model: onnx.ModelProto,
-    folder: Path,
-    formula: Formula,
-    update: Mapping[str, Any] | None = None,
+    model: onnx.ModelProto, folder: Path, formula: Formula, update: Mapping[str, Any] | None = None
 ) -> Package:
     onnx.save(model, folder / "model.onnx")
     build_package(
@@ -366,11 +354,7 @@ def _feeds(session, graphs, model) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("formula", "update", "steps"),
-    [
-        (AdamW(), {"clip_norm": 1.0}, 1),
-        (Adafactor(), {}, 1),
-        (AdamW(), {}, 2),
-    ],
+    [(AdamW(), {"clip_norm": 1.0}, 1), (Adafactor(), {}, 1), (AdamW(), {}, 2)],
 )
 def test_no_step_model_where_all_gradients_are_needed(
     formula: Formula, update: dict[str, Any], steps: int, tmp_path: Path
