@@ -64,3 +64,16 @@ def run(
     opened = session(model, level)
     names = [node.name for node in opened.get_outputs()]
     return dict(zip(names, opened.run(names, dict(feeds)), strict=True))
+
+
+def run_in_place(
+    opened: onnxruntime.InferenceSession,
+    inputs: Mapping[str, np.ndarray],
+    outputs: Mapping[str, np.ndarray],
+) -> None:
+    """Run on these arrays, of which an output may be an input."""
+    binding = opened.io_binding()
+    for bind, arrays in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
+        for name, array in arrays.items():
+            bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+    opened.run_with_iobinding(binding)

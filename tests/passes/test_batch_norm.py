@@ -27,7 +27,7 @@ def _model(
 ) -> ir.Model:
     body = body or TRAIN.format(attributes=attributes)
     text = NORM.format(shape=shape, body=body, outputs=outputs)
-    return parse(text, opset, f', "{INTERNAL_DOMAIN}" : 1')
+    return parse(text, opset, domains=[INTERNAL_DOMAIN])
 
 
 def _feeds(shape: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -127,7 +127,7 @@ def test_layers_of_one_size_share_their_count_and_one_update() -> None:
         f"norm (float[N, 3, 4, 6] x0, float[3] scale, float[3] bias, {', '.join(values)}) "
         f"=> (float[N, 3, 2, 3] y{layers - 1}) {{ {text} }}",
         17,
-        f', "{INTERNAL_DOMAIN}" : 1',
+        domains=[INTERNAL_DOMAIN],
     )
     model = _lowered(model)
     types = op_types(model.graph)

@@ -165,7 +165,7 @@ SHAPE = "float[N, 3, 9, 9]"
 
 
 def _pooled(body: str, outputs: str = "float[N, 3, h, w] y", shape: str = SHAPE):
-    return parse(f"g ({shape} x) => ({outputs}) {{ {body} }}", domains=', "my" : 1')
+    return parse(f"g ({shape} x) => ({outputs}) {{ {body} }}", domains=["my"])
 
 
 @pytest.mark.parametrize(("shape", "attributes"), [

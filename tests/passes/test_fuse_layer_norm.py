@@ -190,7 +190,7 @@ GELU = """
 def _gelu(body: str = GELU, outputs: str = "float[N, 5] y") -> ir.Model:
     return parse(
         f"g (float[N, 5] x, float[N, 5] z) => ({outputs}) {{ {CONSTANTS} {body} }}",
-        domains=f', "{INTERNAL_DOMAIN}" : 1, "my" : 1',
+        domains=[INTERNAL_DOMAIN, "my"],
     )
 
 
