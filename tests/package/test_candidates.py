@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx.parser
+import onnx
 import pytest
-from onnx import numpy_helper
 
 from odtpack.model.loading import load_model
 from odtpack.package.candidates import candidates
+from tests.model_text import parsed
 
 RANDOM = np.random.default_rng(0)
 
@@ -20,16 +20,10 @@ def _candidates(body: str, types: str = "float[2, 3] x", **values: Any) -> set[s
 
 
 def _model(body: str, types: str = "float[2, 3] x", **values: Any) -> onnx.ModelProto:
-    values.setdefault("w", _random(3, 3))
-    model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 21]> g ({types}) => (float[A, B] y) '
-        f"{{ h = MatMul(x, w) {body} }}"
-    )
-    for name, value in values.items():
-        array = np.asarray(value)
-        array = array.astype(np.float32) if array.dtype == np.float64 else array
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    return model
+    arrays = {name: np.asarray(value) for name, value in ({"w": _random(3, 3)} | values).items()}
+    arrays = {n: np.float32(a) if a.dtype == np.float64 else a for n, a in arrays.items()}
+    text = f"g ({types}) => (float[A, B] y) {{ h = MatMul(x, w) {body} }}"
+    return parsed(text, 21, ir_version=10, **arrays)
 
 
 def _random(*shape: int) -> np.ndarray:
@@ -135,55 +129,29 @@ def test_folded_biases_of_zeros_are_parameters() -> None:
 
 def test_a_model_that_keeps_everything_in_constants() -> None:
     """As some converters write them: then weights are constants, and so are factors."""
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["": 17]>
-        g (float[2, 2] x) => (float[2, 2] y) {
-            w = Constant<value = float[2, 2] {1, 2, 3, 4}>()
-            b = Constant<value = float[2] {1, 2}>()
-            half = Constant<value = float[1] {0.5}>()
-            h = Gemm(x, w, b)
-            y = Mul(h, half)
-        }
-        """
-    )
-    assert set(candidates(load_model(model))) == {"w", "b"}
+    text = """g (float[2, 2] x) => (float[2, 2] y) {
+        w = Constant<value = float[2, 2] {1, 2, 3, 4}>() b = Constant<value = float[2] {1, 2}>()
+        half = Constant<value = float[1] {0.5}>() h = Gemm(x, w, b) y = Mul(h, half)
+    }"""
+    assert set(candidates(load_model(parsed(text)))) == {"w", "b"}
 
 
 @pytest.mark.parametrize(("bias", "layer"), [("half, b", True), ("half, x", False)])
 def test_a_layer_in_constants_beside_initializers_is_a_parameter(bias: str, layer: bool) -> None:
     """Its matrix and bias are constants; a window or a basis has no bias, and stays."""
-    model = onnx.parser.parse_model(
-        f"""
-        <ir_version: 8, opset_import: ["": 17]>
-        g (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {{1, 2, 3, 4}}> {{
-            m = Constant<value = float[2, 2] {{1, 2, 3, 4}}>()
-            b = Constant<value = float[2] {{1, 2}}>()
-            h = MatMul(x, w)
-            half = MatMul(h, m)
-            y = Add({bias})
-        }}
-        """
-    )
-    assert set(candidates(load_model(model))) == ({"w", "m", "b"} if layer else {"w"})
+    text = f"""g (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {{1, 2, 3, 4}}> {{
+        m = Constant<value = float[2, 2] {{1, 2, 3, 4}}>() b = Constant<value = float[2] {{1, 2}}>()
+        h = MatMul(x, w) half = MatMul(h, m) y = Add({bias})
+    }}"""
+    assert set(candidates(load_model(parsed(text)))) == ({"w", "m", "b"} if layer else {"w"})
 
 
 def test_constants_of_a_local_function_are_no_parameters() -> None:
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["": 17, "local": 1]>
-        g (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {1, 2, 3, 4}> {
-            h = MatMul(x, w)
-            y = local.shifted(h)
-        }
-        <domain: "local", opset_import: ["": 17]>
-        shifted (a) => (b) {
-            c = Constant<value = float[2] {1, 2}>()
-            b = Add(a, c)
-        }
-        """
-    )
-    assert set(candidates(load_model(model))) == {"w"}
+    text = """g (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {1, 2, 3, 4}>
+    { h = MatMul(x, w) y = local.shifted(h) }
+    <domain: "local", opset_import: ["": 17]>
+    shifted (a) => (b) { c = Constant<value = float[2] {1, 2}>() b = Add(a, c) }"""
+    assert set(candidates(load_model(parsed(text, domains=["local"])))) == {"w"}
 
 
 def test_constants_that_double_level_by_level() -> None:
