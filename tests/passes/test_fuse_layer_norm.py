@@ -287,9 +287,6 @@ RMS_NORM = BODY[BODY.index("square") :].replace("(d, ", "(x, ")
 NORM_HEAD = "net (float[N, 4] x, float[4] scale, float[4] bias{more}) => (float[N, 4] y)"
 POWER = "two = Constant <value = float {2}> () "
 FIXED_EPS = "eps = Constant <value = float {0.5}> ()"
-    "two = Constant <value = float {2}> () ",
-    "eps = Constant <value = float {0.5}> ()",
-)
 FIXED = POWER + FIXED_EPS
 VECTOR = "eps = Constant <value = float[3, 1] {0.5, 1.5, 2.5}> () "
 TURNED = LAYER_NORM.replace("(var, eps)", "(eps, var)")

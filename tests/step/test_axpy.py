@@ -24,8 +24,6 @@ def model_of(formula: Optimizer, dtype: ir.DataType) -> ir.Model:
     kept = {name: ir.val(name, dtype=dtype, shape=shape) for name in names}
     left = ir.val("left", dtype, [5, shape[0]])
     right = ir.val("right", dtype, [5, shape[1]])
-        ir.val(n, dtype, [5, size]) for n, size in zip(("left", "right"), shape, strict=True)
-    )
     rate, step = ir.val("rate", dtype, [1]), ir.val("step", ir.DataType.INT64, [1])
     graph = ir.Graph(
         [*kept.values(), left, right, rate, step], [], nodes=[], opset_imports={"": 17}, name="g"
