@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import onnx.parser
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -16,6 +16,7 @@ from odtpack.graph.fold import merge_equal
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.inference import Found, NodeInference
 from odtpack.model.loading import load_model
+from tests.model_text import parsed
 
 Make = Callable[[], tuple[int, ir.Node]]
 Dims = tuple[int | str | None, ...]
@@ -132,8 +133,7 @@ def test_what_is_repeated_once_keeps_its_size() -> None:
 
 def merged(body: str, outputs: str = "float[3] y") -> list[str]:
     """The operators that are left of the nodes of a graph."""
-    text = f'<ir_version: 9, opset_import: ["" : 18]> g (float[3] x) => ({outputs}) {{ {body} }}'
-    graph = ir.from_proto(onnx.parser.parse_model(text)).graph
+    graph = ir.from_proto(parsed(f"g (float[3] x) => ({outputs}) {{ {body} }}", 18)).graph
     merge_equal(graph)
     onnx.checker.check_model(ir.to_proto(ir.Model(graph, ir_version=9)))
     return [node.op_type for node in graph]
@@ -177,10 +177,8 @@ def known(value: ir.Value) -> Dims | None:
     return tuple(None if isinstance(d, str) and d.startswith("unk__") else d for d in dims)
 
 
-def load(text: str, opset: int = 17) -> ir.Model:
-    return load_model(
-        onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]>\n{text}')
-    )
+def load(text: str) -> ir.Model:
+    return load_model(parsed(text))
 
 
 def the(model: ir.Model, op_type: str) -> ir.Node:
