@@ -120,8 +120,7 @@ def test_a_reshape_keeps_the_number_of_elements(before: Dims, after: Dims, found
 def test_what_is_repeated_once_keeps_its_size() -> None:
     """What reads it has the size, too, that it had no name for before."""
     text = """g (float[n, 2, t] x) => (float[a, b, c] z) <int64[3] times = {1, 3, 2}> {
-        y = Tile(x, times)
-        z = Relu(y)
+        y = Tile(x, times) z = Relu(y)
     }"""
     tile, relu = load(text).graph
     assert known(tile.outputs[0]) == ("n", 6, None)

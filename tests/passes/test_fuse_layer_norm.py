@@ -34,15 +34,9 @@ from tests.passes.tools import (
 HEAD = "layer_norm (float[N, 3, 4] x, float[4] scale, float[4] bias) => (float[N, 3, 4] y)"
 EPSILON = "eps = Constant <value = float {1e-3}> () two = Constant <value = float {2}> ()"
 BODY = """
-    mean = ReduceMean <axes = [-1]> (x)
-    d = Sub(x, mean)
-    square = Pow(d, two)
-    var = ReduceMean <axes = [-1]> (square)
-    plus = Add(var, eps)
-    root = Sqrt(plus)
-    normal = Div(d, root)
-    scaled = Mul(normal, scale)
-    y = Add(scaled, bias)
+    mean = ReduceMean <axes = [-1]> (x) d = Sub(x, mean) square = Pow(d, two)
+    var = ReduceMean <axes = [-1]> (square) plus = Add(var, eps) root = Sqrt(plus)
+    normal = Div(d, root) scaled = Mul(normal, scale) y = Add(scaled, bias)
 """
 
 
@@ -176,10 +170,7 @@ CONSTANTS = f"""
 """
 VALUES = {"one": 1.0, "half": 0.5, "root2": math.sqrt(2)}
 GELU = """
-    inner = Div(x, root2)
-    e = Erf(inner)
-    plus = Add(e, one)
-    first = Mul(x, plus)
+    inner = Div(x, root2) e = Erf(inner) plus = Add(e, one) first = Mul(x, plus)
     y = Mul(first, half)
 """
 

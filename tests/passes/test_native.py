@@ -14,10 +14,7 @@ from tests.passes.tools import check, op_types, parse
 
 MOMENTUM = """momentum (float[n] p, float[n] g, float[n] b, float[1] rate)
     => (float[n] "p.out", float[n] "b.out") <float keep = {0.9}> {
-    kept = Mul(b, keep)
-    "b.out" = Add(kept, g)
-    step = Mul("b.out", rate)
-    "p.out" = Sub(p, step)
+    kept = Mul(b, keep) "b.out" = Add(kept, g) step = Mul("b.out", rate) "p.out" = Sub(p, step)
 }"""
 
 
