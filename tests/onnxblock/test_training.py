@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,10 @@ class CrossEntropy(onnxblock.TrainingBlock):
 
 
 def trained(
-    model: onnx.ModelProto, block: onnxblock.TrainingBlock, *outputs: str, **wanted: bool
-) -> onnxblock.TrainingBlock:
-    for name in names(model):
+    model: onnx.ModelProto, block: onnxblock.TrainingBlock, *outputs: str,
+    on: Iterable[str] | None = None, **wanted: bool,
+) -> onnxblock.TrainingBlock:  # fmt: skip
+    for name in names(model) if on is None else on:
         block.requires_grad(name, wanted.get(name.replace(".", "_"), True))
     with onnxblock.base(model):
         block(*(outputs or ("output-0",)))
@@ -137,9 +139,7 @@ def test_before_the_block_is_called() -> None:
 
 
 def test_no_gradient_is_the_default() -> None:
-    block = CrossEntropy()
-    with onnxblock.base(mlp()):
-        block("output-0")
+    block = trained(mlp(), CrossEntropy(), on=())
     training, evaluation = block.to_model_proto()
     assert block.parameters() == ([], [])
     assert inputs_and_outputs(training) == inputs_and_outputs(evaluation)
@@ -147,11 +147,8 @@ def test_no_gradient_is_the_default() -> None:
 
 def test_batch_norm_statistics_are_no_trainable_parameters() -> None:
     model = zoo.mobilenet_v2(32, 5, 0.2, "train", stages=2)
-    block = CrossEntropy()
-    for name in trainable_names(model):
-        block.requires_grad(name)
-    with onnxblock.base(model):
-        block(model.graph.output[0].name)
+    trainable = trainable_names(model)
+    block = trained(model, CrossEntropy(), model.graph.output[0].name, on=trainable)
     assert {t.name for t in block.parameters()[1]} == set(statistic_names(model))
 
 
@@ -160,13 +157,9 @@ def test_batch_norm_statistics_are_no_trainable_parameters() -> None:
 
 def test_gradients_of_inputs() -> None:
     """The reference names them like those of parameters, and so do we."""
-    model, block = mlp(), CrossEntropy()
-    block.requires_grad("input-0")
-    block.requires_grad("fc2.weight")
-    for name in ("fc1.weight", "fc1.bias", "fc2.bias"):
-        block.requires_grad(name, False)
-    with onnxblock.base(model):
-        block("output-0")
+    model = mlp()
+    frozen: Any = dict.fromkeys(("fc1_weight", "fc1_bias", "fc2_bias"), False)
+    block = trained(model, CrossEntropy(), on=["input-0", *names(model)], **frozen)
     training = block.to_model_proto()[0]
     inputs, outputs = inputs_and_outputs(training)
     assert f"input-0{BUFFER}" in inputs
@@ -183,11 +176,8 @@ def test_gradients_of_inputs() -> None:
 
 
 def test_gradients_of_inputs_only() -> None:
-    model, block = mlp(), CrossEntropy()
-    block.requires_grad("input-0")
-    with onnxblock.base(model):
-        block("output-0")
-    training = block.to_model_proto()[0]
+    model = mlp()
+    training = trained(model, CrossEntropy(), on=["input-0"]).to_model_proto()[0]
     inputs = ["input-0", "labels", f"input-0{BUFFER}", "lazy_reset_grad"]
     assert inputs_and_outputs(training)[0] == inputs
     x = batch(model)
@@ -266,11 +256,7 @@ def test_dropout_and_batch_norm_do_not_train_in_evaluation() -> None:
         scale=np.full(5, 2, np.float32), bias=np.ones(5, np.float32),
         mean=np.full(5, 0.5, np.float32), var=np.full(5, 4, np.float32),
     )  # fmt: skip
-    block = CrossEntropy(more=("y",))
-    for name in ("scale", "bias"):
-        block.requires_grad(name)
-    with onnxblock.base(model):
-        block("y")
+    block = trained(model, CrossEntropy(more=("y",)), "y", on=("scale", "bias"))
     evaluation = block.to_model_proto()[1]
     x = batch(model)
     state = {name: array for name, array in values(model).items() if len(array.shape) == 1}
