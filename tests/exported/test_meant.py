@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import safetensors.torch
 import torch
@@ -37,6 +36,7 @@ from odtpack_runtime import CheckpointState, Optimizer
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training import loop
 from tests.exported.export import Exporter, export
+from tests.onnxblock.nets import Train, run
 from tests.refused import refused
 from tests.sweep import split_rows
 
@@ -318,29 +318,18 @@ def test_a_bag_of_embeddings_of_the_newer_exporter_names_the_older(tmp_path: Pat
     assert "dynamo=False" in str(error.value.hint)
 
 
-class Half(onnxblock.TrainingBlock):
+def half(name: str) -> str:
     """The mean square, of which the gradient passes one factor."""
-
-    def build(self, name: str) -> str:  # type: ignore[override]
-        factor = blocks.StopGradient()(name)
-        return blocks.ReduceMean(keepdims=False)(blocks.Mul()(name, factor))
+    factor = blocks.StopGradient()(name)
+    return blocks.ReduceMean(keepdims=False)(blocks.Mul()(name, factor))
 
 
-def gradients(model: onnx.ModelProto | str, module: nn.Module, feeds: Feeds) -> dict[str, Any]:
+def gradients(model: onnx.ModelProto, module: nn.Module, feeds: Feeds) -> dict[str, Any]:
     """What a training model accumulates in one run, by parameter."""
-    tensors = {**module.state_dict(), **feeds}
-    source = model if isinstance(model, str) else model.SerializeToString()
-    session = onnxruntime.InferenceSession(source)
-    arrays = {
-        each.name: tensors[each.name].numpy() if each.name in tensors
-        else np.ones(1, bool) if "reset" in each.name
-        else np.zeros(each.shape, np.float32)
-        for each in session.get_inputs()
-    }  # fmt: skip
+    tensors, taken = {**module.state_dict(), **feeds}, {each.name for each in model.graph.input}
+    found = run(model, {name: tensors[name].numpy() for name in taken & tensors.keys()})
     out = "_grad.accumulation.out"
-    names = [each.name for each in session.get_outputs() if each.name.endswith(out)]
-    found = zip(names, session.run(names, arrays), strict=True)
-    return {name.removesuffix(out): array for name, array in found}
+    return {name.removesuffix(out): found[name] for name in found if name.endswith(out)}
 
 
 def assert_equal(ours: Mapping[str, Any], module: nn.Module, names: set[str]) -> None:
@@ -362,11 +351,11 @@ def test_stop_gradient_of_an_adapter_artifacts_and_blocks(tmp_path: Path) -> Non
     generate_artifacts(model, [*names], artifact_directory=folder, stop_gradient=stops)
     module(*feeds.values()).backward()
     for package, trained in ((tmp_path / "bias", {"layer.bias"}), (folder, names)):
-        ours = gradients(str(package / "training_model.onnx"), module, feeds)
+        ours = gradients(onnx.load(package / "training_model.onnx"), module, feeds)
         assert_equal(ours, module, trained)
     plain = nn.Linear(6, 3)
     export(plain, feeds, model, "torchscript")
-    block = Half()
+    block = Train(half)
     block.requires_grad("weight")
     with onnxblock.base(onnx.load(model)):
         block("output")
@@ -493,6 +482,12 @@ class Gated(nn.Module):
         return y.square().mean()
 
 
+def listed(module: nn.Module, way: str, folder: Path) -> dict[str, Any]:
+    """The option with the module's names, unless the look of its tensors must do."""
+    odtpack.names(module, folder / "names.txt")
+    return {} if way == "looks" else {"like": str(folder / "names.txt")}
+
+
 @pytest.mark.parametrize("way", ["looks", "names"])
 @pytest.mark.parametrize(
     ("kind", "exporter"), [(Fresh, "dynamo"), (Gated, "dynamo"), (Gated, "torchscript")]
@@ -503,9 +498,7 @@ def test_folded_parameters_train(
     torch.manual_seed(0)
     module, feeds = kind().eval(), {"x": torch.randn(4, 3, 4, 4)}
     model = export(module, feeds, tmp_path / "model.onnx", exporter, dynamic={"x": {0: "batch"}})
-    told = {} if way == "looks" else {"like": str(tmp_path / "names.txt")}
-    odtpack.names(module, tmp_path / "names.txt")
-    notes, package = list[str](), tmp_path / "package"
+    told, notes, package = listed(module, way, tmp_path), list[str](), tmp_path / "package"
     build_package(model, package, remark=notes.append, optimizer="sgd", **told)
     assert not notes
     trained = trained_in(package)
@@ -529,9 +522,7 @@ class Warm(nn.Module):
 def test_what_the_exporter_changed_is_named(way: str, tmp_path: Path) -> None:
     module, feeds = Warm().eval(), {"x": torch.randn(3, 4)}
     model = export(module, feeds, tmp_path / "model.onnx", "dynamo")
-    told = {} if way == "looks" else {"like": str(tmp_path / "names.txt")}
-    odtpack.names(module, tmp_path / "names.txt")
-    notes = list[str]()
+    told, notes = listed(module, way, tmp_path), list[str]()
     build_package(model, tmp_path / "package", remark=notes.append, **told)
     assert trained_in(tmp_path / "package") == {"layer.weight", "layer.bias", "exp"}
     (note,) = notes
