@@ -183,14 +183,10 @@ class Apart:
 
 
 def kernel_model(
-    nodes: list[onnx.NodeProto],
-    inputs: Mapping[str, tuple[int, ...]],
-    outputs: list[str],
-    *,
-    kernel: str = "elementwise",
-    program: list[int] | None = None,
+    nodes: list[onnx.NodeProto], inputs: Mapping[str, tuple[int, ...]], outputs: list[str], *,
+    kernel: str = "elementwise", program: list[int] | None = None,
     of_bytes: Sequence[np.dtype] = (),
-) -> onnx.ModelProto:
+) -> onnx.ModelProto:  # fmt: skip
     """A model of one native node, whose body is ``nodes``; the program is theirs if not given.
 
     Its first inputs are of the types of ``of_bytes``, the others float32.

@@ -6,9 +6,10 @@ autograd gives the gradient of any value with respect to any initializer or ``Co
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -181,55 +182,9 @@ _simple(
 
 
 @operator
-def GatherElements(call: Call, x: Tensor, index: Tensor) -> Tensor:
-    return x.gather(call.get("axis", 0), index)
-
-
-@operator
-def ScatterElements(call: Call, x: Tensor, index: Tensor, updates: Tensor) -> Tensor:
-    return x.scatter(call.get("axis", 0), index, updates)
-
-
-@operator
-def NonZero(call: Call, x: Tensor) -> Tensor:
-    return x.nonzero().T
-
-
-@operator
 def MaxUnpool(call: Call, x: Tensor, index: Tensor, shape: Tensor) -> Tensor:
     flat = x.new_zeros(int(shape.prod()))
     return flat.index_add(0, index.flatten(), x.flatten()).reshape(shape.tolist())
-
-
-@operator
-def Max(call: Call, *given: Tensor) -> Tensor:
-    return _fold(torch.maximum, given)
-
-
-@operator
-def Min(call: Call, *given: Tensor) -> Tensor:
-    return _fold(torch.minimum, given)
-
-
-def _fold(function: Callable[[Tensor, Tensor], Tensor], given: Iterable[Tensor]) -> Tensor:
-    first, *others = given
-    for other in others:
-        first = function(first, other)
-    return first
-
-
-_TYPES = {
-    onnx.TensorProto.INT64: torch.int64,
-    onnx.TensorProto.INT32: torch.int32,
-    onnx.TensorProto.INT8: torch.int8,
-    onnx.TensorProto.UINT8: torch.uint8,
-    onnx.TensorProto.BOOL: torch.bool,
-} | dict.fromkeys(FLOATS, torch.float64)
-
-
-@operator
-def Cast(call: Call, x: Tensor) -> Tensor:
-    return x.to(_TYPES[call.get("to")])
 
 
 @operator
@@ -248,16 +203,6 @@ def Clip(call: Call, x: Tensor, low: Value = None, high: Value = None) -> Tensor
 
 
 @operator
-def LeakyRelu(call: Call, x: Tensor) -> Tensor:
-    return F.leaky_relu(x, call.get("alpha", 0.01))
-
-
-@operator
-def HardSigmoid(call: Call, x: Tensor) -> Tensor:
-    return (call.get("alpha", 0.2) * x + call.get("beta", 0.5)).clamp(0, 1)
-
-
-@operator
 def Softmax(call: Call, x: Tensor, function: Callable[..., Tensor] = torch.softmax) -> Tensor:
     if call.opset >= 13:
         return function(x, call.get("axis", -1))
@@ -265,27 +210,7 @@ def Softmax(call: Call, x: Tensor, function: Callable[..., Tensor] = torch.softm
     return function(x.reshape(math.prod(x.shape[:axis]), -1), 1).reshape(x.shape)
 
 
-@operator
-def LogSoftmax(call: Call, x: Tensor) -> Tensor:
-    return Softmax(call, x, torch.log_softmax)
-
-
 # Shapes and indices.
-
-
-@operator
-def Shape(call: Call, x: Tensor) -> Tensor:
-    return torch.tensor(x.shape[call.get("start", 0) : call.get("end")], dtype=torch.int64)
-
-
-@operator
-def Concat(call: Call, *given: Tensor) -> Tensor:
-    return torch.cat(given, call.get("axis"))
-
-
-@operator
-def Expand(call: Call, x: Tensor, shape: Tensor) -> Tensor:
-    return x.expand(torch.broadcast_shapes(x.shape, torch.Size(shape.tolist())))
 
 
 @operator
@@ -300,12 +225,6 @@ def Gather(call: Call, x: Tensor, indices: Tensor) -> Tensor:
     axis = call.get("axis", 0) % x.ndim
     flat = x.index_select(axis, indices.reshape(-1).to(torch.int64) % x.shape[axis])
     return flat.reshape(x.shape[:axis] + indices.shape + x.shape[axis + 1 :])
-
-
-@operator
-def GatherND(call: Call, x: Tensor, indices: Tensor) -> Tensor:
-    assert not call.get("batch_dims", 0)
-    return x[tuple(indices.unbind(-1))]
 
 
 @operator
@@ -379,14 +298,7 @@ def Unsqueeze(call: Call, x: Tensor, axes: Value = None) -> Tensor:
     return x
 
 
-@operator
-def Transpose(call: Call, x: Tensor) -> Tensor:
-    return x.permute(call.get("perm", list(reversed(range(x.ndim)))))
-
-
-def _reduction(
-    function: Callable[[Tensor, tuple[int, ...], bool], Tensor],
-) -> Callable[..., Tensor]:
+def _reduction(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def reduce(call: Call, x: Tensor, axes: Value = None) -> Tensor:
         chosen = call.list("axes", axes)
         if not chosen:
@@ -398,13 +310,42 @@ def _reduction(
     return reduce
 
 
+_TYPES = {
+    getattr(onnx.TensorProto, name.upper()): getattr(torch, name)
+    for name in ("int64", "int32", "int8", "uint8", "bool")
+} | dict.fromkeys(FLOATS, torch.float64)
+
+
+def _indexed(call: Call, x: Tensor, indices: Tensor) -> Tensor:
+    assert not call.get("batch_dims", 0)
+    return x[tuple(indices.unbind(-1))]
+
+
+# Operators of one line.
 OPERATORS |= {
+    "Cast": lambda call, x: x.to(_TYPES[call.get("to")]),
+    "Concat": lambda call, *given: torch.cat(given, call.get("axis")),
+    "DynamicQuantizeLinear": lambda _, x: quantized(x),
+    "Expand": lambda _, x, shape: x.expand(torch.broadcast_shapes(x.shape, tuple(shape.tolist()))),
+    "GRU": lambda call, *given: recurrent("GRU", call, *given),
+    "GatherElements": lambda call, x, index: x.gather(call.get("axis", 0), index),
+    "GatherND": _indexed,
+    "HardSigmoid": lambda call, x: (call.get("alpha", 0.2) * x + call.get("beta", 0.5)).clamp(0, 1),
+    "LSTM": lambda call, *given: recurrent("LSTM", call, *given),
+    "LeakyRelu": lambda call, x: F.leaky_relu(x, call.get("alpha", 0.01)),
+    "LogSoftmax": lambda call, x: Softmax(call, x, torch.log_softmax),
+    "Max": lambda _, *given: functools.reduce(torch.maximum, given),
+    "Min": lambda _, *given: functools.reduce(torch.minimum, given),
+    "NonZero": lambda _, x: x.nonzero().T,
+    "ReduceL2": _reduction(lambda x, axes, keep: x.square().sum(axes, keep).sqrt()),
     "ReduceMax": _reduction(torch.amax),
-    "ReduceMin": _reduction(torch.amin),
     "ReduceMean": _reduction(torch.mean),
+    "ReduceMin": _reduction(torch.amin),
     "ReduceProd": _reduction(lambda x, axes, keep: x.flatten().prod().reshape((1,) * keep)),
     "ReduceSum": _reduction(torch.sum),
-    "ReduceL2": _reduction(lambda x, axes, keep: x.square().sum(axes, keep).sqrt()),
+    "ScatterElements": lambda call, x, index, new: x.scatter(call.get("axis", 0), index, new),
+    "Shape": lambda call, x: torch.tensor(x.shape[call.get("start", 0) : call.get("end")]).long(),
+    "Transpose": lambda call, x: x.permute(call.get("perm", [*reversed(range(x.ndim))])),
 }
 
 
@@ -565,16 +506,6 @@ def recurrent(op: str, call: Call, *given: Value, actual: Value = None) -> list[
     return Recurrent(op, attributes, list(there), range(outputs), actual)(*there.values())
 
 
-@operator
-def LSTM(call: Call, *given: Value) -> list[Tensor]:
-    return recurrent("LSTM", call, *given)
-
-
-@operator
-def GRU(call: Call, *given: Value) -> list[Tensor]:
-    return recurrent("GRU", call, *given)
-
-
 # Quantized layers: a gradient passes rounding as if it were not there.
 
 
@@ -600,11 +531,6 @@ def quantized(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     levels = ((narrow / scale).round() + zero).clamp(0, 255).double()
     smooth = x / scale.double()
     return levels + smooth - smooth.detach(), scale.double(), zero.double()
-
-
-@operator
-def DynamicQuantizeLinear(call: Call, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return quantized(x)
 
 
 @operator

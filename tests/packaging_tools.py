@@ -56,15 +56,14 @@ def open_training(
     folder: Path,
     session_options: onnxruntime.SessionOptions | None = None,
     checkpoint: Path | None = None,
+    **options: Any,
 ) -> tuple[CheckpointState, Module, Optimizer]:
-    """Open a generated folder through the training runtime."""
+    """Open a generated folder through the training runtime; ``options`` are the module's."""
     state = CheckpointState.load_checkpoint(checkpoint or folder / "checkpoint")
     module = Module(
-        folder / "training_model.onnx",
-        state,
-        folder / "eval_model.onnx",
-        session_options=session_options,
-    )
+        folder / "training_model.onnx", state, folder / "eval_model.onnx",
+        session_options=session_options, **options,
+    )  # fmt: skip
     return state, module, Optimizer(folder / "optimizer_model.onnx", module)
 
 

@@ -218,8 +218,5 @@ class TransformerEncoder(nn.Module):
 
 
 _TWINS: dict[str, type[nn.Module]] = {
-    "mlp": Mlp,
-    "cnn": Cnn,
-    "mobilenet_v2": MobileNetV2,
-    "transformer_encoder": TransformerEncoder,
-}
+    "mlp": Mlp, "cnn": Cnn, "mobilenet_v2": MobileNetV2, "transformer_encoder": TransformerEncoder,
+}  # fmt: skip

@@ -10,8 +10,7 @@ import pytest
 from tests.adapters import llama
 
 needs_peft = pytest.mark.skipif(
-    importlib.util.find_spec("peft") is None,
-    reason="PEFT is not installed (pip install peft)",
+    importlib.util.find_spec("peft") is None, reason="PEFT is not installed (pip install peft)"
 )
 
 

@@ -76,11 +76,9 @@ def write(model: Llama, shape: Shape, *, packed: bool) -> onnx.ModelProto:
     lengths = to.node("Sub", f"{mask}/Sub", [total, f"{one}d"])
     lengths = to.node("Cast", f"{mask}/Sub/Cast", [lengths], to=TensorProto.INT32)
     longest = to.node(
-        "Gather",
-        f"{mask}/Gather",
-        [to.node("Shape", f"{mask}/Shape", ["attention_mask"]), one],
+        "Gather", f"{mask}/Gather", [to.node("Shape", f"{mask}/Shape", ["attention_mask"]), one],
         axis=0,
-    )
+    )  # fmt: skip
     longest = to.node("Cast", f"{mask}/Gather/Cast", [longest], to=TensorProto.INT32)
     angles = shape.angles()
     caches = [to.store("cos_cache", angles.cos()), to.store("sin_cache", angles.sin())]

@@ -9,7 +9,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import onnx.numpy_helper
+import onnx
 import onnx.reference
 import onnx_ir as ir
 import onnxruntime
@@ -26,8 +26,9 @@ from odtpack.quantized import quantize_base
 from odtpack.spec import AdapterSpec
 from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
-from tests.adapters.test_follow_peft import SPECS, follow, next_token, unpacked, with_its_own_matrix
+from tests.adapters.test_follow_peft import SPECS, follow, unpacked, with_its_own_matrix
 from tests.autodiff.oracle import add_gradients, normal, session
+from tests.model_text import parsed
 from tests.refused import refused
 
 IN, OUT, RANK = 6, 4, 2
@@ -47,16 +48,11 @@ FORMS = {  # how a model writes a weight [IN, OUT] of codes, scales and zero poi
 def test_low_rank_adapter_on_codes(form: str, kind: str) -> None:
     """Value and gradients are those of the product with the numbers, and a thin one beside it."""
     after, before, zeros = FORMS[form]
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]>'
-        f" g (float[n, {IN}] x) => (float[n, {OUT}] y) <{kind}[{IN}, {OUT}] q, float[1, {OUT}] s,"
-        f" float[{OUT}] t, float[1, {OUT}] z> {{ {before} \n {after} \n y = MatMul(x, w) }}"
-    )
+    nodes = f"{before} {after} y = MatMul(x, w)"
     codes = np.random.default_rng(1).integers(0, 100, (IN, OUT)).astype(kind)
     scales, points = normal(1, OUT, seed=2) + 3, normal(1, OUT, seed=3)
     stored = {"q": codes, "s": scales, "t": scales[0], "z": points}
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(a, n) for n, a in stored.items())
-    del model.graph.value_info[:]
+    model = parsed(f"g (float[n, {IN}] x) => (float[n, {OUT}] y) {{ {nodes} }}", **stored)
     inserted = insert_adapter(load_model(model), AdapterSpec("lora", ("q",), rank=RANK, alpha=6))
     assert inserted.layers == ("q",)
     a, b = (str(name) for name in inserted.parameters)
@@ -84,16 +80,14 @@ def test_a_base_of_float16(kind: BaseKind) -> None:
     """Its matrices and its table get codes as those of float32 do, and it goes on in float16."""
     logits = []
     for dtype in ("float", "float16"):
-        model = onnx.parser.parse_model(
-            '<ir_version: 10, opset_import: ["" : 21]> g (int64[n] x) => (float[n, 8] y) '
-            "{ e = Gather(table, x) \n l = MatMul(e, w) \n y = Cast<to = 1>(l) }"
-        )
-        random = np.random.default_rng(1)
-        for name, shape in (("table", (40, 64)), ("w", (64, 8))):
-            array = random.standard_normal(shape).astype(np.float16)
-            array = array.astype(np.float32) if dtype == "float" else array
-            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-        loaded = quantize_base(load_model(model), kind, (), 21)
+        random, shapes = np.random.default_rng(1), {"table": (40, 64), "w": (64, 8)}
+        values = {n: random.standard_normal(s).astype(np.float16) for n, s in shapes.items()}
+        if dtype == "float":
+            values = {name: array.astype(np.float32) for name, array in values.items()}
+        nodes = "e = Gather(table, x) l = MatMul(e, w) y = Cast<to = 1>(l)"
+        text = f"g (int64[n] x) => (float[n, 8] y) {{ {nodes} }}"
+        loaded = load_model(parsed(text, 21, ir_version=10, **values))
+        loaded = quantize_base(loaded, kind, (), 21)
         assert not {"table", "w"} & {*loaded.graph.initializers}
         (product,) = (node for node in loaded.graph if node.op_type == "MatMul")
         assert product.outputs[0].dtype == ir.DataType[dtype.upper()]
@@ -108,27 +102,21 @@ def layers_of(*widths: int, table: bool = False, opset: int = 17) -> onnx.ModelP
     nodes = ["x0 = Gather(table, x)"] if table else ["x0 = Identity(x)"]
     nodes += [f"x{i + 1} = MatMul(x{i}, w{i})" for i in range(len(widths) - 1)]
     taken = "int64[n]" if table else f"float[n, {widths[0]}]"
-    model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["" : {opset}]> g ({taken} x) => '
-        f"(float[n, {widths[-1]}] y) {{ {' '.join(nodes)} y = Identity(x{len(widths) - 1}) }}"
-    )
+    text = f"{' '.join(nodes)} y = Identity(x{len(widths) - 1})"
     shapes = {f"w{i}": pair for i, pair in enumerate(itertools.pairwise(widths))}
     if table:
         shapes["table"] = (40, widths[0])
-    for i, (name, shape) in enumerate(shapes.items()):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(normal(*shape, seed=i), name))
-    return model
+    values = {name: normal(*shape, seed=i) for i, (name, shape) in enumerate(shapes.items())}
+    text = f"g ({taken} x) => (float[n, {widths[-1]}] y) {{ {text} }}"
+    return parsed(text, opset, ir_version=10, **values)
 
 
-@pytest.mark.parametrize(
-    ("kind", "widths", "narrow"),
-    [
-        ("int4", (64, 50, 48, 200, 16), ["w1", "w3"]),
-        ("nf4", (64, 50, 48, 200, 16), ["w1", "w3"]),
-        ("int4", (96, 32, 64, 16), []),
-        ("int8", (50, 70, 33), []),
-    ],
-)
+@pytest.mark.parametrize(("kind", "widths", "narrow"), [
+    ("int4", (64, 50, 48, 200, 16), ["w1", "w3"]),
+    ("nf4", (64, 50, 48, 200, 16), ["w1", "w3"]),
+    ("int4", (96, 32, 64, 16), []),
+    ("int8", (50, 70, 33), []),
+])  # fmt: skip
 def test_what_4_bits_would_not_make_smaller_is_int8(
     kind: BaseKind, widths: tuple[int, ...], narrow: list[str]
 ) -> None:
@@ -224,35 +212,24 @@ def test_what_it_unpacks(kind: type, shape: tuple[int, int], zeros: str | None, 
 
 # The loss by parts of the vocabulary is PyTorch's, whatever matrix the model ends in.
 
-LOSS = ("next_token", next_token)
-
 
 @needs_peft
 @pytest.mark.parametrize(("words", "base"), [(7, None), (7, "int8"), (100, None)])
 def test_tied_to_the_embedding(words: int, base: Any, llama_file: Path, tmp_path: Path) -> None:
     module = llama.llama() if base is None else unpacked(llama.llama(), llama_file, base)
-    options = {"words": words}
-    follow(
-        module, llama_file, tmp_path, SPECS["lora"], LOSS, llama.batch(),
-        base=base, loss_options=options,
-    )  # fmt: skip
+    follow(module, llama_file, tmp_path, SPECS["lora"], base=base, loss_options={"words": words})
     found = onnx.load(tmp_path / "training_model.onnx").graph
-    shapes = [
-        [dim.dim_value for dim in info.type.tensor_type.shape.dim] for info in found.value_info
-    ]
-    assert words >= llama.VOCABULARY or not any(
-        shape[-1:] == [llama.VOCABULARY] and len(shape) == 3 for shape in shapes
-    )
+    shapes = [[d.dim_value for d in info.type.tensor_type.shape.dim] for info in found.value_info]
+    whole = [s for s in shapes if s[-1:] == [llama.VOCABULARY] and len(s) == 3]
+    assert words >= llama.VOCABULARY or not whole
 
 
 @needs_peft
 @pytest.mark.parametrize("base", [None, "int8", "int4"])
 def test_a_matrix_of_its_own(base: Any, tmp_path: Path) -> None:
     module, model = with_its_own_matrix(base, tmp_path / "model.onnx")
-    follow(
-        module, model, tmp_path / "package", SPECS["lora"], LOSS, llama.batch(),
-        base=base, loss_options={"words": 8},
-    )  # fmt: skip
+    package = tmp_path / "package"
+    follow(module, model, package, SPECS["lora"], base=base, loss_options={"words": 8})
 
 
 @needs_peft
@@ -261,8 +238,7 @@ def test_of_an_exported_decoder(symmetric: bool, tmp_path: Path) -> None:
     model = tmp_path / "model.onnx"
     module = genai.decoder(model, symmetric=symmetric)
     spec = AdapterSpec("lora", ("*.v_proj", "*.down_proj"), (), 3, 5.0)
-    options = {"words": 9}
-    follow(module, model, tmp_path / "package", spec, LOSS, llama.batch(), loss_options=options)
+    follow(module, model, tmp_path / "package", spec, loss_options={"words": 9})
     graph = onnx.load(tmp_path / "package" / "training_model.onnx").graph
     heads = [each.dims for each in graph.initializer if "lm_head" in each.name]
     assert all(rows < llama.VOCABULARY for rows, _ in heads)
@@ -280,10 +256,9 @@ def test_the_matrix_must_be_frozen(llama_file: Path, tmp_path: Path) -> None:
             build_package(
                 llama_file, tmp_path, loss="next_token", loss_options={"words": 8}, **more
             )
-        assert ("--base int4" in str(caught.value.hint)) == (code == "head-not-found")
-        assert ("adapter prompt or one on that product" in caught.value.what) == (
-            code == "head-not-found"
-        )
+        missing = code == "head-not-found"
+        assert ("--base int4" in str(caught.value.hint)) == missing
+        assert ("adapter prompt or one on that product" in caught.value.what) == missing
 
 
 @needs_peft
@@ -294,7 +269,7 @@ def test_adapter_on_the_embedding_of_a_tied_model(
     """It is on the look-up, as in PEFT, and not on the product with the same table."""
     module = llama.llama() if base is None else unpacked(llama.llama(), llama_file, base)
     spec = AdapterSpec("lora", ("embed_tokens", "*.q_proj"), (), 3, 5.0)
-    follow(module, llama_file, tmp_path, spec, LOSS, llama.batch(), base=base)
+    follow(module, llama_file, tmp_path, spec, base=base)
 
 
 @needs_peft
@@ -302,7 +277,7 @@ def test_adapter_on_an_embedding_of_few_bits(tmp_path: Path) -> None:
     model = tmp_path / "model.onnx"
     module = genai.decoder(model, symmetric=False, tables=True)
     spec = AdapterSpec("lora", ("model.embed_tokens", "*.v_proj"), (), 3, 5.0)
-    follow(module, model, tmp_path / "package", spec, LOSS, llama.batch())
+    follow(module, model, tmp_path / "package", spec)
 
 
 @pytest.mark.parametrize("segments", [False, True])

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
-import onnxruntime
 import pytest
 import torch
 from onnx import numpy_helper
@@ -27,39 +25,42 @@ from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token
 from tests.cli.conftest import Run, run
+from tests.model_text import parsed
+from tests.model_text import run as computed
 from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
 
 __all__ = ["run"]
 
 
-def logits(model: ir.Model, feeds: dict[str, np.ndarray]) -> list[Any]:
-    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString())
-    return list(session.run(None, feeds))
-
-
-LOSS = ("next_token", next_token)
 KINDS: dict[str, dict[str, Any]] = {
-    "int4": {},
-    "int4-zero-points": {"symmetric": False},
-    "int4-packed": {"packed": True},
-    "int4-tables": {"symmetric": False, "tables": True},
-    "int8": {"bits": 8, "symmetric": False},
-}
+    "int4": {}, "int4-zero-points": {"symmetric": False}, "int4-packed": {"packed": True},
+    "int4-tables": {"symmetric": False, "tables": True}, "int8": {"bits": 8, "symmetric": False},
+}  # fmt: skip
+
+
+QUERIES = AdapterSpec("lora", ("*.q_proj",))
+
+
+def changed(proto: onnx.ModelProto, **attributes: int) -> None:
+    """Every attention of the model has these attributes, too."""
+    for node in proto.graph.node:
+        if node.op_type == "GroupQueryAttention":
+            made = (onnx.helper.make_attribute(*each) for each in attributes.items())
+            node.attribute.extend(made)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_forward_is_that_of_the_contributed_kernels(kind: str, tmp_path: Path) -> None:
     module = genai.decoder(tmp_path / "model.onnx", **KINDS[kind])
     ids = llama.batch()[0]
-    kernels = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    (expected,) = kernels.run(["logits"], genai.feeds(ids))
+    expected = computed(onnx.load(tmp_path / "model.onnx"), genai.feeds(ids))["logits"]
     with torch.no_grad():
         np.testing.assert_allclose(module(torch.from_numpy(ids)), expected, rtol=1e-4, atol=1e-5)
     loaded = load_model(tmp_path / "model.onnx")
     assert {node.domain for node in loaded.graph} == {""}
     assert not {"cos_cache", "sin_cache"}.intersection(candidates(loaded))
-    (found,) = logits(loaded, {"input_ids": ids})
+    found = computed(loaded, {"input_ids": ids})["logits"]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -71,9 +72,8 @@ def test_layers_that_reach_no_output_are_named(tmp_path: Path) -> None:
     for node in proto.graph.node:
         if node.name.startswith("/lm_head/MatMul"):
             node.input[0] = values["/model/layers.1/input_layernorm/SkipLayerNorm"]
-    spec = AdapterSpec("lora", ("*.q_proj",))
     manifest = build_package(
-        proto, tmp_path / "package", loss="next_token", adapter=spec, remark=said.append
+        proto, tmp_path / "package", loss="next_token", adapter=QUERIES, remark=said.append
     )
     assert manifest.adapter.layers == ("model.layers.0.self_attn.q_proj",)
     (told,) = (text for text in said if "depends on" in text)
@@ -89,14 +89,14 @@ def test_ten_steps_agree_with_peft(kind: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **heads}))
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
     spec = AdapterSpec("lora", tuple(f"model.*.{name}" for name in names), (), RANK, ALPHA)
-    follow(module, tmp_path / "model.onnx", tmp_path / "package", spec, LOSS, llama.batch())
+    follow(module, tmp_path / "model.onnx", tmp_path / "package", spec)
 
 
 @needs_peft
 def test_dora_sees_the_stored_weights(tmp_path: Path) -> None:
     module = genai.decoder(tmp_path / "model.onnx", symmetric=False)
     spec = AdapterSpec("dora", ("*.self_attn.v_proj", "*.up_proj"), (), RANK, ALPHA)
-    follow(module, tmp_path / "model.onnx", tmp_path / "package", spec, LOSS, llama.batch())
+    follow(module, tmp_path / "model.onnx", tmp_path / "package", spec)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -136,26 +136,16 @@ def test_codes_stay_codes(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "why"),
-    [
-        ({"smooth_softmax": 1}, "smooth"),
-        ({"causal": 0}, "causal"),
-        ({"qk_output": 1}, "scores"),
-    ],
+    [({"smooth_softmax": 1}, "smooth"), ({"causal": 0}, "causal"), ({"qk_output": 1}, "scores")],
 )
 def test_what_is_not_read_is_one_clear_error(
     change: dict[str, int], why: str, tmp_path: Path
 ) -> None:
     genai.decoder(tmp_path / "model.onnx")
     proto = onnx.load(tmp_path / "model.onnx")
-    for node in proto.graph.node:
-        if node.op_type == "GroupQueryAttention":
-            for name, value in change.items():
-                node.attribute.append(onnx.helper.make_attribute(name, value))
+    changed(proto, **change)
     with refused("no-gradient") as caught:
-        build_package(
-            proto, tmp_path / "package", loss="next_token",
-            adapter=AdapterSpec("lora", ("*.q_proj",)),
-        )  # fmt: skip
+        build_package(proto, tmp_path / "package", loss="next_token", adapter=QUERIES)
     assert "GroupQueryAttention" in caught.value.what
     assert why in caught.value.what
 
@@ -171,10 +161,7 @@ def test_norms_of_queries_alone_are_refused(tmp_path: Path) -> None:
             proto.graph.initializer.append(weight)
             node.input.extend([""] * (14 - len(node.input)) + [weight.name])
     with pytest.raises(OdtpackError, match="queries or keys, and not both"):
-        build_package(
-            proto, tmp_path / "package", loss="next_token",
-            adapter=AdapterSpec("lora", ("*.q_proj",)),
-        )  # fmt: skip
+        build_package(proto, tmp_path / "package", loss="next_token", adapter=QUERIES)
 
 
 @pytest.mark.parametrize("smooth", [0, 1])  # in standard operators, and as a kernel
@@ -183,20 +170,13 @@ def test_an_empty_cache_that_slides_is_a_window(smooth: int, tmp_path: Path) -> 
     genai.decoder(tmp_path / "model.onnx")
     proto, ids = onnx.load(tmp_path / "model.onnx"), llama.batch()[0]
 
-    def change(**attributes: int) -> None:
-        for node in proto.graph.node:
-            if node.op_type == "GroupQueryAttention":
-                made = (onnx.helper.make_attribute(*each) for each in attributes.items())
-                node.attribute.extend(made)
-
-    change(local_window_size=3, smooth_softmax=smooth)
-    windowed = onnxruntime.InferenceSession(proto.SerializeToString())
-    (expected,) = windowed.run(["logits"], genai.feeds(ids))
-    change(sliding_window_cache=1)
+    changed(proto, local_window_size=3, smooth_softmax=smooth)
+    expected = computed(proto, genai.feeds(ids))["logits"]
+    changed(proto, sliding_window_cache=1)
     loaded = load_model(proto)
     feeds = {str(v.name): genai.feeds(ids)[str(v.name)] for v in loaded.graph.inputs}
     assert not [name for name in feeds if name.startswith("past")]
-    (found,) = logits(loaded, feeds)
+    found = computed(loaded, feeds)["logits"]
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -236,46 +216,29 @@ def test_peft_finds_every_layer_but_those_that_the_export_names(
 
 
 PLAIN = """
-<ir_version: 8, opset_import: ["" : 17]>
 g (int64[batch, tokens] ids, float[batch, 2, past, 3] past_0_key) =>
     (float[batch, tokens, 5] logits, float[batch, 2, all, 3] present_0_key)
-{
-    rows = Gather(table, ids)
-    both = Reshape(rows, heads)
-    new = Transpose<perm = [0, 2, 1, 3]>(both)
-    present_0_key = Concat<axis = -2>(past_0_key, new)
-    shape = Shape(past_0_key)
-    count = Gather(shape, two)
-    length = Cast<to = 1>(count)
-    moved = Add(present_0_key, length)
-    back = Transpose<perm = [0, 2, 1, 3]>(moved)
-    flat = Reshape(back, width)
-    logits = MatMul(flat, weight)
-}
-"""
+    <int64[4] heads = {0, 0, 2, 3}, int64[3] width = {0, 0, 6}, int64 two = {2}> {
+    rows = Gather(table, ids) both = Reshape(rows, heads)
+    new = Transpose<perm = [0, 2, 1, 3]>(both) present_0_key = Concat<axis = -2>(past_0_key, new)
+    shape = Shape(past_0_key) count = Gather(shape, two) length = Cast<to = 1>(count)
+    moved = Add(present_0_key, length) back = Transpose<perm = [0, 2, 1, 3]>(moved)
+    flat = Reshape(back, width) logits = MatMul(flat, weight)
+}"""
 
 
 def test_a_cache_in_standard_operators_is_left_out() -> None:
-    proto = onnx.parser.parse_model(PLAIN)
     random = np.random.default_rng(2)
-    for name, array in {
-        "table": random.normal(size=(7, 6)).astype(np.float32),
-        "weight": random.normal(size=(6, 5)).astype(np.float32),
-        "heads": np.array([0, 0, 2, 3]),
-        "width": np.array([0, 0, 6]),
-        "two": np.array(2),
-    }.items():
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    table, weight = (random.normal(size=s).astype(np.float32) for s in ((7, 6), (6, 5)))
+    proto = parsed(PLAIN, table=table, weight=weight)
     loaded = load_model(proto)
     assert [value.name for value in loaded.graph.inputs] == ["ids"]
     assert [value.name for value in loaded.graph.outputs] == ["logits"]
     assert loaded.meta[CACHE] == ("past_0_key",)
     ids = np.array([[1, 2, 6], [0, 3, 4]])
     empty = np.zeros((2, 2, 0, 3), np.float32)
-    before = onnxruntime.InferenceSession(proto.SerializeToString())
-    (expected, _) = before.run(None, {"ids": ids, "past_0_key": empty})
-    (found,) = logits(loaded, {"ids": ids})
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    expected = computed(proto, {"ids": ids, "past_0_key": empty})["logits"]
+    np.testing.assert_allclose(computed(loaded, {"ids": ids})["logits"], expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -312,4 +275,4 @@ def test_merged_into_few_bits(kind: str, tmp_path: Path) -> None:
     assert f"{len(wanted)} quantized matrices" in said[0]
     assert f"the error is {np.sqrt(error):.3g}," in said[0]
     ids = llama.batch()[0]
-    onnxruntime.InferenceSession(tmp_path / "merged.onnx").run(["logits"], genai.feeds(ids))
+    computed(merged, genai.feeds(ids))

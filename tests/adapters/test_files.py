@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import functools
 import json
 import logging
 import shutil
@@ -29,6 +29,7 @@ from tests.adapters.test_follow_peft import SPECS, config
 from tests.adapters.written.models import HERE
 from tests.cli.conftest import Run, run
 from tests.exported.export import export
+from tests.model_text import parsed
 from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
 
@@ -40,18 +41,17 @@ Trained = Callable[[str], Path]
 @pytest.fixture(scope="module")
 def trained(llama_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """A folder with a package of a kind and a checkpoint after three steps, made once."""
-    made: dict[str, Path] = {}
 
+    @functools.cache
     def make(kind: str) -> Path:
-        if kind not in made:
-            folder = made[kind] = tmp_path_factory.mktemp(kind)
-            spec = AdapterSpec("bitfit") if kind == "bitfit" else SPECS[kind]
-            build_package(llama_file, folder / "package", loss="next_token", adapter=spec)
-            state, module, optimizer = open_training(folder / "package")
-            optimizer.set_learning_rate(0.05)
-            losses_of_steps(module, optimizer, [llama.batch()] * 3)
-            CheckpointState.save_checkpoint(state, folder / "trained.ckpt")
-        return made[kind]
+        folder = tmp_path_factory.mktemp(kind)
+        spec = AdapterSpec("bitfit") if kind == "bitfit" else SPECS[kind]
+        build_package(llama_file, folder / "package", loss="next_token", adapter=spec)
+        state, module, optimizer = open_training(folder / "package")
+        optimizer.set_learning_rate(0.05)
+        losses_of_steps(module, optimizer, [llama.batch()] * 3)
+        CheckpointState.save_checkpoint(state, folder / "trained.ckpt")
+        return folder
 
     return make
 
@@ -76,6 +76,14 @@ def exported(folder: Path, run: Run, *more: str) -> Path:
     asked = ("--checkpoint", folder / "trained.ckpt", "--out", out, *more)
     run("adapter", "export", folder / "package", *asked, code=0)
     return out
+
+
+def refusal(run: Run, code: str, *words: Any) -> str:
+    """What the command says that ends in an error of this code, and writes nothing."""
+    said = run("adapter", *words, code=2).err
+    assert code in said
+    assert not Path(words[-1]).is_file()
+    return said
 
 
 @needs_peft
@@ -145,13 +153,9 @@ def dynamo_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("kind", SPECS)
 @pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
 def test_merged_weights(
-    kind: str,
-    exporter: str,
-    trained: Trained,
-    run: Run,
-    tmp_path: Path,
+    kind: str, exporter: str, trained: Trained, run: Run, tmp_path: Path,
     request: pytest.FixtureRequest,
-) -> None:
+) -> None:  # fmt: skip
     folder = trained(kind)
     file = "dynamo_file" if exporter == "dynamo" else "llama_file"
     original: Path = request.getfixturevalue(file)
@@ -183,33 +187,21 @@ def test_what_does_not_fit_is_an_error(
     folder = trained("lora")
     adapter = exported(folder, run)
     other = tmp_path / "other"
-    for change, code in (
-        ({"rank": 2}, "adapter-mismatch"),
-        ({"alpha": 9.0}, "adapter-mismatch"),
-        ({"kind": "dora"}, "adapter-mismatch"),
-        ({"on": ("*.q_proj",)}, "adapter-mismatch"),
-    ):
-        spec = dataclasses.replace(copy.copy(SPECS["lora"]), **change)
+    for change in ({"rank": 2}, {"alpha": 9.0}, {"kind": "dora"}, {"on": ("*.q_proj",)}):
+        spec = dataclasses.replace(SPECS["lora"], **change)
         build_package(llama_file, other, loss="next_token", adapter=spec)
-        outcome = run("adapter", "import", other, adapter, "--out", tmp_path / "start.ckpt", code=2)
-        assert code in outcome.err
-        assert not (tmp_path / "start.ckpt").exists()
-    package = str(folder / "package")
-    outcome = run(
-        "adapter", "export", package, "--out", package, code=2
-    )  # which must stay as it is
-    assert f"{package} is a package" in outcome.err
+        start = tmp_path / "start.ckpt"
+        refusal(run, "adapter-mismatch", "import", other, adapter, "--out", start)
+    package, nothing = folder / "package", tmp_path / "nothing"
+    said = refusal(run, "", "export", package, "--out", package)  # which must stay as it is
+    assert f"{package} is a package" in said
     (adapter / "adapter_model.safetensors").write_bytes(b"\xff" * 100)
-    outcome = run("adapter", "merge", llama_file, adapter, "--out", tmp_path / "merged.onnx")
-    assert (outcome.code, "peft-invalid" in outcome.err) == (2, True)
+    refusal(run, "peft-invalid", "merge", llama_file, adapter, "--out", nothing)
     plain = tmp_path / "plain"
     build_package(llama_file, plain, loss="next_token")
-    outcome = run("adapter", "export", plain, "--out", tmp_path / "nothing")
-    assert (outcome.code, "no-adapter" in outcome.err) == (2, True)
-    folder = trained("bitfit")
-    outcome = run("adapter", "export", folder / "package", "--out", tmp_path / "nothing")
-    assert (outcome.code, "peft-without-kind" in outcome.err) == (2, True)
-    assert not (tmp_path / "nothing").exists()
+    refusal(run, "no-adapter", "export", plain, "--out", nothing)
+    refusal(run, "peft-without-kind", "export", trained("bitfit") / "package", "--out", nothing)
+    assert not nothing.exists()
 
 
 @pytest.fixture
@@ -220,29 +212,31 @@ def peft_files(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("setting", "code"),
-    [
-        *((f'"lora_alpha": {value}', "peft-invalid")
+def configure(folder: Path, setting: str) -> None:
+    """Add a setting to those of the files, after which the earlier one of its name counts not."""
+    path = folder / CONFIG
+    path.write_text(path.read_text().rstrip("}\n") + f", {setting}}}")
+
+
+@pytest.mark.parametrize(("setting", "code"), [
+    *((f'"lora_alpha": {value}', "peft-invalid")
           for value in ("NaN", "Infinity", "-1e31", "1" + "0" * 400, "true", '"2"', "null", "[2]")),
-        *((f'"r": {value}', "peft-invalid")
+    *((f'"r": {value}', "peft-invalid")
           for value in ("0", "-1", "1" + "0" * 400, "2.0", "true", "null")),
-        ('"peft_type": ["LORA"]', "peft-unsupported"),
-        ('"peft_type": "LOHA"', "peft-unsupported"),
-        ('"bias": "all"', "peft-unsupported"),
-        ('"rank_pattern": {"fc": 4}', "peft-unsupported"),
-        *((f'"init_lora_weights": "{value}"', "peft-unsupported")
+    ('"peft_type": ["LORA"]', "peft-unsupported"),
+    ('"peft_type": "LOHA"', "peft-unsupported"),
+    ('"bias": "all"', "peft-unsupported"),
+    ('"rank_pattern": {"fc": 4}', "peft-unsupported"),
+    *((f'"init_lora_weights": "{value}"', "peft-unsupported")
           for value in ("pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga")),
-        ('"init_lora_weights": [1]', "peft-unsupported"),
-        *((f'"{name}": {value}', "peft-invalid") for name in ("use_rslora", "use_dora")
+    ('"init_lora_weights": [1]', "peft-unsupported"),
+    *((f'"{name}": {value}', "peft-invalid") for name in ("use_rslora", "use_dora")
           for value in ('"false"', "1", "[]")),
-        ('"r": 1', "adapter-mismatch"),  # of its tensors
-    ],
-)  # fmt: skip
+    ('"r": 1', "adapter-mismatch"),  # of its tensors
+])  # fmt: skip
 def test_bad_settings_of_peft(setting: str, code: str, peft_files: Path) -> None:
     assert read_peft(peft_files).scaling == 1.0
-    path = peft_files / CONFIG
-    path.write_text(path.read_text().rstrip("}\n") + f", {setting}}}")
+    configure(peft_files, setting)
     with refused(code) as caught:
         read_peft(peft_files)
     assert len(caught.value.what) < 300
@@ -259,12 +253,9 @@ def test_values_that_are_not_finite(
     wide[first][0, 0] = value
     write_peft(tmp_path, dataclasses.replace(adapter, tensors=wide))
     for words in (("merge", llama_file), ("import", folder / "package")):
-        said = run("adapter", *words, tmp_path, "--out", tmp_path / "out", code=2)
-        assert "peft-invalid" in said.err
-        assert f"{first!r} holds NaN or infinity" in said.err
-        assert not (tmp_path / "out").exists()
-    package = Package.open(folder / "package")
-    state = CheckpointState.load_checkpoint(package.checkpoint)
+        said = refusal(run, "peft-invalid", *words, tmp_path, "--out", tmp_path / "out")
+        assert f"{first!r} holds NaN or infinity" in said
+    package, state = Package.open(folder / "package"), open_training(folder / "package")[0]
     with np.errstate(over="ignore"):
         state.parameters[first].data[:] = value
     save_adapter(package, state, tmp_path / "it.onnx_adapter")
@@ -291,19 +282,16 @@ def changed(tensors: Any, how: str) -> Any:
     return {**tensors, **magnitudes} if how == "magnitudes" else tensors
 
 
-@pytest.mark.parametrize(
-    ("how", "kind", "said"),
-    [
-        ("ranks that differ", "lora", "is [2, "),
-        ("a smaller rank", "lora", "is [2, "),
-        ("no tensors", "lora", "no tensors "),
-        ("a layer is missing", "lora", "no tensors for '"),
-        ("no B", "lora", "it has lora_A.weight ["),
-        ("magnitudes", "lora", "lora_magnitude_vector ["),
-        ("no magnitudes", "dora", "dora of rank 3, does not fit"),
-        ("factors", "ia3", "ia3, does not fit"),
-    ],
-)
+@pytest.mark.parametrize(("how", "kind", "said"), [
+    ("ranks that differ", "lora", "is [2, "),
+    ("a smaller rank", "lora", "is [2, "),
+    ("no tensors", "lora", "no tensors "),
+    ("a layer is missing", "lora", "no tensors for '"),
+    ("no B", "lora", "it has lora_A.weight ["),
+    ("magnitudes", "lora", "lora_magnitude_vector ["),
+    ("no magnitudes", "dora", "dora of rank 3, does not fit"),
+    ("factors", "ia3", "ia3, does not fit"),
+])  # fmt: skip
 @pytest.mark.parametrize("ends", [False, True])
 def test_an_adapter_that_is_not_whole_is_not_merged(
     how: str, kind: Any, said: str, ends: bool, trained: Trained, llama_file: Path, run: Run,
@@ -316,11 +304,8 @@ def test_an_adapter_that_is_not_whole_is_not_merged(
         layers=(*layers, "not_of_this_model") if ends else adapter.layers,
     )  # fmt: skip
     write_peft(tmp_path / "it", adapter)
-    outcome = run("adapter", "merge", llama_file, tmp_path / "it", "--out", tmp_path / "m.onnx")
-    assert outcome.code == 2
-    assert "adapter-mismatch" in outcome.err
-    assert said in outcome.err
-    assert not (tmp_path / "m.onnx").exists()
+    words = ("merge", llama_file, tmp_path / "it", "--out", tmp_path / "m.onnx")
+    assert said in refusal(run, "adapter-mismatch", *words)
 
 
 @pytest.mark.parametrize(
@@ -340,8 +325,7 @@ def test_layers_that_a_configuration_leaves_out(
 
 @pytest.mark.parametrize("start", ["true", "false", "null", '"gaussian"', '"orthogonal"', '"eva"'])
 def test_starts_that_leave_the_base_as_it_is(start: str, peft_files: Path) -> None:
-    path = peft_files / CONFIG
-    path.write_text(path.read_text().rstrip("}\n") + f', "init_lora_weights": {start}}}')
+    configure(peft_files, f'"init_lora_weights": {start}')
     assert read_peft(peft_files).kind == "lora"
 
 
@@ -378,27 +362,23 @@ def test_a_table_that_is_tied_cannot_be_merged(run: Run, tmp_path: Path) -> None
     spec = AdapterSpec("lora", ("*embed_tokens",))
     build_package(model, tmp_path / "package", loss="next_token", adapter=spec)
     run("adapter", "export", tmp_path / "package", "--out", tmp_path / "adapter", code=0)
-    said = run("adapter", "merge", model, tmp_path / "adapter", "--out", tmp_path / "m.onnx")
-    assert (said.code, "adapter-not-mergeable" in said.err) == (2, True)
+    words = ("merge", model, tmp_path / "adapter", "--out", tmp_path / "m.onnx")
+    refusal(run, "adapter-not-mergeable", *words)
 
 
 @pytest.mark.parametrize("saved", ["5", "true", '"fc"', "null", "{}"])
 def test_modules_to_save_that_are_no_list(saved: str, peft_files: Path) -> None:
-    path = peft_files / CONFIG
-    path.write_text(path.read_text().rstrip("}\n") + f', "modules_to_save": {saved}}}')
+    configure(peft_files, f'"modules_to_save": {saved}')
     assert read_peft(peft_files).saved == ()
 
 
-@pytest.mark.parametrize(
-    ("header", "said"),
-    [
-        ({"fc": {"dtype": "I32", "shape": [1], "data_offsets": [0, 4]}}, "'fc' is of 'I32', not"),
-        ({"fc": {"dtype": "F32", "shape": [1]}}, "its header does not describe tensors"),
-        ({"fc": [1, 2]}, "its header does not describe tensors"),
-        ([], "its header does not describe tensors"),
-        ({"fc": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}, "not where it should be"),
-    ],
-)
+@pytest.mark.parametrize(("header", "said"), [
+    ({"fc": {"dtype": "I32", "shape": [1], "data_offsets": [0, 4]}}, "'fc' is of 'I32', not"),
+    ({"fc": {"dtype": "F32", "shape": [1]}}, "its header does not describe tensors"),
+    ({"fc": [1, 2]}, "its header does not describe tensors"),
+    ([], "its header does not describe tensors"),
+    ({"fc": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}, "not where it should be"),
+])  # fmt: skip
 def test_what_is_wrong_is_said_in_plain_words(header: Any, said: str, peft_files: Path) -> None:
     text = json.dumps(header).encode()
     (peft_files / TENSORS).write_bytes(len(text).to_bytes(8, "little") + text + bytes(4))
@@ -416,18 +396,15 @@ def test_files_that_are_not_peft_s(name: str, content: bytes, peft_files: Path) 
         read_peft(peft_files)
 
 
-@pytest.mark.parametrize(
-    ("kind", "change", "code"),
-    [
-        ("lora", {}, "bad-adapter"),
-        ("lora", {"on": ("*",), "rank": 0}, "bad-adapter"),
-        ("lora", {"on": ("*",), "alpha": float("nan")}, "bad-adapter"),
-        ("dora", {"on": ("*",), "dropout": 0.1}, "bad-adapter"),
-        ("lora", {"on": ("*",), "feedforward": ("*",)}, "bad-adapter"),
-        ("lora", {"on": "*.q_proj"}, "bad-argument"),
-        ("prefix", {"on": ("*",)}, "bad-argument"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "change", "code"), [
+    ("lora", {}, "bad-adapter"),
+    ("lora", {"on": ("*",), "rank": 0}, "bad-adapter"),
+    ("lora", {"on": ("*",), "alpha": float("nan")}, "bad-adapter"),
+    ("dora", {"on": ("*",), "dropout": 0.1}, "bad-adapter"),
+    ("lora", {"on": ("*",), "feedforward": ("*",)}, "bad-adapter"),
+    ("lora", {"on": "*.q_proj"}, "bad-argument"),
+    ("prefix", {"on": ("*",)}, "bad-argument"),
+])  # fmt: skip
 def test_a_bad_adapter_is_an_error(kind: Any, change: dict[str, Any], code: str) -> None:
     with refused(code):
         AdapterSpec(kind, **change)
@@ -442,15 +419,10 @@ def test_an_unknown_layer_is_an_error(llama_file: Path, tmp_path: Path) -> None:
 
 
 def test_layers_that_get_no_adapter_are_named(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        g (float[N, 4, 5, 5] x) => (float[N, 4, 5, 5] y) {
-            h = Conv<group = 4>(x, "b.dw.weight") y = Conv(h, "b.pw.weight")
-        }"""
-    )
-    for name, shape in (("b.dw.weight", (4, 1, 1, 1)), ("b.pw.weight", (4, 4, 1, 1))):
-        array = np.ones(shape, np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    text = """g (float[N, 4, 5, 5] x) => (float[N, 4, 5, 5] y)
+        { h = Conv<group = 4>(x, "b.dw.weight") y = Conv(h, "b.pw.weight") }"""
+    shapes = {"b.dw.weight": (4, 1, 1, 1), "b.pw.weight": (4, 4, 1, 1)}
+    model = parsed(text, **{name: np.ones(shape, np.float32) for name, shape in shapes.items()})
     for pattern, count in (("b.*", 1), ("b.pw", 0)):
         notes: list[str] = []
         build_package(
@@ -485,16 +457,15 @@ IDS = np.random.default_rng(0).integers(0, 19, (8, 7))
 @pytest.fixture(scope="module")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool, str], Path]:
     """The file of such a model, made once."""
-    made: dict[tuple[bool, str], Path] = {}
 
-    def make(tied: bool, exporter: str) -> Path:
-        if (tied, exporter) not in made:
-            made[tied, exporter] = path = tmp_path_factory.mktemp("tokens") / "model.onnx"
-            sizes = {"input_ids": {0: "batch", 1: "tokens"}}
-            feeds = {"input_ids": torch.from_numpy(IDS)}
-            export(Tokens(tied).eval(), feeds, path, exporter, dynamic=sizes, output="logits",
-                   opset=18)  # fmt: skip
-        return made[tied, exporter]
+    @functools.cache
+    def make(tied: bool, exporter: Any) -> Path:
+        path = tmp_path_factory.mktemp("tokens") / "model.onnx"
+        sizes, feeds = {0: "batch", 1: "tokens"}, {"input_ids": torch.from_numpy(IDS)}
+        return export(
+            Tokens(tied).eval(), feeds, path, exporter, dynamic={"input_ids": sizes},
+            output="logits", opset=18,
+        )  # fmt: skip
 
     return make
 
@@ -553,8 +524,7 @@ def test_modules_that_are_saved_as_a_whole(
     package = tmp_path / "package"
     spec = AdapterSpec("lora", ("a",), (), 2, 4.0)
     build_package(model, package, loss="next_token", adapter=spec, train=tuple(names))
-    opened = Package.open(package)
-    state = CheckpointState.load_checkpoint(opened.checkpoint)
+    opened, state = Package.open(package), open_training(package)[0]
     if tied and saved != "both":
         with refused("adapter-mismatch") as caught:
             load_adapter(opened, state, tmp_path / "theirs")
@@ -583,8 +553,7 @@ def test_a_tied_table_is_called_what_looks_it_up(
     build_package(
         model, package, loss="next_token", adapter=AdapterSpec("lora", ("embed", "a"), (), 2)
     )
-    opened = Package.open(package)
-    state = CheckpointState.load_checkpoint(opened.checkpoint)
+    opened, state = Package.open(package), open_training(package)[0]
     for each in state.arrays(trainable=True).values():
         np.add(each, 0.1, out=each)
     save_adapter(opened, state, tmp_path / "ours")

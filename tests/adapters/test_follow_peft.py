@@ -46,29 +46,30 @@ def config(spec: AdapterSpec, names: list[str]) -> Any:
     )
 
 
+def next_token(logits: Tensor, labels: Tensor) -> Tensor:
+    rows = logits[:, :-1].reshape(-1, logits.shape[-1])
+    return nn.functional.cross_entropy(rows, labels[:, 1:].reshape(-1))
+
+
+NEXT_TOKEN = ("next_token", next_token)
+
+
 def follow(
-    module: nn.Module,
-    model: Path,
-    folder: Path,
-    spec: AdapterSpec,
-    loss: tuple[str, Loss],
-    data: tuple[np.ndarray, ...] | dict[str, np.ndarray],
-    share: float = 3e-4,
+    module: nn.Module, model: Path, folder: Path, spec: AdapterSpec,
+    loss: tuple[str, Loss] = NEXT_TOKEN,
+    data: tuple[np.ndarray, ...] | dict[str, np.ndarray] | None = None, share: float = 3e-4,
     **build: Any,
-) -> float:
+) -> float:  # fmt: skip
     """Losses, and every parameter of the adapter after every step, agree with PEFT's.
 
-    Data by name may have more than the model takes. Returns the largest share of the way that a
-    parameter went by which it is off; at most the one given.
+    Data are tokens if not given; by name there may be more than the model takes. Returns the
+    largest share of the way that a parameter went by which it is off; at most the one given.
     """
     import peft
 
-    manifest = build_package(
-        model, folder, loss=loss[0], optimizer=optimizers.AdamW(
-            epsilon=EPSILON, weight_decay=0.01, formula="pytorch"
-        ),
-        adapter=spec, **build,
-    )  # fmt: skip
+    data = llama.batch() if data is None else data
+    formula = optimizers.AdamW(epsilon=EPSILON, weight_decay=0.01, formula="pytorch")
+    manifest = build_package(model, folder, loss=loss[0], optimizer=formula, adapter=spec, **build)
     theirs = peft.get_peft_model(copy.deepcopy(module), config(spec, list(manifest.adapter.layers)))
     state, trainer, optimizer = open_training(folder)
     start = {n: p.data.copy() for n, p in state.parameters if p.requires_grad}
@@ -110,11 +111,6 @@ def follow(
             worst = max(worst, share * float(error / (share * way + rounded)))
     assert losses[-1] < 0.97 * losses[0]  # ten steps that change nothing would agree too
     return worst
-
-
-def next_token(logits: Tensor, labels: Tensor) -> Tensor:
-    rows = logits[:, :-1].reshape(-1, logits.shape[-1])
-    return nn.functional.cross_entropy(rows, labels[:, 1:].reshape(-1))
 
 
 SPECS = {
@@ -165,16 +161,14 @@ def with_its_own_matrix(base: Any, path: Path) -> tuple[nn.Module, Path]:
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 @pytest.mark.parametrize("base", ["int8", "int4", "nf4"])
 def test_a_base_of_few_bits(kind: str, base: Any, llama_file: Path, tmp_path: Path) -> None:
-    loss = ("next_token", next_token)
     module = unpacked(llama.llama(), llama_file, base)
-    follow(module, llama_file, tmp_path, SPECS[kind], loss, llama.batch(), base=base)
+    follow(module, llama_file, tmp_path, SPECS[kind], base=base)
 
 
 @needs_peft
 @pytest.mark.parametrize("kind", SPECS)
 def test_a_language_model(kind: str, llama_file: Path, tmp_path: Path) -> None:
-    loss = ("next_token", next_token)
-    follow(llama.llama(), llama_file, tmp_path, SPECS[kind], loss, llama.batch())
+    follow(llama.llama(), llama_file, tmp_path, SPECS[kind])
 
 
 # Adapters on an encoder with pooling, and on convolutions, are PEFT's in training and in files.
@@ -258,14 +252,9 @@ def convolutions(path: Path) -> tuple[nn.Module, Path, tuple[np.ndarray, ...]]:
     images = random.normal(size=(4, 3, 6, 6)).astype(np.float32)
     feeds = {"image": torch.from_numpy(images)}
     export(
-        module,
-        feeds,
-        path,
-        "torchscript",
-        dynamic={"image": {0: "batch"}},
-        output="logits",
+        module, feeds, path, "torchscript", dynamic={"image": {0: "batch"}}, output="logits",
         opset=17,
-    )
+    )  # fmt: skip
     return module, path, (images, random.integers(0, CLASSES, 4))
 
 
@@ -303,13 +292,16 @@ def test_files_go_there_and_back(name: str, tmp_path: Path, run: Run) -> None:
     manifest = build_package(model, package, loss="cross_entropy", adapter=adapter)
     assert manifest.adapter is not None
 
+    def computed(path: Path) -> np.ndarray:
+        session = onnxruntime.InferenceSession(path)
+        names = [each.name for each in session.get_inputs()]
+        return np.asarray(session.run(None, dict(zip(names, data[:-1], strict=True)))[0])
+
     def logits(checkpoint: Path) -> np.ndarray:
         out = tmp_path / "plain.onnx"
         asked = ("--checkpoint", checkpoint, "--outputs", "logits", "--out", out)
         assert run("export", package, *asked).code == 0
-        session = onnxruntime.InferenceSession(out)
-        names = [each.name for each in session.get_inputs()]
-        return np.asarray(session.run(None, dict(zip(names, data[:-1], strict=True)))[0])
+        return computed(out)
 
     state, trainer, optimizer = open_training(package)
     optimizer.set_learning_rate(0.05)
@@ -338,6 +330,4 @@ def test_files_go_there_and_back(name: str, tmp_path: Path, run: Run) -> None:
     np.testing.assert_allclose(logits(start), expected, rtol=1e-4, atol=1e-5)
     merged = tmp_path / "merged.onnx"
     run("adapter", "merge", model, tmp_path / "new", "--out", merged, code=0)
-    session = onnxruntime.InferenceSession(merged)
-    feeds = {each.name: value for each, value in zip(session.get_inputs(), data[:-1], strict=True)}
-    np.testing.assert_allclose(session.run(None, feeds)[0], expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(computed(merged), expected, rtol=1e-4, atol=1e-5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import sys
@@ -31,8 +32,9 @@ from tests.adapters.conftest import needs_peft
 from tests.adapters.test_written_by_tools import twin
 from tests.adapters.written.models import GENAI, HERE, OPTIMUM, causal
 from tests.cli.conftest import Run, run
-from tests.packaging_tools import open_training
+from tests.packaging_tools import losses_of_steps, open_training
 from tests.packed_weights import FILES, at_once, damaged, packed_by_onnxruntime, packed_in
+from tests.refused import refused
 
 __all__ = ["run"]
 
@@ -43,24 +45,17 @@ PROMPT = [*range(3, 9)]
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Package, Any]]:
     """A package of segments of a model, and its state after three steps, made once."""
-    made: dict[str, tuple[Package, Any]] = {}
 
+    @functools.cache
     def make(name: str) -> tuple[Package, Any]:
-        if name not in made:
-            folder = tmp_path_factory.mktemp(name) / "package"
-            build_package(
-                exact(name, folder.parent), folder, loss="next_token", segments=True, adapter=SPEC
-            )
-            state, module, optimizer = open_training(folder)
-            optimizer.set_learning_rate(0.05)
-            ids, labels = llama.batch()
-            more = (np.ones_like(ids), np.arange(ids.shape[1]) + 0 * ids)
-            for _ in range(3):
-                module(ids, *(more if name in OPTIMUM else ()), labels)
-                optimizer.step()
-                module.lazy_reset_grad()
-            made[name] = Package.open(folder), state
-        return made[name]
+        package = built(name, tmp_path_factory.mktemp(name))
+        state, module, optimizer = open_training(package.path)
+        optimizer.set_learning_rate(0.05)
+        ids, labels = llama.batch()
+        more = (np.ones_like(ids), np.arange(ids.shape[1]) + 0 * ids)
+        batch = (ids, *(more if name in OPTIMUM else ()), labels)
+        losses_of_steps(module, optimizer, [batch] * 3)
+        return package, state
 
     return make
 
@@ -76,6 +71,28 @@ def exact(name: str, folder: Path) -> Path:
     for beside in (HERE / name).glob("*config.json"):  # which says what the layers are called
         shutil.copy(beside, folder)
     return folder / "model.onnx"
+
+
+def built(name: str, folder: Path, **more: Any) -> Package:
+    """A package of segments of the model."""
+    given = {"loss": "next_token", "segments": True, "adapter": SPEC} | more
+    build_package(exact(name, folder), folder / "package", **given)
+    return Package.open(folder / "package")
+
+
+def logits(model: Path, options: Any = None) -> np.ndarray:
+    """What ONNX Runtime makes of the prompt, with an empty cache."""
+    session, ids = onnxruntime.InferenceSession(model), np.array([PROMPT])
+    own = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    own["position_ids"] = np.arange(len(PROMPT))[None]
+    feeds = {
+        node.name: own[node.name] if node.name in own
+        else np.zeros((1, node.shape[1], 0, node.shape[3]), np.float32)
+        for node in session.get_inputs()
+        if node.name in own or node.name.startswith("past")
+    }  # fmt: skip
+    (found,) = session.run(["logits"], feeds, options)
+    return np.asarray(found[0])
 
 
 @needs_peft
@@ -121,15 +138,8 @@ def test_codes_of_weights_without_names(tmp_path: Path) -> None:
     assert package.manifest.adapter is not None
     assert "model.layers.1.mlp.down_proj" in package.manifest.adapter.layers
     assert len(package.manifest.adapter.layers) == 14
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    past = {name: np.zeros((1, 2, 0, 16), np.float32) for name in
-            (node.name for node in session.get_inputs()) if name.startswith("past")}  # fmt: skip
-    ids = np.array([PROMPT])
-    given = {"input_ids": ids, "attention_mask": np.ones_like(ids),
-             "position_ids": np.arange(len(PROMPT))[None]}  # fmt: skip
-    (wanted,) = session.run(["logits"], past | given)
     found = Generator(package).logits(PROMPT)
-    np.testing.assert_allclose(found, wanted[0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found, logits(tmp_path / "model.onnx"), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", [*GENAI, *OPTIMUM])
@@ -158,11 +168,7 @@ def test_the_same_bytes_whatever_order_a_part_of_a_graph_has(
         return found
 
     monkeypatch.setattr(ir.convenience, "extract", backwards)
-    build_package(
-        exact("genai-llama-tied-int4", tmp_path), tmp_path / "package", loss="next_token",
-        segments=True, adapter=SPEC,
-    )  # fmt: skip
-    for path in (tmp_path / "package").iterdir():
+    for path in built("genai-llama-tied-int4", tmp_path).path.iterdir():
         assert path.read_bytes() == whole.decoder.with_name(path.name).read_bytes(), path.name
 
 
@@ -172,11 +178,7 @@ def test_the_widest_matrices_are_read_in_parts(
     """Rows of the vocabulary, 36 at a time: the same bytes of a file, and the same logits."""
     whole, state = trained("genai-llama-tied-int4")
     monkeypatch.setattr(odtpack.package.segments.build, "_WIDEST", 24 * 96)
-    build_package(
-        exact("genai-llama-tied-int4", tmp_path), tmp_path / "package", loss="next_token",
-        segments=True, adapter=SPEC,
-    )  # fmt: skip
-    package = Package.open(tmp_path / "package")
+    package = built("genai-llama-tied-int4", tmp_path)
     model = onnx.load(package.decoder, load_external_data=False)
     head = [node for node in model.graph.node if node.op_type == "MatMulNBits"
             and node.input[1].startswith("lm_head")]  # fmt: skip
@@ -185,9 +187,7 @@ def test_the_widest_matrices_are_read_in_parts(
     assert package.decoder.with_name("decoder.weights").stat().st_size == 4 * 96 * 4  # zeros alone
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.disable_prepacking", "1")
-    plain, parted, in_place = (
-        Generator(whole), Generator(package), Generator(package, options)
-    )  # fmt: skip
+    plain, parted, in_place = Generator(whole), Generator(package), Generator(package, options)
     for generator in (plain, parted, in_place):
         generator.add_adapter("mine", state)
     wanted = plain.logits(PROMPT, "mine")
@@ -204,12 +204,9 @@ def keeping(folder: Path) -> onnxruntime.SessionOptions:
 
 @pytest.mark.parametrize("name", ["genai-qwen2-int4", "genai-llama-tied-int4", *OPTIMUM])
 def test_packed_weights_are_written_once_and_mapped(
-    name: str,
-    trained: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     package, state = trained(name)
     kept = tmp_path / "new" / "kept"
     monkeypatch.setattr(packed, "_AT_ONCE", 16384)  # some products at a time
@@ -243,16 +240,14 @@ def test_packed_weights_are_written_once_and_mapped(
 def test_packed_weights_that_cannot_be_kept_are_an_error(trained: Any, tmp_path: Path) -> None:
     package, _ = trained("genai-qwen2-int4")
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(OdtpackError) as refused:
+    with refused("packed-not-written"):
         Generator(package, keeping(tmp_path / "file"))
-    assert refused.value.code == "packed-not-written"
     options = keeping(tmp_path / "kept")
     shutil.copytree(package.path, tmp_path / "package")
     broken = Package.open(tmp_path / "package")
     broken.decoder.write_bytes(b"\x08\x08")
-    with pytest.raises(OdtpackError) as refused:
+    with refused("packed-not-written"):
         Generator(broken, options)
-    assert refused.value.code == "packed-not-written"
     assert not [*(tmp_path / "kept").iterdir()]  # nothing is left that would be taken
     Generator(package, options)
 
@@ -280,9 +275,8 @@ def test_a_full_disk_is_named(
     monkeypatch.setattr(packed, "_save", fail)
     for free, text in ((0, "No space left on device"), (1 << 40, "graph.cc:5468")):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
-        with pytest.raises(OdtpackError, match=text) as refused:
+        with refused("packed-not-written", text):
             Generator(package, keeping(tmp_path))
-        assert refused.value.code == "packed-not-written"
 
 
 OPENS = """
@@ -315,12 +309,10 @@ def test_export_is_the_decoder_with_the_adapter_inside(
     out = tmp_path / "out" / "m.onnx"
     out.parent.mkdir()
     asked = ("--checkpoint", tmp_path / "it.ckpt", "--out", out)
-    for option, code in (
-        ("--outputs", "option-not-used"),
-        ("--ort-format", "segments-unsupported"),
-    ):
-        refused = run("export", package.path, *asked, option, *(("x",) if "out" in option else ()))
-        assert code in refused.err
+    for code, *options in (
+        ("option-not-used", "--outputs", "x"), ("segments-unsupported", "--ort-format"),
+    ):  # fmt: skip
+        assert code in run("export", package.path, *asked, *options).err
     outcome = run("export", package.path, *asked, "--json")
     assert outcome.code == 0, outcome.err
     assert json.loads(outcome.out)["files"] == ["m.onnx", "m.onnx.data"]
@@ -328,21 +320,10 @@ def test_export_is_the_decoder_with_the_adapter_inside(
         onnx.load(path, load_external_data=False).graph for path in (package.decoder, out)
     )
     assert [node.op_type for node in after.node] == [node.op_type for node in before.node]
-    session = onnxruntime.InferenceSession(out)
-    assert not {each.name for each in session.get_overridable_initializers()}
-    feeds = {
-        node.name: np.zeros((1, *node.shape[1:2], 0, node.shape[3]), np.float32)
-        for node in session.get_inputs()
-        if node.name.startswith("past")
-    }
-    ids = np.array([PROMPT])
-    own = {"input_ids": ids, "attention_mask": np.ones_like(ids),
-           "position_ids": np.arange(len(PROMPT))[None]}  # fmt: skip
-    feeds.update({node.name: own[node.name] for node in session.get_inputs() if node.name in own})
+    assert not onnxruntime.InferenceSession(out).get_overridable_initializers()
     generator = Generator(package)
     generator.add_adapter("it", state)
-    (found,) = session.run(["logits"], feeds)
-    np.testing.assert_allclose(found[0], generator.logits(PROMPT, "it"), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(logits(out), generator.logits(PROMPT, "it"), rtol=1e-5, atol=1e-5)
 
 
 @needs_peft
@@ -375,21 +356,11 @@ def test_export_into_the_model_that_was_built(run: Run, tmp_path: Path) -> None:
         for path in (model, out)
     )
     assert before == after
-    session = onnxruntime.InferenceSession(out)
-    feeds = {
-        node.name: np.zeros((1, node.shape[1], 0, 16), np.float32)
-        for node in session.get_inputs()
-        if node.name.startswith("past")
-    }
-    ids = np.array([PROMPT])
-    (found,) = session.run(
-        ["logits"], feeds | {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    )
+    ids = torch.tensor([PROMPT])
     theirs = peft.PeftModel.from_pretrained(twin(name), str(tmp_path / "peft")).eval()
     with torch.no_grad():
-        wanted = theirs(torch.from_numpy(ids)).logits
-        base = twin(name)(torch.from_numpy(ids)).logits
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+        wanted, base = theirs(ids).logits[0], twin(name)(ids).logits[0]
+    np.testing.assert_allclose(logits(out), wanted, rtol=1e-4, atol=1e-4)
     assert (wanted - base).abs().max() > 0.01
 
 
@@ -404,18 +375,10 @@ def test_onnx_runtime_s_own_adapters(trained: Any, run: Run, tmp_path: Path) -> 
     adapter, options = onnxruntime.LoraAdapter(), onnxruntime.RunOptions()
     adapter.Load(str(tmp_path / "out" / "adapter.onnx_adapter"))
     options.add_active_adapter(adapter)
-    session = onnxruntime.InferenceSession(package.decoder)
-    feeds = {
-        node.name: np.zeros((1, *node.shape[1:2], 0, node.shape[3]), np.float32)
-        for node in session.get_inputs()
-        if node.name.startswith("past")
-    }
-    ids = np.array([PROMPT])
-    given = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    (found,) = session.run(["logits"], feeds | given, options)
     generator = Generator(package)
     generator.add_adapter("it", state)
-    np.testing.assert_allclose(found[0], generator.logits(PROMPT, "it"), rtol=1e-5, atol=1e-5)
+    found = logits(package.decoder, options)
+    np.testing.assert_allclose(found, generator.logits(PROMPT, "it"), rtol=1e-5, atol=1e-5)
 
 
 def test_tokens(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,9 +394,8 @@ def test_tokens(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == tokens[len(PROMPT) :]
     first = found.index(found[3])
     assert [*generator.generate(PROMPT, adapter="it", stop={found[3]})] == found[:first]
-    assert [
-        *generator.generate(PROMPT, adapter="it", max_tokens=8, temperature=1, top_k=1)
-    ] == found
+    sharp: Any = {"temperature": 1, "top_k": 1}
+    assert [*generator.generate(PROMPT, adapter="it", max_tokens=8, **sharp)] == found
     assert [*generator.generate(PROMPT, max_tokens=0)] == []
     softmax = np.exp(generator.logits(PROMPT)[-1].astype(np.float64) / 2)
     softmax /= softmax.sum()
@@ -464,14 +426,10 @@ def test_a_decoder_that_does_not_run_is_left_out(
 
     monkeypatch.setattr(odtpack.build, "decoder_with_adapter", wrong)
     said: list[str] = []
-    build_package(
-        exact("genai-qwen2-int4", tmp_path), tmp_path / "package", loss="next_token",
-        segments=True, adapter=SPEC, remark=said.append,
-    )  # fmt: skip
+    package = built("genai-qwen2-int4", tmp_path, remark=said.append)
     assert [text for text in said if text.startswith("the model is not kept for generation: ")]
-    with pytest.raises(OdtpackError) as raised:
-        _ = Package.open(tmp_path / "package").decoder
-    assert raised.value.code == "no-decoder"
+    with refused("no-decoder"):
+        _ = package.decoder
     assert not [*tmp_path.glob("package/decoder*")]
 
 
@@ -498,23 +456,20 @@ def test_errors(trained: Any, llama_file: Path, tmp_path: Path) -> None:
         ("bad-argument", lambda: generator.generate(PROMPT, stop=[None])),
         ("adapter-corrupt", lambda: generator.add_adapter("x", tmp_path / "x.onnx_adapter")),
     ):
-        with pytest.raises(OdtpackError) as caught:
+        with refused(code) as caught:
             action()
-        assert caught.value.code == code
         assert "checkpoint" not in str(caught.value.hint)
     assert len([*generator.generate(PROMPT, temperature=1e-320, max_tokens=2)]) == 2
     # ONNX Runtime takes the token for zeros where the embedding is of 4 bits.
     generator = Generator(trained("genai-llama-tied-int4")[0])
     for action in (generator.logits, generator.generate):
-        with pytest.raises(OdtpackError, match="128 is not below the 128") as caught:
+        with refused("bad-prompt", "128 is not below the 128"):
             action([3, 128])
-        assert caught.value.code == "bad-prompt"
     generator = Generator(package)
     spec = AdapterSpec("lora", ("*_proj",))
     build_package(llama_file, tmp_path / "plain", loss="next_token", segments=True, adapter=spec)
-    with pytest.raises(OdtpackError) as caught:
+    with refused("no-decoder"):
         Generator(Package.open(tmp_path / "plain"))
-    assert caught.value.code == "no-decoder"
     said: list[str] = []
     build_package(
         HERE / "genai-qwen2-int4" / "model.onnx", tmp_path / "dora", loss="next_token",
@@ -522,7 +477,6 @@ def test_errors(trained: Any, llama_file: Path, tmp_path: Path) -> None:
     )  # fmt: skip
     assert any("not kept for generation" in each for each in said)
     other = CheckpointState.load_checkpoint(tmp_path / "dora" / "checkpoint")
-    with pytest.raises(OdtpackError) as caught:
+    with refused("adapter-mismatch"):
         generator.add_adapter("x", other)
-    assert caught.value.code == "adapter-mismatch"
     assert "decoder_model" not in (tmp_path / "dora" / "manifest.json").read_text()

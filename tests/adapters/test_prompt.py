@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,8 @@ from tests.adapters.conftest import needs_peft
 from tests.adapters.written.models import HERE
 from tests.cli.conftest import Run, run
 from tests.exported.export import Exporter, export
+from tests.model_text import parsed
+from tests.model_text import run as computed
 from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
 
@@ -142,9 +143,9 @@ def test_the_exported_model_takes_tokens_as_before(tmp_path: Path, run: Run) -> 
     run("export", tmp_path / "package", "--out", tmp_path / "inference.onnx")
     data = batch()[:3]
     names = ("input_ids", "attention_mask", "position_ids")
-    session = onnxruntime.InferenceSession(str(tmp_path / "inference.onnx"))
-    (logits,) = session.run(["logits"], dict(zip(names, data, strict=True)))
-    state = CheckpointState.load_checkpoint(Package.open(tmp_path / "package").checkpoint)
+    feeds = dict(zip(names, data, strict=True))
+    logits = computed(onnx.load(tmp_path / "inference.onnx"), feeds)["logits"]
+    state = open_training(tmp_path / "package")[0]
     vectors = torch.from_numpy(state.parameters["prompt_embeddings"].data.copy())
     expected = by_hand(module, vectors, [torch.from_numpy(each) for each in data])
     np.testing.assert_allclose(logits, expected.detach().numpy(), rtol=1e-4, atol=1e-5)
@@ -163,7 +164,7 @@ def test_peft_reads_what_is_written_and_the_other_way_round(tmp_path: Path, run:
     settings = {"hidden_size": WIDTH, "intermediate_size": 8, "vocab_size": VOCABULARY}
     tiny = transformers.LlamaConfig(num_hidden_layers=1, num_attention_heads=2, **settings)
     theirs = peft.PeftModel.from_pretrained(transformers.LlamaForCausalLM(tiny), tmp_path / "ours")
-    state = CheckpointState.load_checkpoint(Package.open(package).checkpoint)
+    state = open_training(package)[0]
     own = state.parameters["prompt_embeddings"].data
     found = peft.get_peft_model_state_dict(theirs)["prompt_embeddings"]
     np.testing.assert_array_equal(found.detach().numpy(), own)
@@ -188,16 +189,14 @@ def test_an_embedding_that_is_tied_to_the_last_product(tmp_path: Path) -> None:
 
 
 def test_a_model_that_takes_no_prompt_is_refused(tmp_path: Path) -> None:
-    fixed = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        fixed (int64[batch, 5] input_ids) => (float[batch, 5, 2] y)
-            <float[3, 2] table = {1, 2, 3, 4, 5, 6}> { y = Gather(table, input_ids) }""")
-    strange = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        strange (int64[batch, tokens] input_ids, float[batch, tokens] weights)
-            => (float[batch, tokens, 2] y)
-            <float[3, 2] table = {1, 2, 3, 4, 5, 6}, int64[1] two = {2}>
-        { rows = Gather(table, input_ids) w = Unsqueeze(weights, two) y = Mul(rows, w) }""")
-    for model, word in ((fixed, "fixed"), (strange, "weights")):
-        onnx.save(model, tmp_path / "model.onnx")
+    table = "float[3, 2] table = {1, 2, 3, 4, 5, 6}"
+    fixed = f"""fixed (int64[batch, 5] input_ids) => (float[batch, 5, 2] y) <{table}>
+        {{ y = Gather(table, input_ids) }}"""
+    strange = f"""strange (int64[batch, tokens] input_ids, float[batch, tokens] weights)
+            => (float[batch, tokens, 2] y) <{table}, int64[1] two = {{2}}>
+        {{ rows = Gather(table, input_ids) w = Unsqueeze(weights, two) y = Mul(rows, w) }}"""
+    for text, word in ((fixed, "fixed"), (strange, "weights")):
+        onnx.save(parsed(text), tmp_path / "model.onnx")
         with refused("no-tokens", word):
             build_package(
                 tmp_path / "model.onnx", tmp_path / "out", loss="next_token", adapter=SPEC

@@ -7,11 +7,8 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnx_ir as ir
-import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, numpy_helper
 from torch import Tensor
 
 from odtpack import optimizers
@@ -19,11 +16,12 @@ from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.model.loading import load_model
 from odtpack_runtime import Package, load_adapter
-from tests.adapters import llama
+from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import ALPHA, RANK, config, follow, next_token
 from tests.adapters.written.models import GENAI, HERE, KEYS, OPTIMUM, SIZE, causal
 from tests.adapters.written.values import matrices, take_over
+from tests.model_text import run
 from tests.packaging_tools import losses_of_steps, open_training
 
 # PEFT reads an attribute that transformers renames.
@@ -60,18 +58,16 @@ def test_forward_is_that_of_the_kernels_and_of_pytorch(name: str) -> None:
         for each in node.attribute:
             if each.name == "accuracy_level":
                 each.i = 1  # the data in float32
-    kernels = onnxruntime.InferenceSession(proto.SerializeToString())
     ids = llama.batch()[0]
     feeds: dict[str, np.ndarray] = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    for each in kernels.get_inputs():
+    for each in proto.graph.input:
         if each.name.startswith("past_key_values"):
             feeds[each.name] = np.zeros((len(ids), KEYS, 0, SIZE), np.float32)
-    (expected,) = kernels.run(["logits"], feeds)
+    expected = run(proto, feeds)["logits"]
     loaded = load_model(path)
     assert {node.domain for node in loaded.graph} == {""}
     assert [value.name for value in loaded.graph.inputs] == ["input_ids"]
-    ours = onnxruntime.InferenceSession(ir.to_proto(loaded).SerializeToString())
-    (found,) = ours.run(None, {"input_ids": ids})
+    (found,) = run(loaded, {"input_ids": ids}).values()
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     with torch.no_grad():
         wanted = twin(name)(torch.from_numpy(ids)).logits
@@ -111,23 +107,11 @@ def test_ten_steps_with_mask_and_positions_agree_with_peft(
     follow(module, HERE / name / "model.onnx", tmp_path, SPEC, LOSS, data, segments=segments)
 
 
-def in_half(folder: Path) -> Path:
-    """A decoder as the builder writes it for devices that compute in float16."""
-    proto, half = onnx.load(HERE / "genai-llama-tied-fp32" / "model.onnx"), TensorProto.FLOAT16
-    for tensor in proto.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            values = numpy_helper.to_array(tensor).astype(np.float16)
-            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
-        kind = value.type.tensor_type
-        kind.elem_type = half if kind.elem_type == TensorProto.FLOAT else kind.elem_type
-    onnx.save(proto, folder / "half.onnx")
-    return folder / "half.onnx"
-
-
 def test_float16_within_a_budget_follows_what_has_none(tmp_path: Path) -> None:
     """ONNX Runtime computes much of it in float32, under names of its own."""
-    model = in_half(tmp_path)
+    model = tmp_path / "half.onnx"
+    onnx.save(onnx.load(HERE / "genai-llama-tied-fp32" / "model.onnx"), model)
+    genai.to_float16(model)
     ends: list[dict[str, np.ndarray]] = []
     counts, losses = [], []
     budget: dict[str, Any] = {"memory_budget": "65 MB", "memory_batch": 64}

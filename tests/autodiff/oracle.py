@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import torch
 from onnx.reference import ReferenceEvaluator
 
@@ -37,14 +36,12 @@ from tests.autodiff.points import (  # noqa: F401  (tables of cases take them fr
     spread,
     spread_apart,
 )
+from tests.model_text import run, session  # noqa: F401  (and their tests these)
 
 STEP = 1e-6
 ELEMENTWISE_LIMIT = 24  # larger inputs are differenced along random directions
 DIRECTIONS = 4
-LEVELS = {
-    "off": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
-}
+LEVELS = ("off", "all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,13 +121,8 @@ class Case:
 _FIELDS = {field.name for field in dataclasses.fields(Case)}
 
 
-def cases(
-    op: str,
-    inputs: Mapping[str, Array | None],
-    function: Callable[..., Any],
-    opsets: Sequence[int] = (17,),
-    **options: Any,
-) -> list[Case]:
+def cases(op: str, inputs: Mapping[str, Array | None], function: Callable[..., Any],
+          opsets: Sequence[int] = (17,), **options: Any) -> list[Case]:  # fmt: skip
     """One case for each opset; options that are not fields of :class:`Case` are attributes."""
     fields = {key: value for key, value in options.items() if key in _FIELDS}
     attrs = {key: value for key, value in options.items() if key not in _FIELDS}
@@ -250,16 +242,6 @@ def add_gradients(
     return model, names
 
 
-def session(proto: onnx.ModelProto, level: str) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.graph_optimization_level = LEVELS[level]
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    return ort.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-
-
 @dataclasses.dataclass(frozen=True)
 class Oracle:
     """What PyTorch says: outputs and gradients in float64, for the cotangents it was given."""
@@ -295,13 +277,9 @@ def ask_torch(case: Case) -> tuple[Oracle, dict[str, Array]]:
     assert isinstance(loss, torch.Tensor)
     wanted = [tensors[name] for name in case.differentiated]
     gradients = torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
-    return (
-        Oracle(
-            {name: y.detach().numpy() for name, y in outputs.items()},
-            dict(zip(case.differentiated, (g.numpy() for g in gradients), strict=True)),
-        ),
-        seeds,
-    )
+    computed = {name: y.detach().numpy() for name, y in outputs.items()}
+    by_name = dict(zip(case.differentiated, (g.numpy() for g in gradients), strict=True))
+    return Oracle(computed, by_name), seeds
 
 
 def difference_gradients(case: Case, seeds: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
@@ -344,26 +322,26 @@ def run_gradient(
 ) -> dict[str, tuple[dict[str, Array], dict[str, Array]]]:
     """Outputs and gradients by name, as ONNX Runtime computes them from one model, by level."""
     model, names = gradient_model(case, floats)
-    proto = ir.to_proto(model)
-    onnx.checker.check_model(proto) if not case.domain else None
-    feeds = {
-        name: cast_floats(array, floats)
-        for name, array in case.present.items()
-        if name not in case.constants
-    }
-    seed_types = {value.name: value.dtype for value in model.graph.inputs}
-    for name, seed in seeds.items():
-        dtype = seed_types.get(f"seed_{name}")
-        if dtype is not None:
-            feeds[f"seed_{name}"] = np.asarray(seed, dtype.numpy())
-    found = {}
+    onnx.checker.check_model(ir.to_proto(model)) if not case.domain else None
+    feeds, found = feeds_of(case, model, seeds, floats), {}
     for level in levels:
-        running = session(proto, level)
-        results = running.run(None, feeds)
-        by_name = dict(zip((value.name for value in running.get_outputs()), results, strict=True))
+        by_name = run(model, feeds, level)
         gradients = {name: by_name[gradient] for name, gradient in names.items()}
         found[level] = {name: by_name[name] for name in case.output_names}, gradients
     return found
+
+
+def feeds_of(
+    case: Case, model: ir.Model, seeds: Mapping[str, Array], floats: type = np.float32
+) -> dict[str, Array]:
+    """What the model with gradients takes: the case's arrays, and the seeds in their types."""
+    fed = {n: a for n, a in case.present.items() if n not in case.constants}
+    feeds = {name: cast_floats(array, floats) for name, array in fed.items()}
+    types = {value.name: value.dtype for value in model.graph.inputs}
+    for name, seed in seeds.items():
+        if (dtype := types.get(f"seed_{name}")) is not None:
+            feeds[f"seed_{name}"] = np.asarray(seed, dtype.numpy())
+    return feeds
 
 
 def check(case: Case) -> None:
@@ -394,24 +372,13 @@ def check(case: Case) -> None:
         compare(case, doubles, expected, np.float64, rtol=1e-7, atol=1e-9, level="off")
 
 
-def compare(
-    case: Case,
-    found: Mapping[str, Array],
-    expected: Oracle,
-    floats: type,
-    *,
-    rtol: float,
-    atol: float,
-    level: str,
-) -> None:
+def compare(case: Case, found: Mapping[str, Array], expected: Oracle, floats: type, *,
+            rtol: float, atol: float, level: str) -> None:  # fmt: skip
     assert sorted(found) == sorted(case.differentiated)
     for name, gradient in found.items():
         assert gradient.dtype == cast_floats(case.present[name], floats).dtype
         assert gradient.shape == case.present[name].shape, name
         np.testing.assert_allclose(
-            gradient,
-            expected.gradients[name],
-            rtol=rtol,
-            atol=atol,
+            gradient, expected.gradients[name], rtol=rtol, atol=atol,
             err_msg=f"gradient of {name} ({level}, {np.dtype(floats)})",
-        )
+        )  # fmt: skip

@@ -15,13 +15,9 @@ def ints(*values: int) -> Array:
 
 
 def spread(
-    *shape: int,
-    low: float = -2.0,
-    high: float = 2.0,
-    seed: int = 0,
-    avoid: Sequence[float] = (0.0,),
-    gap: float = 0.05,
-) -> Array:
+    *shape: int, low: float = -2.0, high: float = 2.0, seed: int = 0,
+    avoid: Sequence[float] = (0.0,), gap: float = 0.05,
+) -> Array:  # fmt: skip
     """Distinct evenly spaced numbers in random order, none within ``gap`` of ``avoid``."""
     count = int(np.prod(shape))
     line = np.linspace(low, high, 8 * count + 64)

@@ -24,13 +24,9 @@ class Function:
 
     def __init__(self, name: str, alphas: list[float], betas: list[float], clip: float | None):
         takes = {
-            "affine": (0.0, 0.0),
-            "leakyrelu": (0.01, None),
-            "thresholdedrelu": (0.0, None),
-            "scaledtanh": (0.0, 0.0),
-            "hardsigmoid": (0.2, 0.5),
-            "elu": (1.0, None),
-        }.get(name.lower(), (None, None))
+            "affine": (0.0, 0.0), "leakyrelu": (0.01, None), "thresholdedrelu": (0.0, None),
+            "scaledtanh": (0.0, 0.0), "hardsigmoid": (0.2, 0.5), "elu": (1.0, None),
+        }.get(name.lower(), (None, None))  # fmt: skip
         alpha, beta = (
             default if default is None or not given else given.pop(0)
             for default, given in zip(takes, (alphas, betas), strict=True)
@@ -38,9 +34,7 @@ class Function:
         a, b = alpha or 0.0, beta or 0.0
         self.clip, self.gap = clip, float("inf")
         self.kinks: list[float] = [] if clip is None else [-clip, clip]
-        if name.lower() in ("relu", "leakyrelu"):
-            self.kinks.append(0.0)
-        if name.lower() == "elu" and a != 1:
+        if name.lower() in ("relu", "leakyrelu") or (name.lower() == "elu" and a != 1):
             self.kinks.append(0.0)
         if name.lower() == "thresholdedrelu":
             self.kinks.append(a)
@@ -139,13 +133,9 @@ class Recurrent:
         return [functions[at : at + size] for at in range(0, len(functions), size)]
 
     def _step(
-        self,
-        x: torch.Tensor,
-        h: torch.Tensor,
-        c: torch.Tensor,
-        own: Tensors,
+        self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, own: Tensors,
         functions: Sequence[Function],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         gates = GATES[self.op]
         zero = torch.zeros(2 * gates * h.shape[0], dtype=x.dtype)
         wb, rb = own.get("b", zero).chunk(2)
@@ -222,18 +212,11 @@ def onnx_weights(network: torch.nn.RNNBase) -> list[torch.Tensor]:
     slots = network.state_dict()
     suffixes = ["_l0", "_l0_reverse"][: 1 + network.bidirectional]
 
+    op = network.mode.partition("_")[0]
+
     def stacked(*stems: str) -> torch.Tensor:
-        return torch.stack(
-            [
-                torch.cat(
-                    [
-                        _to_onnx(network.mode.partition("_")[0], slots[stem + suffix])
-                        for stem in stems
-                    ]
-                )
-                for suffix in suffixes
-            ]
-        )
+        rows = ([_to_onnx(op, slots[stem + suffix]) for stem in stems] for suffix in suffixes)
+        return torch.stack([torch.cat(row) for row in rows])
 
     return [stacked("weight_ih"), stacked("weight_hh"), stacked("bias_ih", "bias_hh")]
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -23,33 +22,32 @@ from tests.autodiff.oracle import (
     Case,
     add_gradients,
     ask_torch,
+    feeds_of,
     gradient_model,
     normal,
+    run,
     session,
 )
 from tests.autodiff.representatives import rule_of
 from tests.autodiff.test_rules import CASES
+from tests.model_text import parsed
 from tests.refused import refused
 from tests.software_gpu import reason_without
 from tests.sweep import split
 
 
-def parse(text: str) -> ir.Model:
-    return infer_shapes(ir.from_proto(onnx.parser.parse_model(text)))
-
-
 def net(body: str, inputs: str = "float[2, 3] x", outputs: str = "float[2, 3] y",
         opset: int = 17, constants: str = "") -> ir.Model:  # fmt: skip
-    return parse(
-        f'<ir_version: 8, opset_import: ["" : {opset}, "custom" : 2]>\n'
-        f"net ({inputs}) => ({outputs}) <{constants}> {{ {body} }}"
-    )
+    text = f"net ({inputs}) => ({outputs}) <{constants}> {{ {body} }}"
+    proto = parsed(text, opset, domains=["custom"])
+    proto.opset_import[1].version = 2
+    return infer_shapes(ir.from_proto(proto))
 
 
 def gradients(model: ir.Model, wrt: list[str], feeds: dict[str, Array]) -> dict[str, Array]:
     model, names = add_gradients(model, wrt)
-    running = session(ir.to_proto(model), "off")
-    return {name: running.run([names[name]], feeds)[0] for name in names}
+    found = run(model, feeds, "off")
+    return {name: found[output] for name, output in names.items()}
 
 
 def values(model: ir.Model) -> dict[str, ir.Value]:
@@ -83,16 +81,13 @@ SLICE = "Slice(x, c{}, c{}, one)"
 BOUNDS = ", ".join(["int64[1] one = {1}", *(f"int64[1] c{i} = {{{i}}}" for i in range(4))])
 
 
-@pytest.mark.parametrize(
-    ("bounds", "joined"),
-    [
-        pytest.param(((0, 1), (1, 3)), True, id="whole"),
-        pytest.param(((1, 3), (0, 1)), True, id="whole, the other way round"),
-        pytest.param(((0, 1), (2, 3)), False, id="with a gap"),
-        pytest.param(((0, 2), (1, 3)), False, id="overlapping"),
-        pytest.param(((1, 3), (1, 3), (0, 1)), False, id="one part twice"),
-    ],
-)
+@pytest.mark.parametrize(("bounds", "joined"), [
+    pytest.param(((0, 1), (1, 3)), True, id="whole"),
+    pytest.param(((1, 3), (0, 1)), True, id="whole, the other way round"),
+    pytest.param(((0, 1), (2, 3)), False, id="with a gap"),
+    pytest.param(((0, 2), (1, 3)), False, id="overlapping"),
+    pytest.param(((1, 3), (1, 3), (0, 1)), False, id="one part twice"),
+])  # fmt: skip
 def test_cotangents_of_the_parts_of_a_value_are_joined(
     bounds: tuple[tuple[int, int], ...], joined: bool
 ) -> None:
@@ -147,10 +142,9 @@ def test_interior_values_may_be_sources() -> None:
         result[found[name]].name = f"d{name}"
         result[found[name]].shape = found[name].shape
         model.graph.outputs.append(result[found[name]])
-    dh, dx = session(ir.to_proto(model), "off").run(["dh", "dx"], {"x": X})
-    h = np.sin(X)
-    np.testing.assert_allclose(dh, SEED * np.exp(h) * (1 + h), rtol=1e-5)
-    np.testing.assert_allclose(dx, dh * np.cos(X), rtol=1e-5)
+    outputs, h = run(model, {"x": X}, "off"), np.sin(X)
+    np.testing.assert_allclose(outputs["dh"], SEED * np.exp(h) * (1 + h), rtol=1e-5)
+    np.testing.assert_allclose(outputs["dx"], outputs["dh"] * np.cos(X), rtol=1e-5)
 
 
 def test_a_seed_may_be_the_source_itself() -> None:
@@ -354,15 +348,9 @@ def test_gradient_is_that_of_the_processor(case: Case, device: str) -> None:
     expected, seeds = ask_torch(case)
     with np.errstate(over="ignore"):  # bounds of a Clip may be the largest float32
         model, names = gradient_model(case)
-    known = {value.name: value.dtype for value in model.graph.inputs}
-    given = case.present | {f"seed_{key}": seed for key, seed in seeds.items()}
-    feeds = {n: np.asarray(a, known[n].numpy()) for n, a in given.items() if n in known}
-    plain = ir.to_proto(model).SerializeToString()
+    feeds, plain = feeds_of(case, model, seeds), session(model)
     forms = ir.to_proto(webgpu.lower(model)).SerializeToString()
-    running = [
-        onnxruntime.InferenceSession(plain, providers=["CPUExecutionProvider"]),
-        Device(device).session(forms, onnxruntime.SessionOptions()),
-    ]
+    running = [plain, Device(device).session(forms, onnxruntime.SessionOptions())]
     wanted = [names[name] for name in case.differentiated]
     right, found = (each.run(wanted, feeds) for each in running)
     for name, processor, other in zip(case.differentiated, right, found, strict=True):
@@ -375,26 +363,20 @@ def off(one: Array, other: Array) -> float:
     return float(np.abs(np.subtract(one, other, dtype=np.float64)).max(initial=0))
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        "kernel_shape = [5, 5], strides = [2, 2], pads = [2, 2, 2, 2]",
-        "kernel_shape = [5, 3], dilations = [2, 1], storage_order = 1",
-        "kernel_shape = [5, 5], strides = [3, 3], ceil_mode = 1",
-        'kernel_shape = [2, 2], strides = [2, 2], auto_pad = "SAME_UPPER"',
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    "kernel_shape = [5, 5], strides = [2, 2], pads = [2, 2, 2, 2]",
+    "kernel_shape = [5, 3], dilations = [2, 1], storage_order = 1",
+    "kernel_shape = [5, 5], strides = [3, 3], ceil_mode = 1",
+    'kernel_shape = [2, 2], strides = [2, 2], auto_pad = "SAME_UPPER"',
+])  # fmt: skip
 def test_positions_of_maxima_are_those_of_the_kernel(settings: str) -> None:
-    model = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["" : 17]> g (float[N, 3, 13, 11] x)
-        => (float[N, 3, a, b] y, int64[N, 3, a, b] i) {{ y, i = MaxPool <{settings}> (x) }}"""
+    model = parsed(
+        "g (float[N, 3, 13, 11] x) => (float[N, 3, a, b] y, int64[N, 3, a, b] i) "
+        f"{{ y, i = MaxPool <{settings}> (x) }}"
     )
-    forms = ir.to_proto(webgpu.lower(ir.from_proto(model)))
+    forms = webgpu.lower(ir.from_proto(model))
     x = np.random.default_rng(0).integers(-3, 3, (2, 3, 13, 11)).astype(np.float32)  # many equal
-    wanted, found = (
-        onnxruntime.InferenceSession(each.SerializeToString()).run(None, {"x": x})
-        for each in (model, forms)
-    )
-    assert [node.op_type for node in forms.graph.node if len(node.output) > 1] == []
+    wanted, found = (run(each, {"x": x}).values() for each in (model, forms))
+    assert [node.op_type for node in forms.graph if len(node.outputs) > 1] == []
     for one, other in zip(wanted, found, strict=True):
         np.testing.assert_array_equal(one, other)

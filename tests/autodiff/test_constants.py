@@ -8,9 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx.helper
-import onnx.numpy_helper
-import onnx.parser
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -22,6 +20,7 @@ from odtpack.errors import OdtpackError
 from odtpack_runtime.session.options import default_session_options
 from tests.autodiff.oracle import Case, check, gradient_model, torch_outputs
 from tests.autodiff.test_rules import CASES
+from tests.model_text import parsed
 from tests.packaging_tools import open_training
 
 GROWN = 128  # times as long
@@ -106,17 +105,15 @@ WIDTH, DEPTH = 64, 3
 
 def chain() -> onnx.ModelProto:
     """Products one after the other."""
-    text = " ".join(f"h{i + 1} = MatMul(h{i}, w{i}.weight)" for i in range(DEPTH))
-    model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["" : 21]> chain (float[N, {WIDTH}] h0) => '
-        f"(float[N, {WIDTH}] h{DEPTH}) {{ {text.replace('.', '_')} }}"
-    )
+    text = " ".join(f'h{i + 1} = MatMul(h{i}, "w{i}.weight")' for i in range(DEPTH))
+    head = f"chain (float[N, {WIDTH}] h0) => (float[N, {WIDTH}] h{DEPTH})"
+    return parsed(f"{head} {{ {text} }}", 21, ir_version=10, **weights())
+
+
+def weights() -> dict[str, np.ndarray]:
     random = np.random.default_rng(0)
-    for node in model.graph.node:
-        value = random.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8
-        node.input[1] = node.input[1].replace("_", ".")
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, node.input[1]))
-    return model
+    made = (random.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8 for _ in range(DEPTH))
+    return {f"w{i}.weight": value for i, value in enumerate(made)}
 
 
 def optimized(path: Path, folder: Path) -> onnx.ModelProto:
@@ -145,33 +142,23 @@ def test_every_reader_has_a_chain_of_its_own(base: str, tmp_path: Path) -> None:
 
 def test_products_of_integers_stay(tmp_path: Path) -> None:
     """A model that was quantized as a whole is left to ONNX Runtime's integer kernels."""
-    model = chain()
-    graph = model.graph
-    graph.initializer.append(onnx.numpy_helper.from_array(np.float32(0.05), "step"))
-    graph.initializer.append(onnx.numpy_helper.from_array(np.int8(0), "zero"))
-    nodes = []
-    for node in graph.node:
-        weight = next(each for each in graph.initializer if each.name == node.input[1])
-        array = np.clip(np.rint(onnx.numpy_helper.to_array(weight) / 0.05), -127, 127)
-        weight.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.int8), weight.name))
-        x = node.input[0]
-        nodes += [
-            onnx.helper.make_node("QuantizeLinear", [x, "step", "zero"], [f"{x}_q"]),
-            onnx.helper.make_node("DequantizeLinear", [f"{x}_q", "step", "zero"], [f"{x}_d"]),
-            onnx.helper.make_node(
-                "DequantizeLinear", [weight.name, "step", "zero"], [f"{weight.name}_d"]
-            ),
-            onnx.helper.make_node("MatMul", [f"{x}_d", f"{weight.name}_d"], node.output),
-        ]
-    del graph.node[:]
-    graph.node.extend(nodes)
+    text = " ".join(
+        f"q{i} = QuantizeLinear(h{i}, step, zero) d{i} = DequantizeLinear(q{i}, step, zero) "
+        f'v{i} = DequantizeLinear("w{i}.weight", step, zero) h{i + 1} = MatMul(d{i}, v{i})'
+        for i in range(DEPTH)
+    )
+    codes = {n: np.clip(np.rint(w / 0.05), -127, 127).astype(np.int8) for n, w in weights().items()}
+    model = parsed(
+        f"chain (float[N, {WIDTH}] h0) => (float[N, {WIDTH}] h{DEPTH}) {{ {text} }}", 21,
+        ir_version=10, step=np.float32(0.05), zero=np.int8(0), **codes,
+    )  # fmt: skip
     spec = AdapterSpec("lora", ("w*",), rank=2)
     build_package(model, tmp_path / "package", loss="mse", adapter=spec)
     found = onnx.load(tmp_path / "package" / "eval_model.onnx").graph
     stored = {each.name for each in found.initializer}
-    weights = [n for n in found.node if n.op_type == "DequantizeLinear" and n.input[0] in stored]
-    assert len(weights) == DEPTH
-    assert all(node.input[1] in stored for node in weights)
+    unpacked = [n for n in found.node if n.op_type == "DequantizeLinear" and n.input[0] in stored]
+    assert len(unpacked) == DEPTH
+    assert all(node.input[1] in stored for node in unpacked)
     _state, module, _optimizer = open_training(tmp_path / "package")
     x = np.random.default_rng(1).standard_normal((4, WIDTH)).astype(np.float32)
     assert np.isfinite(float(module(x, x)))

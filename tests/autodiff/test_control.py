@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import onnx.parser
+import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -17,7 +17,6 @@ from onnx.reference import ReferenceEvaluator
 
 from odtpack.autodiff.expand import expand
 from odtpack.errors import OdtpackError
-from odtpack.graph.inference import infer_shapes
 from tests.autodiff.cases.control import CASES, Case
 from tests.autodiff.oracle import (
     STEP,
@@ -25,10 +24,12 @@ from tests.autodiff.oracle import (
     add_gradients,
     cast_floats,
     cotangents,
+    run,
     session,
     spread,
 )
 from tests.autodiff.reference_loops import Loop, Scan
+from tests.model_text import inferred
 from tests.refused import refused
 from tests.sweep import split
 
@@ -87,14 +88,11 @@ def test_gradient_is_that_of_both_oracles(case: Case) -> None:
     for floats, level, rtol in runs if case.double else runs[:2]:
         model = expand(case.model(floats), case.wrt)
         model, names = add_gradients(model, case.wrt)
-        proto = ir.to_proto(model)
-        onnx.checker.check_model(proto)
-        running = session(proto, level)
+        onnx.checker.check_model(ir.to_proto(model))
         given = {**case.feeds, **{f"seed_{name}": seed for name, seed in seeds.items()}}
         feeds = {n: cast_floats(a, floats) if n in case.feeds else a.astype(floats)
                  for n, a in given.items()}  # fmt: skip
-        results = running.run(None, feeds)
-        by_name = dict(zip((y.name for y in running.get_outputs()), results, strict=True))
+        by_name = run(model, feeds, level)
         for name, y in outputs.items():
             np.testing.assert_allclose(by_name[name], y, rtol=rtol, atol=1e-5, err_msg=name)
         assert sorted(names) == sorted(case.wrt)
@@ -146,10 +144,8 @@ def test_what_is_drawn_at_random_is_not_drawn_again(name: str, level: str) -> No
     model, names = add_gradients(case.model(), ["w"])
     x, w = spread(5, 40), spread(40, seed=1)
     seed = spread(5, 40, seed=2)
-    running = session(ir.to_proto(model), level)
-    first, again = (
-        running.run(["ys", names["w"]], {"x": x, "w": w, "seed_ys": seed}) for _ in range(2)
-    )
+    running, feeds = session(model, level), {"x": x, "w": w, "seed_ys": seed}
+    first, again = (running.run(["ys", names["w"]], feeds) for _ in range(2))
     assert not np.array_equal(first[0], again[0])
     for y, gradient in (first, again):
         np.testing.assert_allclose(gradient * w, (y * seed).sum(0), rtol=1e-4, atol=1e-4)
@@ -177,11 +173,9 @@ OTHER_ROWS = {
     "twice as many": "t = Concat <axis = 0> (sw, s)",
     "as many again as at first": "t = Concat <axis = 0> (sw, h)",
     "one less": "t = Slice(sw, one, many, zero)",
-    "as many as the data has it": (
-        "k = ReduceSum <keepdims = 0> (sw, one) b = Greater(k, nought) "
-        "t = Compress <axis = 0> (sw, b)"
-    ),
-}
+    "as many as the data has it": ("k = ReduceSum <keepdims = 0> (sw, one) b = Greater(k, nought) "
+                                   "t = Compress <axis = 0> (sw, b)"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("declared", ["float[]", "float[a, b]"])
@@ -224,10 +218,8 @@ net (int64 m, float[3] h, float[3] w) => (float[3] last) {
 
 @pytest.mark.parametrize("why", REFUSED)
 def test_what_a_loop_does_not_cover_is_refused(why: str) -> None:
-    header = '<ir_version: 8, opset_import: ["" : 17]>'
-    model = infer_shapes(ir.from_proto(onnx.parser.parse_model(header + REFUSED[why])))
     with pytest.raises(OdtpackError, match=why):
-        add_gradients(model, ["w"])
+        add_gradients(inferred(REFUSED[why]), ["w"])
 
 
 def test_a_weight_is_not_summed_up_turn_by_turn() -> None:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
 from torch.nn import functional as F
 
-from odtpack.graph.inference import infer_shapes
-from tests.autodiff.oracle import LEVELS, Array, add_gradients, normal, session, spread
+from tests.autodiff.oracle import LEVELS, add_gradients, normal, run, session, spread
+from tests.model_text import inferred
 from tests.refused import refused
 
 MODEL = """
-<ir_version: 8, opset_import: ["": 17]>
 net (float["n", 3, "h", "w"] x, float[4, 3, 3, 3] a, float[4, 1, 3, 3] c, float[4, 2, 2, 2] t)
     => (float["n", 4, 1, 1] y)
 {
@@ -36,15 +34,12 @@ def net(x: torch.Tensor, a: torch.Tensor, c: torch.Tensor, t: torch.Tensor) -> t
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_one_graph_trains_on_planes_of_several_sizes(level: str) -> None:
-    model = infer_shapes(ir.from_proto(onnx.parser.parse_model(MODEL)))
+    model = inferred(MODEL)
     wrt = [value.name or "" for value in model.graph.inputs]
     model, names = add_gradients(model, wrt)
-    running = session(ir.to_proto(model), level)
-    weights: dict[str, Array] = {
-        "a": normal(4, 3, 3, 3, seed=1),
-        "c": normal(4, 1, 3, 3, seed=2),
-        "t": normal(4, 2, 2, 2, seed=3),
-    }
+    running = session(model, level)
+    weights = {"a": normal(4, 3, 3, 3, seed=1), "c": normal(4, 1, 3, 3, seed=2)}
+    weights["t"] = normal(4, 2, 2, 2, seed=3)
     for samples, height, width in ((2, 9, 8), (1, 6, 13), (3, 12, 5)):
         feeds = {"x": normal(samples, 3, height, width, seed=height), **weights}
         tensors = [torch.tensor(feeds[name]).double().requires_grad_() for name in wrt]
@@ -61,23 +56,16 @@ def test_one_graph_trains_on_planes_of_several_sizes(level: str) -> None:
 
 def model(op: str, size: str, opset: int = 17, **attributes: object) -> ir.Model:
     written = ", ".join(f"{name} = {value}" for name, value in attributes.items())
-    text = (
-        f'<ir_version: 8, opset_import: ["" : {opset}]> '
-        f"g (float[{size}] x) => (float[a, b, c, d] y) {{ y = {op} <{written}> (x) }}"
-    )
-    return infer_shapes(ir.from_proto(onnx.parser.parse_model(text)))
+    text = f"g (float[{size}] x) => (float[a, b, c, d] y) {{ y = {op} <{written}> (x) }}"
+    return inferred(text, opset)
 
 
 @pytest.mark.parametrize("size", ["1, 2, 60, 80", "n, 2, 60, 80", "n, c, h, w"])
-@pytest.mark.parametrize(
-    "attributes",
-    [
-        {"kernel_shape": [31, 31], "pads": [15, 15, 15, 15]},
-        {"kernel_shape": [6, 8], "dilations": [10, 10]},
-        {"kernel_shape": [60, 80]},
-    ],
-    ids=["large", "dilated", "whole"],
-)
+@pytest.mark.parametrize("attributes", [
+    {"kernel_shape": [31, 31], "pads": [15, 15, 15, 15]},
+    {"kernel_shape": [6, 8], "dilations": [10, 10]},
+    {"kernel_shape": [60, 80]},
+], ids=["large", "dilated", "whole"])  # fmt: skip
 @pytest.mark.parametrize("op", ["MaxPool", "AveragePool", "LpPool"])
 def test_nodes_do_not_grow_with_the_window(
     op: str, attributes: dict[str, object], size: str
@@ -101,7 +89,7 @@ def test_a_window_that_sees_no_number_takes_no_cotangent(level: str) -> None:
     x[0, 0, :5, :5] = -np.inf  # the first window of the first plane
     x[0, 1, 1:, 1:] = -np.inf  # the last window of the second
     seed = np.arange(1, 9, dtype=np.float32).reshape(1, 2, 2, 2)
-    (dx,) = session(ir.to_proto(built), level).run([names["x"]], {"x": x, "seed_y": seed})
+    dx = run(built, {"x": x, "seed_y": seed}, level)[names["x"]]
     assert not dx[np.isinf(x)].any()
     np.testing.assert_array_equal(dx.sum((2, 3)), [[10 - 1, 26 - 8]])
 

@@ -30,6 +30,7 @@ from tests.autodiff.oracle import (
     session,
     spread,
 )
+from tests.model_text import inferred, parsed
 from tests.refused import refused
 from tests.sweep import split
 
@@ -152,42 +153,29 @@ def test_a_body_computes_what_its_operator_does(case: Case) -> None:
         np.testing.assert_allclose(y, expected[name], rtol=1e-4, atol=1e-5)
 
 
-def parse(text: str) -> ir.Model:
-    return infer_shapes(ir.from_proto(onnx.parser.parse_model(text)))
-
-
 def operators(model: ir.Model) -> list[str]:
     return [node.op_type for node in model.graph]
 
 
-TWO_PATHS = """
-<ir_version: 8, opset_import: ["" : 18]>
-net (float[batch, 3] x) => (float[batch, 3] y, float[batch, 3] z)
-<float[3] w = {1, 2, 3}>
-{
-    data = Mish(x)
-    h = Mul(data, w)
-    y = Mish(h)
-    z = Relu(y)
-}
-"""
+TWO_PATHS = """net (float[batch, 3] x) => (float[batch, 3] y, float[batch, 3] z)
+<float[3] w = {1, 2, 3}> { data = Mish(x) h = Mul(data, w) y = Mish(h) z = Relu(y) }"""
 
 
 def test_only_what_lies_on_the_way_and_has_no_rule_is_expanded() -> None:
-    model = expand(parse(TWO_PATHS), ["w"])
+    model = expand(inferred(TWO_PATHS, 18), ["w"])
     assert operators(model) == ["Mish", "Mul", "Softplus", "Tanh", "Mul", "Relu"]
-    assert operators(expand(parse(TWO_PATHS), ["x"])).count("Softplus") == 2
-    assert operators(expand(parse(TWO_PATHS), [])) == operators(parse(TWO_PATHS))
+    assert operators(expand(inferred(TWO_PATHS, 18), ["x"])).count("Softplus") == 2
+    assert operators(expand(inferred(TWO_PATHS, 18), [])) == operators(inferred(TWO_PATHS, 18))
 
 
 def test_names_are_those_of_the_calls_and_come_out_the_same_each_time() -> None:
-    model = expand(parse(TWO_PATHS), ["x"])
+    model = expand(inferred(TWO_PATHS, 18), ["x"])
     names = [value.name for node in model.graph for value in node.outputs]
     assert names == [
         "data/Softplus_X", "data/TanHSoftplusX", "data", "h",
         "y/Softplus_X", "y/TanHSoftplusX", "y", "z",
     ]  # fmt: skip
-    again = expand(parse(TWO_PATHS), ["x"])
+    again = expand(inferred(TWO_PATHS, 18), ["x"])
     first, second = (ir.to_proto(m).SerializeToString(deterministic=True) for m in (model, again))
     assert first == second
     assert all(value.dtype is not None for node in model.graph for value in node.outputs)
@@ -200,37 +188,27 @@ def test_nodes_inside_a_body_are_expanded_in_their_turn() -> None:
     assert "NegativeLogLikelihoodLoss" not in operators(model)
 
 
-LOCAL = """
-<ir_version: 8, opset_import: ["" : %d, "my" : 1]>
-net (float[batch, 3] x) => (float[batch, 3] y)
-<float[3] w = {1, 2, 3}>
-{
-    h = my.twice <factor = 3.0> (x, w)
-    y = my.twice <factor = 0.5> (h, w)
-}
+LOCAL = """net (float[batch, 3] x) => (float[batch, 3] y) <float[3] w = {1, 2, 3}>
+{ h = my.twice <factor = 3.0> (x, w) y = my.twice <factor = 0.5> (h, w) }
 <domain: "my", opset_import: ["" : %d, "my" : 1]>
 twice <factor> (a, b) => (c, unused)
-{
-    k = Constant <value_float: float = @factor> ()
-    s = my.scale(a, k)
-    unused = Neg(s)
-    c = %s
-}
+{ k = Constant <value_float: float = @factor> () s = my.scale(a, k) unused = Neg(s) c = %s }
 <domain: "my", opset_import: ["" : %d]>
-scale (a, k) => (c)
-{
-    c = Mul(a, k)
-}
-"""
+scale (a, k) => (c) { c = Mul(a, k) }"""
+
+
+def local(body: str, body_opset: int, model_opset: int = 17) -> onnx.ModelProto:
+    return parsed(LOCAL % (body_opset, body, body_opset), model_opset, domains=["my"])
 
 
 @pytest.mark.parametrize(("model_opset", "body_opset"), [(17, 17), (17, 13), (15, 18)])
 def test_functions_of_the_model_are_inlined(model_opset: int, body_opset: int) -> None:
-    model = expand(parse(LOCAL % (model_opset, body_opset, "Add(s, b)", body_opset)), ["w"])
+    proto = local("Add(s, b)", body_opset, model_opset)
+    model = expand(infer_shapes(ir.from_proto(proto)), ["w"])
     assert not model.functions
     assert [op for op in operators(model) if op not in ("Constant", "Neg")] == ["Mul", "Add"] * 2
     x = normal(2, 3)
-    (y,) = session(ir.to_proto(model), "off").run(None, {"x": x})
+    (y,) = session(model, "off").run(None, {"x": x})
     w = np.float32([1, 2, 3])
     np.testing.assert_allclose(y, (x * 3 + w) * 0.5 + w, rtol=1e-6)
 
@@ -238,47 +216,35 @@ def test_functions_of_the_model_are_inlined(model_opset: int, body_opset: int) -
 def test_a_function_that_means_something_else_in_the_opset_of_the_model_is_refused() -> None:
     for body in ("Softmax(s)", "ReduceSum <axes: ints = [0]> (s)"):
         with refused("bad-function", "written in opset 12") as error:
-            expand(parse(LOCAL % (17, 12, body, 12)), ["w"])
+            expand(infer_shapes(ir.from_proto(local(body, 12))), ["w"])
         assert "convert_version=True" in str(error.value.hint)
 
 
 def test_a_function_that_calls_itself_is_refused() -> None:
-    text = LOCAL % (17, 17, "my.twice <factor = 1.0> (s, b)", 17)
+    proto = local("my.twice <factor = 1.0> (s, b)", 17)
     with pytest.raises(OdtpackError, match="cannot be inlined"):
-        expand(ir.from_proto(onnx.parser.parse_model(text)), ["w"])
+        expand(ir.from_proto(proto), ["w"])
 
 
 def test_an_operator_without_rule_and_body_stays() -> None:
-    text = """
-    <ir_version: 8, opset_import: ["" : 18, "custom" : 1]>
-    net (float[2, 3] x) => (float[2, 3] y) { h = custom.Fancy(x) y = Mish(h) }
-    """
-    assert operators(expand(parse(text), ["x"]))[0] == "Fancy"
+    text = "net (float[2, 3] x) => (float[2, 3] y) { h = custom.Fancy(x) y = Mish(h) }"
+    assert operators(expand(inferred(text, 18, domains=["custom"]), ["x"]))[0] == "Fancy"
 
 
 # Folding
 
 
 def test_arithmetic_on_known_dimensions_is_folded() -> None:
-    model = parse("""
-    <ir_version: 8, opset_import: ["" : 17]>
+    model = inferred("""
     net (float[batch, 4, 6] x, int64[2] given) => (float[a, b] y, float[c, d] z)
     <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64 last = {-1},
      int64[2] kept = {4, -1}>
     {
-        shape = Shape(x)
-        channels = Gather(shape, one)
-        width = Gather(shape, last)
-        tail = Slice(shape, one, two)
-        half = Div(tail, two)
-        batch = Slice(shape, zero, one)
-        minus = Neg(one)
-        flat = Concat <axis = 0> (minus, half)
-        y = Reshape(x, flat)
-        other = Mul(kept, kept)
-        unknown = Concat <axis = 0> (batch, channels)
-        sum = Add(given, one)
-        z = Reshape(x, other)
+        shape = Shape(x) channels = Gather(shape, one) width = Gather(shape, last)
+        tail = Slice(shape, one, two) half = Div(tail, two) batch = Slice(shape, zero, one)
+        minus = Neg(one) flat = Concat <axis = 0> (minus, half) y = Reshape(x, flat)
+        other = Mul(kept, kept) unknown = Concat <axis = 0> (batch, channels)
+        sum = Add(given, one) z = Reshape(x, other)
     }
     """)
     assert fold(model.graph, keep=["kept"])
@@ -294,17 +260,11 @@ def test_arithmetic_on_known_dimensions_is_folded() -> None:
 
 
 def test_folding_leaves_floats_outputs_and_what_cannot_be_computed() -> None:
-    model = parse("""
-    <ir_version: 8, opset_import: ["" : 17]>
+    model = inferred("""
     net (float[2, 3] x) => (int64[2] shape, float[2, 3] y)
-    <int64 zero = {0}, int64[1] far = {9}, float[1] scale = {2}>
-    {
-        shape = Shape(x)
-        inner = Shape(x)
-        double = Add(scale, scale)
-        wrong = Gather(inner, far)
-        by_zero = Div(inner, zero)
-        y = Mul(x, double)
+    <int64 zero = {0}, int64[1] far = {9}, float[1] scale = {2}> {
+        shape = Shape(x) inner = Shape(x) double = Add(scale, scale)
+        wrong = Gather(inner, far) by_zero = Div(inner, zero) y = Mul(x, double)
     }
     """)
     fold(model.graph)
@@ -317,26 +277,21 @@ def test_of_an_if_on_a_known_shape_the_branch_that_is_taken_stays(
 ) -> None:
     dims = ", ".join(["batch"] + ["3"] * (rank - 1))
     text = f"""
-    <ir_version: 8, opset_import: ["" : 17]>
     net (float[{dims}] x) => (float[{dims}] y, float[{dims}] z) <int64[1] two = {{2}}>
     {{
-        shape = Shape(x)
-        rank = Shape(shape)
-        is_matrix = Equal(rank, two)
+        shape = Shape(x) rank = Shape(shape) is_matrix = Equal(rank, two)
         y, z = If (is_matrix) <
-            then_branch = t () => (float[{dims}] h, float[{dims}] k) <float one = {{1}}> {{
-                h = Mul(x, x)
-                k = Add(h, one)
-            }},
+            then_branch = t () => (float[{dims}] h, float[{dims}] k) <float one = {{1}}>
+                {{ h = Mul(x, x) k = Add(h, one) }},
             else_branch = e () => (float[{dims}] x, float[{dims}] x) {{ }}
         >
     }}
     """
-    model = expand(parse(text), ["x"])
+    model = expand(inferred(text), ["x"])
     onnx.checker.check_model(ir.to_proto(model), full_check=True)
     assert [op for op in operators(model) if op not in ("Constant", "Shape")] == expected
     x = normal(*[3] * rank)
-    y, z = session(ir.to_proto(model), "off").run(None, {"x": x})
+    y, z = session(model, "off").run(None, {"x": x})
     np.testing.assert_array_equal(y, x * x if rank == 2 else x)
     np.testing.assert_array_equal(z, x * x + 1 if rank == 2 else x)
 
@@ -345,7 +300,6 @@ def test_of_an_if_on_a_known_shape_the_branch_that_is_taken_stays(
 def test_a_branch_that_stays_may_hold_the_names_of_what_is_around_it(taken: bool) -> None:
     """Nodes without a name get one that is unique in their graph, but not in the model."""
     text = f"""
-    <ir_version: 8, opset_import: ["" : 17]>
     net (float[3] x) => (float[3] y) <bool condition = {{{int(taken)}}}>
     {{
         h = Mul(x, x)
@@ -353,17 +307,15 @@ def test_a_branch_that_stays_may_hold_the_names_of_what_is_around_it(taken: bool
             then_branch = t () => (float[3] result) {{ late = Mul(h, h) result = Neg(late) }},
             else_branch = e () => (float[3] result) {{ late = Add(h, h) result = Abs(late) }}
         >
-        late = Exp(z)
-        result = Add(late, x)
-        y = Mul(result, z)
+        late = Exp(z) result = Add(late, x) y = Mul(result, z)
     }}
     """
-    model = expand(load_model(onnx.parser.parse_model(text)), ["x"])
+    model = expand(load_model(parsed(text)), ["x"])
     assert "If" not in operators(model)
     names = [node.name for node in model.graph]
     assert len(set(names)) == len(names)
     x = normal(3)
-    (y,) = session(ir.to_proto(model), "off").run(None, {"x": x})
+    (y,) = session(model, "off").run(None, {"x": x})
     z = -(x**4) if taken else 2 * x**2
     np.testing.assert_allclose(y, (np.exp(z) + x) * z, rtol=1e-5)
 
@@ -380,8 +332,8 @@ def test_folding_makes_no_large_values(shape: list[int] | None) -> None:
 
 def test_a_cast_to_the_same_type_is_dropped() -> None:
     """Of float32 too; a cast that changes the type stays, and so does the name of an output."""
-    model = parse(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[2] x) => (float[2] y) { '
+    model = inferred(
+        "g (float[2] x) => (float[2] y) { "
         "a = Cast<to=1>(x) b = Cast<to=10>(a) c = Neg(b) d = Cast<to=1>(c) e = Abs(d) "
         "y = Cast<to=1>(e) }"
     )

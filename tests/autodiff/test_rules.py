@@ -11,7 +11,6 @@ import numpy as np
 import onnx.defs
 import onnx.helper
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 import torch
 from hypothesis import HealthCheck, given, note, settings
@@ -52,6 +51,7 @@ from tests.autodiff.oracle import (
     gradient_model,
     ints,
     normal,
+    run,
     session,
     spread,
 )
@@ -153,12 +153,9 @@ def _schema_attributes(domain: str, op_type: str) -> dict[str, set[str]]:
     for schema in onnx.defs.get_all_schemas_with_history():
         if (schema.domain, schema.name) == (domain, op_type):
             for name, attribute in schema.attributes.items():
-                default = (
-                    onnx.helper.get_attribute_value(attribute.default_value)
-                    if (attribute.default_value.name)
-                    else None
-                )
-                found.setdefault(name, set()).update(_words(default))
+                default = attribute.default_value
+                value = onnx.helper.get_attribute_value(default) if default.name else None
+                found.setdefault(name, set()).update(_words(value))
     return found
 
 
@@ -194,27 +191,18 @@ def test_no_gradient_passes_a_piecewise_constant_operator(domain: str, op_type: 
     assert [new.op_type for new in list(graph)[before:]] == ["Mul"]
 
 
-def run(model: ir.Model, feeds: dict[str, Array], level: str) -> dict[str, Array]:
-    running = session(ir.to_proto(model), level)
-    names = [value.name for value in running.get_outputs()]
-    return dict(zip(names, running.run(None, feeds), strict=True))
-
-
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize(
-    ("ratio", "training", "runtime", "kept"),
-    [
-        (0.4, True, (), 0.6),
-        (None, True, (), 0.5),
-        (0.0, True, (), 1.0),
-        (0.4, False, (), None),
-        (0.4, None, (), None),
-        (0.4, True, ("training",), 0.6),
-        (0.4, False, ("training",), None),
-        (0.4, True, ("ratio", "training"), 0.6),
-        (0.4, False, ("ratio", "training"), None),
-    ],
-)
+@pytest.mark.parametrize(("ratio", "training", "runtime", "kept"), [
+    (0.4, True, (), 0.6),
+    (None, True, (), 0.5),
+    (0.0, True, (), 1.0),
+    (0.4, False, (), None),
+    (0.4, None, (), None),
+    (0.4, True, ("training",), 0.6),
+    (0.4, False, ("training",), None),
+    (0.4, True, ("ratio", "training"), 0.6),
+    (0.4, False, ("ratio", "training"), None),
+])  # fmt: skip
 def test_dropout_lets_through_what_it_kept(
     ratio: float | None, training: bool | None, runtime: tuple[str, ...], kept: float | None,
     level: str,
@@ -241,12 +229,9 @@ def test_dropout_lets_through_what_it_kept(
 @pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (4, 3, 5, 2)])
 def test_training_mode_batch_normalization(shape: tuple[int, ...], level: str) -> None:
     inputs: dict[str, Array | None] = {
-        "x": normal(*shape) * 2 + 1,
-        "scale": spread(3, seed=1),
-        "bias": normal(3, seed=2),
-        "mean": normal(3, seed=3),
-        "var": spread(3, low=0.5, seed=4),
-    }
+        "x": normal(*shape) * 2 + 1, "scale": spread(3, seed=1), "bias": normal(3, seed=2),
+        "mean": normal(3, seed=3), "var": spread(3, low=0.5, seed=4),
+    }  # fmt: skip
     wrt = ["x", "scale", "bias"]
     case = Case(
         "BatchNormalization", inputs, torch.relu, attrs={"training_mode": 1, "epsilon": 1e-3},
@@ -293,9 +278,7 @@ def test_repeated_indices_lose_nothing_when_threads_share_the_work() -> None:
     table = np.zeros((3, 256), np.float32)
     case = cases("Gather", {"x": table, "i": indices}, torch.relu, runtime=["i"])[0]
     model, names = gradient_model(case)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 2
-    running = ort.InferenceSession(ir.to_proto(model).SerializeToString(), options)
+    running = session(model, intra_op_num_threads=2)
     feeds = {"x": table, "i": indices, "seed_y0": np.ones((4000, 256), np.float32)}
     counts = np.bincount(indices, minlength=3)[:, None].repeat(256, axis=1)
     for _ in range(3):
@@ -475,11 +458,9 @@ def compared(graph: RandomGraph) -> None:
     floats = np.float32 if graph.single else np.float64
     feeds = graph.feeds | {f"seed_{name}": seed for name, seed in seeds.items()}
     for level in LEVELS:
-        running = session(ir.to_proto(model), level)
-        found = running.run(
-            list(gradients.values()), {n: np.asarray(a, floats) for n, a in feeds.items()}
-        )
-        for name, gradient in zip(gradients, found, strict=True):
+        found = run(model, {n: np.asarray(a, floats) for n, a in feeds.items()}, level)
+        for name, output in gradients.items():
+            gradient = found[output]
             assert gradient.shape == graph.feeds[name].shape
             along = np.array([(gradient * d).sum() for d in directions[name]])
             scale = 1 + np.abs(gradient).sum()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 import torch
@@ -13,7 +12,8 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import dims_of, nodes_of
 from odtpack.graph.inference import infer_shapes
 from odtpack.model.loading import load_model
-from tests.autodiff.oracle import LEVELS, add_gradients, normal, session
+from tests.autodiff.oracle import LEVELS, add_gradients, normal, run, session
+from tests.model_text import parsed
 from tests.refused import refused
 
 INTS = {"zero": 0, "one": 1, "two": 2, "three": 3, "last": -1}
@@ -22,11 +22,8 @@ SIZES = "sizes = Constant <value = int64[3] {1, 2, 3}> ()"
 
 
 def model(body: str, outputs: str, opset: int = 17, batch: str = "3") -> ir.Model:
-    text = (
-        f'<ir_version: 8, opset_import: ["" : {opset}]> '
-        f"g (float[{batch}, 6] x, int64 at) => ({outputs}) {{ {CONSTANTS} {SIZES} {body} }}"
-    )
-    return load_model(onnx.parser.parse_model(text))
+    head = f"g (float[{batch}, 6] x, int64 at) => ({outputs})"
+    return load_model(parsed(f"{head} {{ {CONSTANTS} {SIZES} {body} }}", opset))
 
 
 # what it is in PyTorch, the graph, the shape of its output
@@ -81,20 +78,17 @@ def test_gradient_is_that_of_pytorch(function, outputs: str, body: str, opset: i
     (expected,) = torch.autograd.grad((y * torch.tensor(seed)).sum(), [x])
     for level in LEVELS:
         feeds = {"x": normal(3, 6), "at": np.array(0), "seed_y": seed}
-        found, gradient = session(ir.to_proto(live), level).run(["y", names["x"]], feeds)
-        np.testing.assert_allclose(found, y.detach(), rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-6)
+        found = run(live, feeds, level)
+        np.testing.assert_allclose(found["y"], y.detach(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found[names["x"]], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("body", "batch", "operator"),
-    [
-        ("s = SequenceConstruct(x, x) y = SequenceAt(s, at)", "3", "SequenceAt"),
-        ("s = SplitToSequence<axis = 0>(x, two) y = SequenceAt(s, one)", "n", "SequenceAt"),
-        ("s = SplitToSequence<axis = 1>(x, at) y = SequenceAt(s, one)", "3", "SequenceAt"),
-        ("s = SequenceConstruct(x, x) y = SequenceAt(s, three)", "3", "SequenceAt"),
-    ],
-)
+@pytest.mark.parametrize(("body", "batch", "operator"), [
+    ("s = SequenceConstruct(x, x) y = SequenceAt(s, at)", "3", "SequenceAt"),
+    ("s = SplitToSequence<axis = 0>(x, two) y = SequenceAt(s, one)", "n", "SequenceAt"),
+    ("s = SplitToSequence<axis = 1>(x, at) y = SequenceAt(s, one)", "3", "SequenceAt"),
+    ("s = SequenceConstruct(x, x) y = SequenceAt(s, three)", "3", "SequenceAt"),
+])  # fmt: skip
 def test_what_is_known_only_when_the_model_runs_is_refused(
     body: str, batch: str, operator: str
 ) -> None:
@@ -116,7 +110,7 @@ def test_elements_inside_of_a_branch_have_the_shape_of_a_run() -> None:
     assert inner["b"] == (3,)
     for level in LEVELS:
         feeds = {"x": normal(3, 6), "at": np.array(0)}
-        (found,) = session(ir.to_proto(loaded), level).run(["y"], feeds)
+        (found,) = run(loaded, feeds, level).values()
         np.testing.assert_array_equal(found, normal(3, 6)[:, [0, 0]])
 
 
@@ -131,13 +125,11 @@ POSITIONS = {
 @pytest.mark.parametrize("operator", POSITIONS)
 def test_a_position_is_where_the_runtime_counts_it(operator: str, place: int) -> None:
     """Against ONNX Runtime's own sequences; y is linear, so that differences are exact."""
-    text = (
-        '<ir_version: 8, opset_import: ["" : 17]> '
+    proto = parsed(
         "g (float[1] a, float[1] b, float[1] c, float[1] z) => (float[n] y) { "
         f"p = Constant <value = int64 {{{place}}}> () s = SequenceConstruct(a, b, c) "
         f"{POSITIONS[operator]} }}"
     )
-    proto = onnx.parser.parse_model(text)
     x = {name: normal(1, seed=seed) for seed, name in enumerate("abcz")}
     forward = session(proto, "off")
     expanded = expand(infer_shapes(ir.from_proto(proto)), list(x))
@@ -151,9 +143,7 @@ def test_a_position_is_where_the_runtime_counts_it(operator: str, place: int) ->
     (y,) = forward.run(None, x)
     live, names = add_gradients(expanded, list(x))
     seed = normal(*y.shape, seed=5)
-    running = session(ir.to_proto(live), "all")
-    results = running.run(None, {**x, "seed_y": seed})
-    found = dict(zip((value.name for value in running.get_outputs()), results, strict=True))
+    found = run(live, {**x, "seed_y": seed})
     np.testing.assert_array_equal(found["y"], y)
     for name, array in x.items():
         (moved,) = forward.run(None, {**x, name: array + 1})

@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 import torch
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidGraph
@@ -29,9 +28,10 @@ from odtpack.passes import finishing
 from tests.autodiff.oracle import (
     Case,
     ask_torch,
-    cast_floats,
+    feeds_of,
     forward_model,
     gradient_model,
+    run,
     session,
 )
 from tests.autodiff.representatives import representatives, rule_of
@@ -130,29 +130,16 @@ def is_first(case: Case, name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("case", "name"),
-    split_rows(RUN, is_first, ids=[f"{case.id}-{name}" for case, name in RUN]),
+    ("case", "name"), split_rows(RUN, is_first, ids=[f"{case.id}-{name}" for case, name in RUN])
 )
 def test_gradient_is_that_of_pytorch(case: Case, name: str) -> None:
     floats = TYPES[name]
     expected, seeds = ask_torch(case)
     with np.errstate(over="ignore"):  # bounds of a Clip may be the largest float32
         model, names = gradient_model(case, floats)
-        feeds = {
-            key: cast_floats(array, floats)
-            for key, array in case.present.items()
-            if key not in case.constants
-        }
-    model = finishing.lower_doubles(model)
-    types = {value.name: value.dtype for value in model.graph.inputs}
-    for key, seed in seeds.items():
-        dtype = types.get(f"seed_{key}")
-        if dtype is not None:
-            feeds[f"seed_{key}"] = np.asarray(seed, dtype.numpy())
-    running = session(ir.to_proto(model), "off")
-    found = dict(
-        zip((node.name for node in running.get_outputs()), running.run(None, feeds), strict=True)
-    )
+        model = finishing.lower_doubles(model)
+        feeds = feeds_of(case, model, seeds, floats)
+    found = run(model, feeds, "off")
     relative, absolute = TOLERANCES[name]
     pairs = [(key, found[key], expected.outputs[key]) for key in case.output_names]
     pairs += [(n, found[names[n]], expected.gradients[n]) for n in case.differentiated]
@@ -203,9 +190,9 @@ def test_what_is_left_out_is_refused(case: Case, name: str) -> None:
         assert error.value.code in ("unsupported-node", "unsupported-in-double")
         assert error.value.hint
     else:
-        proto = ir.to_proto(finishing.lower_doubles(forward_model(case, TYPES[name])))
+        model = finishing.lower_doubles(forward_model(case, TYPES[name]))
         with pytest.raises((NoKernel, InvalidGraph), match=REFUSALS[reason]):
-            session(proto, "off")
+            session(model, "off")
 
 
 def test_float16_positions_on_a_long_plane() -> None:

@@ -18,11 +18,7 @@ from odtpack.targets import MAX_OPSET, MIN_OPSET
 from tests.autodiff.oracle import Array, Case
 
 # Values of attributes that came later than the attribute.
-_VALUE_SINCE = {
-    ("mode", "wrap"): 19,
-    ("reduction", "max"): 18,
-    ("reduction", "min"): 18,
-}
+_VALUE_SINCE = {("mode", "wrap"): 19, ("reduction", "max"): 18, ("reduction", "min"): 18}
 # Before opset 16 ScatterElements cannot add, so that a border copied by bounds that are
 # known only when the model runs has no gradient; ``test_rules`` holds the refusal.
 _LABEL_SINCE = {

@@ -174,11 +174,9 @@ def matmul_nbits(columns: int, block: int, bits: int, points: str, bias: bool) -
     kept = stored(7, columns, block, bits, points)
     blocks, matrix = -(-columns // block), kept["matrix"]
     inputs = {
-        "a": normal(B, S, columns),
-        "w": kept["codes"].reshape(7, blocks, -1),
-        "s": kept["scales"],
+        "a": normal(B, S, columns), "w": kept["codes"].reshape(7, blocks, -1), "s": kept["scales"],
         "z": kept["zeros"],
-    }
+    }  # fmt: skip
     if bias:
         inputs |= {"g": None, "b": normal(7, seed=4)}
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
 import torch
 
@@ -15,7 +14,6 @@ from odtpack import contrib
 from odtpack.adapters import AdapterSpec
 from odtpack.autodiff.backward import REASON
 from odtpack.build import build_package
-from odtpack.graph.inference import infer_shapes
 from odtpack.losses import make_loss
 from odtpack.model.loading import load_model
 from odtpack.package.task import Task
@@ -27,9 +25,11 @@ from tests.autodiff.oracle import (
     check,
     forward_model,
     normal,
+    run,
     session,
 )
 from tests.contrib.cases import CASES, NORMALIZED, stored
+from tests.model_text import inferred, parsed
 
 ON_CPUS = [case for case in CASES if not any(case is each for each in NORMALIZED)]
 
@@ -62,9 +62,7 @@ def test_every_decomposition_has_a_case_and_leaves_nothing() -> None:
         assert all(value.dtype is not None for node in model.graph for value in node.outputs)
 
 
-def parse(text: str, domains: str = ', "com.microsoft" : 1', opset: int = 17) -> onnx.ModelProto:
-    head = f'<ir_version: 8, opset_import: ["" : {opset}{domains}]> '
-    return onnx.parser.parse_model(head + text)
+CONTRIB = ["com.microsoft"]
 
 
 @pytest.mark.parametrize("opset", [13, 17, 21])
@@ -78,7 +76,7 @@ def test_simplified_layer_normalization_of_the_standard_domain(
         f"g (float[n, 3, 8] x, float[{shape}] w) => (float[n, 3, 8] y)"
         f" {{ y = SimplifiedLayerNormalization<{axis}epsilon = 0.01>(x, w) }}"
     )
-    proto = parse(text, domains="", opset=opset)
+    proto = parsed(text, opset)
     x, w = normal(2, 3, 8), normal(*map(int, shape.split(",")), seed=1)
     (kernel,) = session(proto, "off").run(None, {"x": x, "w": w})
     model = load_model(proto)
@@ -89,7 +87,7 @@ def test_simplified_layer_normalization_of_the_standard_domain(
     y = tx / torch.sqrt((tx * tx).mean(axes, True) + 0.01) * tw
     expected = torch.autograd.grad((y * torch.tensor(seed)).sum(), [tx, tw])
     for level in ("off", "all"):
-        running = session(ir.to_proto(model), level)
+        running = session(model, level)
         found = running.run(["y", names["x"], names["w"]], {"x": x, "w": w, "seed_y": seed})
         for ours, theirs in zip(found, (y.detach(), *expected), strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
@@ -105,12 +103,12 @@ def test_layer_normalization_before_the_standard_has_it(
 ) -> None:
     """Its values are those of the kernel, its gradients those of the formula."""
     shape = "8" if len(axes) == 1 else "3, 8"
-    proto = parse(
+    proto = parsed(
         f"g (float[n, 3, 8] x, float[{shape}] w, float[{shape}] b) =>"
         " (float[n, 3, 8] y, float[n, k, 1] m, float[n, k, 1] s)"
         f" {{ y, m, s = LayerNormalization<{axis}epsilon = 0.01>(x, w, b) }}",
-        domains="", opset=opset,
-    )  # fmt: skip
+        opset,
+    )
     sizes = [*map(int, shape.split(","))]
     feeds = {"x": normal(2, 3, 8), "w": normal(*sizes, seed=1), "b": normal(*sizes, seed=3)}
     kernel = session(proto, "off").run(None, feeds)
@@ -126,7 +124,7 @@ def test_layer_normalization_before_the_standard_has_it(
     )
     expected = torch.autograd.grad(total, [x, w, b])
     fed = {n: a for n, a in feeds.items() if n in {v.name for v in model.graph.inputs}}
-    found = session(ir.to_proto(model), "all").run([*"yms", *(names[n] for n in "xwb")], fed)
+    found = session(model, "all").run([*"yms", *(names[n] for n in "xwb")], fed)
     for ours, theirs in zip(found, (*kernel, *expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
 
@@ -143,64 +141,58 @@ def test_look_up_of_rows_of_few_bits(
     if kind == "UINT8" and bits == 4:
         shapes["z"] = [6, 2]
     names = ["w", "i", "s"] + (["z"] if points == "whole" else [])
-    axes = ["a", "b"][: len(places)]
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("GatherBlockQuantized", names, ["y"], domain="com.microsoft",
-                               block_size=16, bits=bits, gather_axis=0, quantize_axis=1)],
-        "look-up",
-        [onnx.helper.make_tensor_value_info("i", onnx.TensorProto.INT64, axes)],
-        [onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [*axes, 64])],
-        [onnx.numpy_helper.from_array(kept["scales"], "s")],
+    axes = ", ".join("ab"[: len(places)])
+    proto = parsed(
+        f"look_up (int64[{axes}] i) => (float[{axes}, 64] y) {{ y = "
+        "com.microsoft.GatherBlockQuantized <block_size = 16, gather_axis = 0, quantize_axis = 1,"
+        f" bits = {bits}> ({', '.join(names)}) }}",
+        21, ir_version=10, domains=CONTRIB, s=kept["scales"],
     )  # fmt: skip
     dtype = getattr(onnx.TensorProto, kind)
     for name, array in (("w", kept["codes"]), ("z", kept["zeros"])):
         if name in names:
-            graph.initializer.append(
+            proto.graph.initializer.append(
                 onnx.helper.make_tensor(name, dtype, shapes[name], array.tobytes(), raw=True)
             )
-    imports = [onnx.helper.make_opsetid("", 21), onnx.helper.make_opsetid("com.microsoft", 1)]
-    proto = onnx.ModelProto(ir_version=10, graph=graph, opset_import=imports)
     ids = np.random.default_rng(3).integers(0, 6, places)
     (kernel,) = session(proto, "off").run(None, {"i": ids})
     loaded = load_model(proto)
     assert {node.domain for node in loaded.graph} == {""}
     sizes = {name: value.const_value.nbytes for name, value in loaded.graph.initializers.items()}
     assert sizes["w_bytes"] == 6 * 64 * bits // 8
-    (found,) = session(ir.to_proto(loaded), "all").run(None, {"i": ids})
+    (found,) = session(loaded, "all").run(None, {"i": ids})
     np.testing.assert_allclose(found, kernel, rtol=1e-6, atol=1e-6)
     if kind == "UINT8":
         np.testing.assert_allclose(kernel, kept["matrix"][ids], rtol=1e-6, atol=1e-6)
 
 
 def test_embedding_returns_how_many_words_count() -> None:
-    model = load_model(parse(
+    text = (
         "g (int32[n, 3] i, int32[n, 3] m, float[5, 8] w, float[3, 8] p, float[8] g, float[8] b)"
         " => (float[n, 3, 8] y, int32[n] counts)"
         " { y, counts = com.microsoft.EmbedLayerNormalization(i, , w, p, , g, b, m) }"
-    ))  # fmt: skip
+    )
+    model = load_model(parsed(text, domains=CONTRIB))
     assert {node.domain for node in model.graph} == {""}
     feeds = {"i": np.ones((2, 3), np.int32), "m": np.int32([[1, 1, 0], [1, 0, 0]])}
     feeds |= {"w": normal(5, 8), "p": normal(3, 8), "g": normal(8), "b": normal(8)}
-    _, counts = session(ir.to_proto(model), "off").run(None, feeds)
+    _, counts = session(model, "off").run(None, feeds)
     np.testing.assert_array_equal(counts, [2, 1])
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
-        "y = com.microsoft.FusedMatMul<transA = 1>(unknown, b)",
-        "y, mean = com.microsoft.SkipSimplifiedLayerNormalization(a, a, s) z = Add(y, mean)",
-        'y = com.microsoft.FusedGemm<activation = "Mystery">(a, b)',
-        "y = com.microsoft.Attention<num_heads = 1, do_rotary = 1>(c, b)",
-        "y = com.microsoft.Unheard(a)",
-    ],
-)
+@pytest.mark.parametrize("node", [
+    "y = com.microsoft.FusedMatMul<transA = 1>(unknown, b)",
+    "y, mean = com.microsoft.SkipSimplifiedLayerNormalization(a, a, s) z = Add(y, mean)",
+    'y = com.microsoft.FusedGemm<activation = "Mystery">(a, b)',
+    "y = com.microsoft.Attention<num_heads = 1, do_rotary = 1>(c, b)",
+    "y = com.microsoft.Unheard(a)",
+])  # fmt: skip
 def test_what_is_not_covered_stays_as_it_is(node: str) -> None:
     text = (
         "g (float[4, 4] a, float[4, 4] b, float[2, 4, 4] c, float[4] s) => (float y)"
         f" {{ unknown = my.Op(a) {node} }}"
     )
-    model = infer_shapes(ir.from_proto(parse(text, ', "com.microsoft" : 1, "my" : 1')))
+    model = inferred(text, domains=[*CONTRIB, "my"])
     before = [str(each) for each in model.graph]
     after = contrib.decompose(model)
     assert [str(each) for each in after.graph] == before
@@ -214,32 +206,25 @@ def _stored_matrix(**changes: object) -> onnx.ModelProto:
     arrays = {"w": kept["codes"], "s": kept["scales"], "z": kept["zeros"]}
     attributes |= {name: value for name, value in changes.items() if name not in arrays}
     arrays |= {name: value for name, value in changes.items() if name in arrays}
-    proto = parse("g (float[2, 32] a) => (float[n, m] y) { y = Identity(a) }", opset=21)
-    node = onnx.helper.make_node("MatMulNBits", ["a", *arrays], ["y"], **attributes)
-    node.domain = "com.microsoft"
-    proto.graph.node[0].CopyFrom(node)
-    for name, array in arrays.items():
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
-    return proto
+    settings = ", ".join(f"{name} = {value}" for name, value in attributes.items())
+    product = f"y = com.microsoft.MatMulNBits <{settings}> (a, {', '.join(arrays)})"
+    text = f"g (float[2, 32] a) => (float[n, m] y) {{ {product} }}"
+    return parsed(text, 21, domains=CONTRIB, **arrays)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"K": 48},
-        {"N": 0},
-        {"block_size": 0},
-        {"block_size": -16},
-        {"bits": 2},
-        {"w": np.zeros((7, 31), np.uint8)},
-        {"w": np.zeros((7, 16), np.float32)},
-        {"s": np.ones(3, np.float32)},
-        {"z": np.zeros(5, np.uint8)},
-        {"z": np.zeros((7, 3), np.float32)},
-        {"weight_prepacked": 1},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("changes", [
+    {"K": 48},
+    {"N": 0},
+    {"block_size": 0},
+    {"block_size": -16},
+    {"bits": 2},
+    {"w": np.zeros((7, 31), np.uint8)},
+    {"w": np.zeros((7, 16), np.float32)},
+    {"s": np.ones(3, np.float32)},
+    {"z": np.zeros(5, np.uint8)},
+    {"z": np.zeros((7, 3), np.float32)},
+    {"weight_prepacked": 1},
+], ids=str)  # fmt: skip
 def test_a_matrix_that_is_not_stored_as_it_says_stays_and_says_why(
     changes: dict[str, object],
 ) -> None:
@@ -249,31 +234,17 @@ def test_a_matrix_that_is_not_stored_as_it_says_stays_and_says_why(
     assert node.metadata_props[REASON].startswith("its ")
 
 
-OPTIMIZED = """
-g (float[n, 3, 8] x) => (float[n, 3, 8] y)
-<float[8] one = {1, 1, 1, 1, 1, 1, 1, 1}, float[8] zero = {0, 0, 0, 0, 0, 0, 0, 0}>
-{
-    h = MatMul(x, w1)
-    g = Gelu<approximate = "none">(h)
-    m = MatMul(g, w2)
-    s = Add(m, x)
+OPTIMIZED = """g (float[n, 3, 8] x) => (float[n, 3, 8] y) {
+    h = MatMul(x, w1) g = Gelu<approximate = "none">(h) m = MatMul(g, w2) s = Add(m, x)
     y = LayerNormalization(s, one, zero)
-}
-"""
+}"""
 
 
 def test_a_model_that_onnx_runtime_has_optimized_trains_as_before(tmp_path: object) -> None:
-    proto = parse(OPTIMIZED, "", opset=20)
-    for name, shape, seed in (("w1", (8, 6), 1), ("w2", (6, 8), 2)):
-        proto.graph.initializer.append(
-            onnx.numpy_helper.from_array(normal(*shape, seed=seed), name)
-        )
+    scale = {"one": np.ones(8, np.float32), "zero": np.zeros(8, np.float32)}
+    proto = parsed(OPTIMIZED, 20, w1=normal(8, 6, seed=1), w2=normal(6, 8, seed=2), **scale)
     path = f"{tmp_path}/optimized.onnx"
-    options = ort.SessionOptions()
-    options.optimized_model_filepath = path
-    options.log_severity_level = 4
-    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    session(proto, "extended", optimized_model_filepath=path)
     optimized = onnx.load(path)
     assert "com.microsoft" in {node.domain for node in optimized.graph.node}
     losses = []
@@ -281,12 +252,12 @@ def test_a_model_that_onnx_runtime_has_optimized_trains_as_before(tmp_path: obje
         loaded = load_model(model)
         assert {node.domain for node in loaded.graph} == {""}
         graphs = build_graphs(Task(loaded, ("w1", "w2"), (), make_loss("mse")))
-        running = session(ir.to_proto(graphs.training), "all")
         feeds = {"x": normal(2, 3, 8), "target": normal(2, 3, 8, seed=5), "lazy_reset_grad": [True]}
         for name in ("w1", "w2"):
             feeds[name] = graphs.parameters[("w1", "w2").index(name)].tensor.numpy()
             feeds[f"{name}_grad.accumulation.buffer"] = np.zeros_like(feeds[name])
-        losses.append(running.run(None, {k: np.asarray(v) for k, v in feeds.items()}))
+        found = run(graphs.training, {k: np.asarray(v) for k, v in feeds.items()})
+        losses.append([*found.values()])
     for one, other in zip(*losses, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
@@ -295,26 +266,21 @@ def test_scales_that_are_stored_otherwise_are_no_parameters(tmp_path: Path) -> N
     """The loss depends on them; the build said that it does not."""
     rows, columns, block = 16, 64, 32
     rng = np.random.default_rng(0)
-    model = parse(
-        f"g (float[n, {columns}] x) => (float[n, {rows}] y) {{ y = com.microsoft.MatMulNBits<"
-        f"K = {columns}, N = {rows}, bits = 4, block_size = {block}>(x, codes, scales) }}",
-        opset=21,
-    )
     codes = rng.integers(0, 256, (rows, columns // block, block // 2), np.uint8)
     scales = rng.uniform(0.1, 1, rows * columns // block).astype(np.float32)
-    for name, array in (("codes", codes), ("scales", scales)):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    text = (
+        f"g (float[n, {columns}] x) => (float[n, {rows}] y) {{ y = com.microsoft.MatMulNBits<"
+        f"K = {columns}, N = {rows}, bits = 4, block_size = {block}>(x, codes, scales) }}"
+    )
+    model, changed = (
+        parsed(text, 21, domains=CONTRIB, codes=codes, scales=each) for each in (scales, 2 * scales)
+    )
     said: list[str] = []
     build_package(
         model, tmp_path / "p", loss="cross_entropy", remark=said.append,
         adapter=AdapterSpec("lora", ("*",), (), 2, 4.0),
     )  # fmt: skip
     assert not any("does not depend" in line for line in said)
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
-    changed.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array(2 * scales, "scales"))
     x = rng.standard_normal((3, columns)).astype(np.float32)
-    once, twice = (
-        session(ir.to_proto(load_model(m)), "off").run(None, {"x": x})[0] for m in (model, changed)
-    )
+    once, twice = (run(load_model(m), {"x": x}, "off")["y"] for m in (model, changed))
     np.testing.assert_allclose(twice, 2 * once, rtol=1e-5)

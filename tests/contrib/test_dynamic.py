@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.numpy_helper
-import onnx_ir as ir
+import onnx
 import pytest
 import torch
 from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -17,56 +16,36 @@ from odtpack.autodiff.backward import REASON
 from odtpack.build import build_package
 from odtpack.model.loading import load_model
 from odtpack.passes import pipeline
-from tests.autodiff.oracle import Array, add_gradients, normal, session
+from tests.autodiff.oracle import Array, add_gradients, normal, run, session
+from tests.model_text import parsed
 
 T, B, D, H = 5, 3, 6, 4  # steps, samples, inputs, hidden units
 X, FIRST = normal(B, D, seed=1), normal(D, D, seed=2)
 Weights = dict[str, torch.Tensor]
 
 
-def parse(text: str) -> onnx.ModelProto:
-    return onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
-
-
-def product() -> tuple[onnx.ModelProto, dict[str, Array]]:
-    return parse(
-        f"g (float[n, {D}] x) => (float[n, {H}] y) <float[{D}, {D}] first, float[{D}, {H}] w,"
-        f" float[{H}] b> {{ a = MatMul(x, first) \n h = Tanh(a) \n p = MatMul(h, w) \n"
-        " y = Add(p, b) }"
-    ), {"w": normal(D, H, seed=3), "b": normal(H, seed=4), "first": FIRST}  # fmt: skip
-
-
-def convolution() -> tuple[onnx.ModelProto, dict[str, Array]]:
-    return parse(
-        f"g (float[n, {D}] x) => (float[n, {H}, m] y) <float[{D}, {D}] first, float[{H}, 2, 2] w,"
-        f" int64[3] shape = {{0, 2, 3}}, float[{H}] b> {{ a = MatMul(x, first) \n"
-        " s = Reshape(a, shape) \n h = Tanh(s) \n y = Conv<pads = [1, 0]>(h, w, b) }"
-    ), {"w": normal(H, 2, 2, seed=3), "b": normal(H, seed=4), "first": FIRST}  # fmt: skip
-
-
-def recurrent() -> tuple[onnx.ModelProto, dict[str, Array]]:
-    return parse(
-        f"g (float[t, n, {D}] x) => (float[t, 2, n, {H}] y) <float[{D}, {D}] first,"
-        f" float[2, {4 * H}, {D}] w, float[2, {4 * H}, {H}] r, float[2, {8 * H}] b> {{"
-        f" h = MatMul(x, first) \n y = LSTM<hidden_size = {H}, direction = \"bidirectional\">"
-        "(h, w, r, b) }"
-    ), {"w": normal(2, 4 * H, D, seed=3), "r": normal(2, 4 * H, H, seed=5),
-        "b": normal(2, 8 * H, seed=4), "first": FIRST}  # fmt: skip
-
-
-KINDS = {"MatMul": product, "Conv": convolution, "LSTM": recurrent}
+# Of each kind a model, and its weights.
+KINDS: dict[str, tuple[str, dict[str, Array]]] = {
+    "MatMul": (f"g (float[n, {D}] x) => (float[n, {H}] y)"
+               " { a = MatMul(x, first) h = Tanh(a) p = MatMul(h, w) y = Add(p, b) }",
+               {"w": normal(D, H, seed=3), "b": normal(H, seed=4), "first": FIRST}),
+    "Conv": (f"g (float[n, {D}] x) => (float[n, {H}, m] y) <int64[3] shape = {{0, 2, 3}}> {{"
+             " a = MatMul(x, first) s = Reshape(a, shape) h = Tanh(s)"
+             " y = Conv<pads = [1, 0]>(h, w, b) }",
+             {"w": normal(H, 2, 2, seed=3), "b": normal(H, seed=4), "first": FIRST}),
+    "LSTM": (
+        f"g (float[t, n, {D}] x) => (float[t, 2, n, {H}] y) {{ h = MatMul(x, first)"
+        f' y = LSTM<hidden_size = {H}, direction = "bidirectional">(h, w, r, b) }}',
+        {"w": normal(2, 4 * H, D, seed=3), "r": normal(2, 4 * H, H, seed=5),
+         "b": normal(2, 8 * H, seed=4), "first": FIRST},
+    ),
+}  # fmt: skip
 
 
 def quantized(kind: str, folder: Path, per_channel: bool, weight: str) -> onnx.ModelProto:
     """The tool's file; the first product stays in float32."""
-    model, weights = KINDS[kind]()
-    known = {each.name for each in model.graph.initializer}
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(a, n) for n, a in weights.items() if n not in known
-    )
-    for each in model.graph.initializer:
-        if each.name in weights:
-            each.CopyFrom(onnx.numpy_helper.from_array(weights[each.name], each.name))
+    text, weights = KINDS[kind]
+    model = parsed(text, **weights)
     model.graph.node[0].name = "first"
     onnx.save(model, folder / "float.onnx")
     quantize_dynamic(folder / "float.onnx", folder / "int8.onnx", nodes_to_exclude=["first"],
@@ -141,31 +120,26 @@ def test_value_and_gradient(kind: str, per_channel: bool, weight: str, tmp_path:
     seed = normal(*actual.shape, seed=7)
     leaves = {
         n: torch.tensor(w, dtype=torch.float64, requires_grad=True)
-        for n, w in KINDS[kind]()[1].items() if n in names
+        for n, w in KINDS[kind][1].items() if n in names
     }  # fmt: skip
     y = expected(kind, proto, leaves, torch.tensor(x, dtype=torch.float64), actual)
     wanted = torch.autograd.grad((y * torch.tensor(seed)).sum(), [leaves[n] for n in names])
     for level in ("off", "all"):
-        running = session(ir.to_proto(model), level)
-        outputs = ["y", *(gradients[n] for n in names)]
-        value, *found = running.run(outputs, {"x": x, "seed_y": seed})
-        np.testing.assert_allclose(value, actual, rtol=1e-5, atol=1e-6)
-        for ours, theirs in zip(found, wanted, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+        found = run(model, {"x": x, "seed_y": seed}, level)
+        np.testing.assert_allclose(found["y"], actual, rtol=1e-5, atol=1e-6)
+        for name, theirs in zip(names, wanted, strict=True):
+            np.testing.assert_allclose(found[gradients[name]], theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_weights_of_another_rank_are_no_reason_to_fail() -> None:
     """Such a node does not run, and a gradient that would pass it is an error that says so."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'
-        f" g (float[t, n, {D}] x) => (float[t, 1, n, {H}] y) <int8[{D}, {4 * H}] w,"
-        f" int8[{H}, {4 * H}] r, float[1] s = {{1}}, int8[1] z = {{0}}> {{"
-        f" y = com.microsoft.DynamicQuantizeLSTM<hidden_size = {H}>(x, w, r, , , , , , s, z, s, z)"
-        " }"
-    )
-    for name, rows in (("w", D), ("r", H)):
-        codes = np.zeros((rows, 4 * H), np.int8)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(codes, name))
+    w, r = (np.zeros((rows, 4 * H), np.int8) for rows in (D, H))
+    model = parsed(
+        f"g (float[t, n, {D}] x) => (float[t, 1, n, {H}] y) <float[1] s = {{1}}, int8[1] z = {{0}}>"
+        f" {{ y = com.microsoft.DynamicQuantizeLSTM<hidden_size = {H}>"
+        "(x, w, r, , , , , , s, z, s, z) }",
+        domains=["com.microsoft"], w=w, r=r,
+    )  # fmt: skip
     (node,) = load_model(model).graph
     assert "three axes" in node.metadata_props[REASON]
 
@@ -173,13 +147,12 @@ def test_weights_of_another_rank_are_no_reason_to_fail() -> None:
 def test_product_that_onnx_runtime_has_fused() -> None:
     """DynamicQuantizeMatMul gives the kernel's value, and an integer product is left of it."""
     codes = np.random.default_rng(0).integers(-100, 100, (D, H), np.int8)
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17, "com.microsoft" : 1]>'
-        f" g (float[n, {D}] x) => (float[n, {H}] y) <int8[{D}, {H}] w, float s = {{0.02}},"
-        f" int8 z = {{3}}, float[{H}] b = {{1, 2, 3, 4}}>"
-        " { y = com.microsoft.DynamicQuantizeMatMul(x, w, s, z, b) }"
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(codes, "w"))
+    model = parsed(
+        f"g (float[n, {D}] x) => (float[n, {H}] y) <float s = {{0.02}}, int8 z = {{3}},"
+        f" float[{H}] b = {{1, 2, 3, 4}}>"
+        " { y = com.microsoft.DynamicQuantizeMatMul(x, w, s, z, b) }",
+        domains=["com.microsoft"], w=codes,
+    )  # fmt: skip
     (kernel,) = session(model, "off").run(None, {"x": X})
     loaded = load_model(model)
     loaded, gradients = add_gradients(
@@ -189,10 +162,10 @@ def test_product_that_onnx_runtime_has_fused() -> None:
     assert "MatMulInteger" in {node.op_type for node in loaded.graph}
     seed = normal(*kernel.shape, seed=7)
     feeds = {"x": X, "seed_y": seed}
-    value, found = session(ir.to_proto(loaded), "all").run(["y", gradients["x"]], feeds)
-    np.testing.assert_allclose(value, kernel, rtol=1e-5, atol=1e-6)
+    found = run(loaded, feeds)
+    np.testing.assert_allclose(found["y"], kernel, rtol=1e-5, atol=1e-6)
     wanted = seed @ ((codes.astype(np.float64) - 3) * np.float32(0.02)).T
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found[gradients["x"]], wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora", "ia3"])

@@ -27,13 +27,9 @@ OPTIMIZERS: dict[str, optimizers.Optimizer] = {
 
 
 def assert_follows(
-    subject: Subject,
-    module: nn.Module,
-    data: Data,
-    target: Tensor | None,
-    model: ModelLike,
+    subject: Subject, module: nn.Module, data: Data, target: Tensor | None, model: ModelLike,
     folder: Path,
-) -> Manifest:
+) -> Manifest:  # fmt: skip
     """Every loss, and every parameter after every step, agree with both optimizers.
 
     ``module`` is as it was when it was exported to ``model``, and not changed. Every step has the

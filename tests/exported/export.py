@@ -14,16 +14,10 @@ Exporter = Literal["torchscript", "dynamo"]
 
 
 def export(
-    module: nn.Module,
-    inputs: Mapping[str, Tensor],
-    path: Path,
-    exporter: Exporter,
-    *,
-    opset: int | None = None,
-    dynamic: Mapping[str, Mapping[int, str]] | None = None,
-    output: str = "output",
-    **options: Any,
-) -> Path:
+    module: nn.Module, inputs: Mapping[str, Tensor], path: Path, exporter: Exporter, *,
+    opset: int | None = None, dynamic: Mapping[str, Mapping[int, str]] | None = None,
+    output: str = "output", **options: Any,
+) -> Path:  # fmt: skip
     """Write ``module`` to ``path``; its layers stay in the modes that they are in.
 
     ``inputs`` are in the order of forward, and ``dynamic`` names the axes of free length.
@@ -41,15 +35,9 @@ def export(
         # Both exporters warn about what they do inside, and of their own old age.
         warnings.simplefilter("ignore")
         torch.onnx.export(
-            module,
-            tuple(inputs.values()),
-            str(path),
-            input_names=list(inputs),
-            output_names=[output],
-            opset_version=opset,
-            dynamo=exporter == "dynamo",
-            **arguments,
-        )
+            module, tuple(inputs.values()), str(path), input_names=list(inputs),
+            output_names=[output], opset_version=opset, dynamo=exporter == "dynamo", **arguments,
+        )  # fmt: skip
     return path
 
 

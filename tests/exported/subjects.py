@@ -90,63 +90,40 @@ BATCH = {0: "batch"}
 ATTENTION = {"torchscript": 14, "dynamo": 23}
 
 SUBJECTS = {
-    "keyword-gru": Subject(
-        sequence.KeywordSpotter, lambda: {"x": torch.randn(4, 9, 6)}, target=_labels(5, 4),
-        dynamic={"x": BATCH}, rate=0.2,
-    ),
-    "lstm": Subject(
-        sequence.LstmClassifier, lambda: {"tokens": _tokens(20, 7)}, target=_labels(4, 4), rate=0.5
-    ),
-    "unet": Subject(
-        vision.UNet, _images(2, 8), target=_labels(3, 4, 8, 8), dynamic={"x": BATCH},
-        norms=True, rate=2.0,
-    ),
-    "mobilenet-v3": Subject(
-        vision.MobileNetV3, _images(3, 16, 6), target=_labels(5, 6), dynamic={"x": BATCH},
-        norms=True, rate=0.2,
-    ),
-    "efficientnet": Subject(
-        vision.EfficientNet, _images(3, 16, 6), target=_labels(5, 6), norms=True,
-        rate=0.2,
-    ),
-    "convnext": Subject(
-        vision.ConvNeXt, _images(3, 16), target=_labels(5, 4), dynamic={"x": BATCH}
-    ),
-    "vit": Subject(
-        vision.VisionTransformer, _images(3, 8), target=_labels(5, 4), dynamic={"x": BATCH},
-        other_opset=ATTENTION,
-    ),
+    "keyword-gru": Subject(sequence.KeywordSpotter, lambda: {"x": torch.randn(4, 9, 6)},
+                           target=_labels(5, 4), dynamic={"x": BATCH}, rate=0.2),
+    "lstm": Subject(sequence.LstmClassifier, lambda: {"tokens": _tokens(20, 7)},
+                    target=_labels(4, 4), rate=0.5),
+    "unet": Subject(vision.UNet, _images(2, 8), target=_labels(3, 4, 8, 8), dynamic={"x": BATCH},
+                    norms=True, rate=2.0),
+    "mobilenet-v3": Subject(vision.MobileNetV3, _images(3, 16, 6), target=_labels(5, 6),
+                            dynamic={"x": BATCH}, norms=True, rate=0.2),
+    "efficientnet": Subject(vision.EfficientNet, _images(3, 16, 6), target=_labels(5, 6),
+                            norms=True, rate=0.2),
+    "convnext": Subject(vision.ConvNeXt, _images(3, 16), target=_labels(5, 4),
+                        dynamic={"x": BATCH}),
+    "vit": Subject(vision.VisionTransformer, _images(3, 8), target=_labels(5, 4),
+                   dynamic={"x": BATCH}, other_opset=ATTENTION),
     "bert": Subject(
         sequence.Bert, _text, target=_labels(3, 4),
-        dynamic={name: {0: "batch", 1: "length"} for name in ("tokens", "segments", "mask")},
-    ),
-    "padding-mask": Subject(
-        sequence.MaskedEncoder, _padded, target=_labels(3, 4),
-        dynamic={"tokens": BATCH, "padding": BATCH}, other_opset=ATTENTION,
-    ),
-    "causal-lm": Subject(
-        sequence.CausalLanguageModel, lambda: {"tokens": _tokens(24, 8)},
-        target=lambda data: data["tokens"].roll(-1, dims=1),
-        dynamic={"tokens": {0: "batch", 1: "length"}}, other_opset=ATTENTION,
-    ),
-    "causal-lm-masked": Subject(
-        lambda: sequence.CausalLanguageModel(attention="masked"),
-        lambda: {"tokens": _tokens(24, 10)}, target=lambda data: data["tokens"].roll(-1, dims=1),
-        other_opset=ATTENTION,
-    ),
-    "recommender": Subject(
-        sequence.Recommender, _visits, loss="bce_with_logits",
-        target=lambda _: torch.randint(2, (8,)).float(),
-    ),
-    "autoencoder": Subject(
-        vision.Autoencoder, lambda: {"x": torch.rand(4, 1, 16, 16)}, loss="mse",
-        target=lambda data: data["x"], rate=0.5, dynamic={"x": BATCH},
-    ),
+        dynamic={name: {0: "batch", 1: "length"} for name in ("tokens", "segments", "mask")}),
+    "padding-mask": Subject(sequence.MaskedEncoder, _padded, target=_labels(3, 4),
+                            dynamic={"tokens": BATCH, "padding": BATCH}, other_opset=ATTENTION),
+    "causal-lm": Subject(sequence.CausalLanguageModel, lambda: {"tokens": _tokens(24, 8)},
+                         target=lambda data: data["tokens"].roll(-1, dims=1),
+                         dynamic={"tokens": {0: "batch", 1: "length"}}, other_opset=ATTENTION),
+    "causal-lm-masked": Subject(lambda: sequence.CausalLanguageModel(attention="masked"),
+                                lambda: {"tokens": _tokens(24, 10)},
+                                target=lambda data: data["tokens"].roll(-1, dims=1),
+                                other_opset=ATTENTION),
+    "recommender": Subject(sequence.Recommender, _visits, loss="bce_with_logits",
+                           target=lambda _: torch.randint(2, (8,)).float()),
+    "autoencoder": Subject(vision.Autoencoder, lambda: {"x": torch.rand(4, 1, 16, 16)}, loss="mse",
+                           target=lambda data: data["x"], rate=0.5, dynamic={"x": BATCH}),
     "siamese": Subject(vision.Siamese, _pairs, loss=None),
     "translator": Subject(
         sequence.Translator, lambda: {"source": _tokens(20, 7), "target": _tokens(20, 5)},
-        target=_labels(20, 4, 5), dynamic={"source": BATCH, "target": BATCH}, rate=0.5,
-    ),
+        target=_labels(20, 4, 5), dynamic={"source": BATCH, "target": BATCH}, rate=0.5),
     "t5": Subject(
         lambda: sequence.pretrained("T5", d_model=16, d_kv=4, d_ff=24, num_layers=2, num_heads=4,
                                     feed_forward_proj="gated-gelu"),
@@ -162,7 +139,6 @@ SUBJECTS = {
         lambda: {"source": torch.randn(4, 6, 16), "target": _tokens(20, 5)},
         target=_labels(20, 4, 5), dynamic={"source": BATCH, "target": BATCH | {1: "written"}},
     ),
-    "window-transformer": Subject(
-        vision.WindowTransformer, _images(3, 16), target=_labels(5, 4), dynamic={"x": BATCH}
-    ),
+    "window-transformer": Subject(vision.WindowTransformer, _images(3, 16), target=_labels(5, 4),
+                                  dynamic={"x": BATCH}),
 }  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx.parser
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from odtpack.model.loading import load_model
 from odtpack.optimizers import SGD
 from odtpack.package.candidates import candidates
 from tests.exported.export import Exporter, export
+from tests.model_text import parsed
 from tests.packaging_tools import open_training
 
 EXPORTERS: tuple[Exporter, Exporter] = ("torchscript", "dynamo")
@@ -89,13 +90,11 @@ def _tied() -> nn.Module:
 
 
 MODULES: dict[str, Callable[[], nn.Module]] = {
-    "encoder": Encoder,
-    "copied": _copied,
-    "copied, of more than 1,024 elements": lambda: _copied(48),
-    "one layer twice": _twice,
+    "encoder": Encoder, "copied": _copied,
+    "copied, of more than 1,024 elements": lambda: _copied(48), "one layer twice": _twice,
     "one layer twice, of more than 1,024 elements": lambda: _twice(48),
     "embedding and head": TiedLanguageModel,
-}
+}  # fmt: skip
 
 
 def _inputs(module: nn.Module) -> Tensor:
@@ -181,15 +180,14 @@ def test_products_of_two_layers_stay_tied(exporter: Exporter, tmp_path: Path) ->
     _assert_follows(module, x, tmp_path / "package")
 
 
-SHARED = """<ir_version: 8, opset_import: ["": 17]>
-g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 1}>
+SHARED = """g (float[N, 2] x) => (float[N, 2] y) <float[2, 2] w = {1, 2, 3, 1}>
 { [one] h = MatMul(x, w) t = Tanh(h) [two] y = MatMul(t, w) }"""
 
 
 @pytest.fixture
 def shared(tmp_path: Path) -> Path:
     path = tmp_path / "shared.onnx"
-    onnx.save(onnx.parser.parse_model(SHARED), path)
+    onnx.save(parsed(SHARED), path)
     return path
 
 
@@ -204,9 +202,7 @@ def test_build_says_what_nothing_tells_apart(shared: Path, tmp_path: Path) -> No
 
 def test_one_module_reads_a_parameter_in_parts(tmp_path: Path) -> None:
     """As those of a GRU without constant folding: its gates are slices of one weight."""
-    model = onnx.parser.parse_model(
-        SHARED.replace("[one]", '["/g/M"]').replace("[two]", '["/g/N"]')
-    )
+    model = parsed(SHARED.replace("[one]", '["/g/M"]').replace("[two]", '["/g/N"]'))
     said: list[str] = []
     build_package(model, tmp_path / "package", loss="mse", remark=said.append)
     assert said == []

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.parser
-import onnx_ir as ir
+import onnx
 import pytest
 import torch
-from onnxruntime import InferenceSession
 from torch import Tensor, nn
 
 from odtpack.build import build_package
@@ -22,6 +20,7 @@ from tests.exported import twins
 from tests.exported.compare import assert_follows
 from tests.exported.export import Exporter, export
 from tests.exported.subjects import SUBJECTS, Data
+from tests.model_text import parsed, run
 from tests.refused import refused
 from tests.sweep import split, split_rows
 
@@ -108,28 +107,23 @@ def test_training_norms(name: str, opset: int | None, tmp_path: Path) -> None:
 SUBJECT = SUBJECTS["padding-mask"]
 
 
+Made = tuple[nn.Module, Data, Tensor | None]
+
+
 @pytest.fixture
-def made() -> tuple[nn.Module, Data, Tensor | None]:
+def made() -> Made:
     module, data, target = twins.make(SUBJECT, 0)
     return module.eval(), data, target
 
 
-@pytest.mark.parametrize(
-    ("exporter", "options"),
-    [
-        ("torchscript", {"keep_initializers_as_inputs": True}),
-        ("torchscript", {"do_constant_folding": False}),
-        ("dynamo", {"keep_initializers_as_inputs": True}),
-        ("dynamo", {"optimize": False}),
-        ("dynamo", {"external_data": False}),
-    ],
-)
-def test_options(
-    made: tuple[nn.Module, Data, Tensor | None],
-    exporter: Exporter,
-    options: dict[str, Any],
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize(("exporter", "options"), [
+    ("torchscript", {"keep_initializers_as_inputs": True}),
+    ("torchscript", {"do_constant_folding": False}),
+    ("dynamo", {"keep_initializers_as_inputs": True}),
+    ("dynamo", {"optimize": False}),
+    ("dynamo", {"external_data": False}),
+])  # fmt: skip
+def test_options(made: Made, exporter: Exporter, options: dict[str, Any], tmp_path: Path) -> None:
     module, data, target = made
     model = export(
         module, data, tmp_path / "model.onnx", exporter, dynamic=SUBJECT.dynamic, **options
@@ -140,9 +134,7 @@ def test_options(
 
 
 @pytest.mark.parametrize("form", ["model", "model_proto"])
-def test_a_program_in_memory(
-    made: tuple[nn.Module, Data, Tensor | None], form: str, tmp_path: Path
-) -> None:
+def test_a_program_in_memory(made: Made, form: str, tmp_path: Path) -> None:
     """What torch.onnx.export returns, whose initializers are the module's own tensors."""
     module, data, target = made
     with warnings.catch_warnings():
@@ -154,7 +146,7 @@ def test_a_program_in_memory(
         assert torch.equal(parameter, before[name])
 
 
-def test_a_stream(made: tuple[nn.Module, Data, Tensor | None], tmp_path: Path) -> None:
+def test_a_stream(made: Made, tmp_path: Path) -> None:
     module, data, target = made
     stream = io.BytesIO()
     with warnings.catch_warnings():
@@ -164,7 +156,7 @@ def test_a_stream(made: tuple[nn.Module, Data, Tensor | None], tmp_path: Path) -
     assert_follows(SUBJECT, module, data, target, model, tmp_path)
 
 
-def test_external_data(made: tuple[nn.Module, Data, Tensor | None], tmp_path: Path) -> None:
+def test_external_data(made: Made, tmp_path: Path) -> None:
     """As the newer exporter writes models by default, and larger ones always."""
     module, data, target = made
     model = export(module, data, tmp_path / "model.onnx", "dynamo", external_data=True)
@@ -194,21 +186,12 @@ def test_an_old_export_trains_as_in_pytorch(name: str, opset: int, tmp_path: Pat
 
 def test_opset_7_keeps_its_names_and_is_said(tmp_path: Path) -> None:
     """Upsample and the broadcasts of opset 7; weights are inputs, as IR version 3 asks for."""
-    model = onnx.parser.parse_model("""<ir_version: 3, opset_import: ["" : 7]>
-        net (float[N, 1, 4, 4] x, float[2, 1, 3, 3] w, float[2] b) => (float[N, 2, 4, 4] y)
-        {
-            c = Conv(x, w, b)
-            u = Upsample<scales = [1.0, 1.0, 2.0, 2.0]>(c)
-            y = Softmax<axis = 3>(u)
-        }""")
-    model.graph.output.add().CopyFrom(
-        onnx.helper.make_tensor_value_info("u", onnx.TensorProto.FLOAT, ["N", 2, 4, 4])
-    )
-    for name, shape in {"w": (2, 1, 3, 3), "b": (2,)}.items():
-        count = 18 if name == "w" else 2
-        values = [0.1 * number for number in range(count)]
-        tensor = onnx.helper.make_tensor(name, onnx.TensorProto.FLOAT, shape, values)
-        model.graph.initializer.append(tensor)
+    text = """
+    net (float[N, 1, 4, 4] x, float[2, 1, 3, 3] w, float[2] b)
+        => (float[N, 2, 4, 4] y, float[N, 2, 4, 4] u)
+    { c = Conv(x, w, b) u = Upsample<scales = [1.0, 1.0, 2.0, 2.0]>(c) y = Softmax<axis = 3>(u) }"""
+    values = np.arange(18, dtype=np.float32) / 10
+    model = parsed(text, 7, ir_version=3, w=values.reshape(2, 1, 3, 3), b=values[:2])
     graph = load_model(model).graph
     assert graph.opset_imports[""] == 17
     assert [value.name for value in graph.inputs] == ["x"]
@@ -219,28 +202,22 @@ def test_opset_7_keeps_its_names_and_is_said(tmp_path: Path) -> None:
     assert said[0] == "the model has opset 7, and is converted to 17"
 
 
-@pytest.mark.parametrize(
-    ("opset", "net"),
-    [
-        *((10, f'Resize<mode = "{mode}">(x, {scales})')
+@pytest.mark.parametrize(("opset", "net"), [
+    *((10, f'Resize<mode = "{mode}">(x, {scales})')
           for mode in ("nearest", "linear") for scales in ("grow", "shrink")),
-        *((9, f'Upsample<mode = "{mode}">(x, grow)') for mode in ("nearest", "linear")),
-        (7, "Upsample<scales = [1.0, 1.0, 1.5, 2.5]>(x)"),
-        (10, "Hardmax(x)"),
-        (11, "Hardmax<axis = -2>(x)"),
-        (11, "Hardmax<axis = 3>(x)"),
-    ],
-)  # fmt: skip
+    *((9, f'Upsample<mode = "{mode}">(x, grow)') for mode in ("nearest", "linear")),
+    (7, "Upsample<scales = [1.0, 1.0, 1.5, 2.5]>(x)"),
+    (10, "Hardmax(x)"),
+    (11, "Hardmax<axis = -2>(x)"),
+    (11, "Hardmax<axis = 3>(x)"),
+])  # fmt: skip
 def test_an_old_model_computes_the_same(opset: int, net: str) -> None:
-    model = onnx.parser.parse_model(f"""<ir_version: 5, opset_import: ["" : {opset}]>
-        net (float[2, 3, 10, 8] x) => (float[2, 3, H, W] y)
+    text = f"""net (float[2, 3, 10, 8] x) => (float[2, 3, H, W] y)
         <float[4] grow = {{1, 1, 1.5, 2.5}}, float[4] shrink = {{1, 1, 0.6, 0.3}}>
-        {{ y = {net} }}""")
+        {{ y = {net} }}"""
+    model = parsed(text, opset, ir_version=5)
     x = np.random.default_rng(0).standard_normal((2, 3, 10, 8)).astype(np.float32)
-    found = [
-        InferenceSession(proto.SerializeToString()).run(None, {"x": x})[0]
-        for proto in (model, ir.to_proto(load_model(model)))
-    ]
+    found = (run(each, {"x": x})["y"] for each in (model, load_model(model)))
     np.testing.assert_array_equal(*found)
 
 
@@ -248,16 +225,14 @@ def test_an_old_model_computes_the_same(opset: int, net: str) -> None:
     ("scales", "why"), [("both", "shrinks one axis and enlarges"), ("s", "known only when")]
 )
 def test_what_an_old_resize_reads_is_not_guessed(scales: str, why: str) -> None:
-    model = onnx.parser.parse_model(f"""<ir_version: 5, opset_import: ["" : 10]>
-        net (float[1, 1, 4, 4] x, float[4] s) => (float[1, 1, H, W] y)
-        <float[4] both = {{1, 1, 0.5, 2}}> {{ y = Resize(x, {scales}) }}""")
+    text = f"""net (float[1, 1, 4, 4] x, float[4] s) => (float[1, 1, H, W] y)
+        <float[4] both = {{1, 1, 0.5, 2}}> {{ y = Resize(x, {scales}) }}"""
     with refused("opset-too-old", why):
-        load_model(model)
+        load_model(parsed(text, 10, ir_version=5))
 
 
 def test_what_the_converter_refuses() -> None:
-    model = onnx.parser.parse_model("""<ir_version: 4, opset_import: ["" : 7]>
-        net (float[N, 2, 4, 4] x, float[2] s) => (float[N, 2, 4, 4] y)
-        { y = BatchNormalization<spatial = 0>(x, s, s, s, s) }""")
+    text = """net (float[N, 2, 4, 4] x, float[2] s) => (float[N, 2, 4, 4] y)
+        { y = BatchNormalization<spatial = 0>(x, s, s, s, s) }"""
     with refused("opset-too-old", "opset 7, and converting it to 17 fails: Attr"):
-        load_model(model)
+        load_model(parsed(text, 7, ir_version=4))

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import safetensors.torch
 import torch
@@ -37,6 +36,7 @@ from odtpack_runtime import CheckpointState, Optimizer
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training import loop
 from tests.exported.export import Exporter, export
+from tests.onnxblock.nets import Train, run
 from tests.refused import refused
 from tests.sweep import split_rows
 
@@ -142,14 +142,11 @@ def with_both_branches(path: Path) -> None:
 
 ENCODED = "/encoder/encoder.1"
 STOPS: dict[str, tuple[type[nn.Module], Exporter, list[str]]] = {
-    "siamese": (
-        SimSiam, "torchscript",
-        [f"{ENCODED}/Relu_output_0@/Mul_*", f"{ENCODED}_1/Relu_output_0@/Mul_*"],
-    ),
+    "siamese": (SimSiam, "torchscript",
+                [f"{ENCODED}/Relu_output_0@/Mul_*", f"{ENCODED}_1/Relu_output_0@/Mul_*"]),
     "siamese-dynamo": (
         SimSiam, "dynamo",
-        ["relu@linalg_vector_norm_3", "relu@div_2", "relu_1@linalg_vector_norm_1", "relu_1@div"],
-    ),
+        ["relu@linalg_vector_norm_3", "relu@div_2", "relu_1@linalg_vector_norm_1", "relu_1@div"]),
     "straight-through": (Rounded, "torchscript", ["/Sub_output_0"]),
     "equal-branches": (Teacher, "torchscript", ["teacher_1"]),
     "merged-branches": (Teacher, "dynamo", ["tanh@sub*"]),
@@ -321,29 +318,18 @@ def test_a_bag_of_embeddings_of_the_newer_exporter_names_the_older(tmp_path: Pat
     assert "dynamo=False" in str(error.value.hint)
 
 
-class Half(onnxblock.TrainingBlock):
+def half(name: str) -> str:
     """The mean square, of which the gradient passes one factor."""
-
-    def build(self, name: str) -> str:  # type: ignore[override]
-        factor = blocks.StopGradient()(name)
-        return blocks.ReduceMean(keepdims=False)(blocks.Mul()(name, factor))
+    factor = blocks.StopGradient()(name)
+    return blocks.ReduceMean(keepdims=False)(blocks.Mul()(name, factor))
 
 
-def gradients(model: onnx.ModelProto | str, module: nn.Module, feeds: Feeds) -> dict[str, Any]:
+def gradients(model: onnx.ModelProto, module: nn.Module, feeds: Feeds) -> dict[str, Any]:
     """What a training model accumulates in one run, by parameter."""
-    tensors = {**module.state_dict(), **feeds}
-    source = model if isinstance(model, str) else model.SerializeToString()
-    session = onnxruntime.InferenceSession(source)
-    arrays = {
-        each.name: tensors[each.name].numpy() if each.name in tensors
-        else np.ones(1, bool) if "reset" in each.name
-        else np.zeros(each.shape, np.float32)
-        for each in session.get_inputs()
-    }  # fmt: skip
+    tensors, taken = {**module.state_dict(), **feeds}, {each.name for each in model.graph.input}
+    found = run(model, {name: tensors[name].numpy() for name in taken & tensors.keys()})
     out = "_grad.accumulation.out"
-    names = [each.name for each in session.get_outputs() if each.name.endswith(out)]
-    found = zip(names, session.run(names, arrays), strict=True)
-    return {name.removesuffix(out): array for name, array in found}
+    return {name.removesuffix(out): found[name] for name in found if name.endswith(out)}
 
 
 def assert_equal(ours: Mapping[str, Any], module: nn.Module, names: set[str]) -> None:
@@ -365,11 +351,11 @@ def test_stop_gradient_of_an_adapter_artifacts_and_blocks(tmp_path: Path) -> Non
     generate_artifacts(model, [*names], artifact_directory=folder, stop_gradient=stops)
     module(*feeds.values()).backward()
     for package, trained in ((tmp_path / "bias", {"layer.bias"}), (folder, names)):
-        ours = gradients(str(package / "training_model.onnx"), module, feeds)
+        ours = gradients(onnx.load(package / "training_model.onnx"), module, feeds)
         assert_equal(ours, module, trained)
     plain = nn.Linear(6, 3)
     export(plain, feeds, model, "torchscript")
-    block = Half()
+    block = Train(half)
     block.requires_grad("weight")
     with onnxblock.base(onnx.load(model)):
         block("output")
@@ -496,6 +482,12 @@ class Gated(nn.Module):
         return y.square().mean()
 
 
+def listed(module: nn.Module, way: str, folder: Path) -> dict[str, Any]:
+    """The option with the module's names, unless the look of its tensors must do."""
+    odtpack.names(module, folder / "names.txt")
+    return {} if way == "looks" else {"like": str(folder / "names.txt")}
+
+
 @pytest.mark.parametrize("way", ["looks", "names"])
 @pytest.mark.parametrize(
     ("kind", "exporter"), [(Fresh, "dynamo"), (Gated, "dynamo"), (Gated, "torchscript")]
@@ -506,9 +498,7 @@ def test_folded_parameters_train(
     torch.manual_seed(0)
     module, feeds = kind().eval(), {"x": torch.randn(4, 3, 4, 4)}
     model = export(module, feeds, tmp_path / "model.onnx", exporter, dynamic={"x": {0: "batch"}})
-    told = {} if way == "looks" else {"like": str(tmp_path / "names.txt")}
-    odtpack.names(module, tmp_path / "names.txt")
-    notes, package = list[str](), tmp_path / "package"
+    told, notes, package = listed(module, way, tmp_path), list[str](), tmp_path / "package"
     build_package(model, package, remark=notes.append, optimizer="sgd", **told)
     assert not notes
     trained = trained_in(package)
@@ -532,9 +522,7 @@ class Warm(nn.Module):
 def test_what_the_exporter_changed_is_named(way: str, tmp_path: Path) -> None:
     module, feeds = Warm().eval(), {"x": torch.randn(3, 4)}
     model = export(module, feeds, tmp_path / "model.onnx", "dynamo")
-    told = {} if way == "looks" else {"like": str(tmp_path / "names.txt")}
-    odtpack.names(module, tmp_path / "names.txt")
-    notes = list[str]()
+    told, notes = listed(module, way, tmp_path), list[str]()
     build_package(model, tmp_path / "package", remark=notes.append, **told)
     assert trained_in(tmp_path / "package") == {"layer.weight", "layer.bias", "exp"}
     (note,) = notes
@@ -567,21 +555,13 @@ def test_renamed_tensors_are_matched_by_shape_or_named(tmp_path: Path) -> None:
     assert any(note.startswith("onnx::Add_8: not in names.txt") for note in notes)
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "code", "hint"),
-    [
-        ("weights.pt", b"PK\3\4", "names-malformed", "odtpack.names(module, 'names.txt')"),
-        ("names.txt", b"a [3] parameter\n", "names-malformed", "odtpack.names"),
-        (
-            "names.txt",
-            b"a [%s] parameter true\n" % (b"9" * 5000),
-            "names-malformed",
-            "odtpack.names",
-        ),
-        ("names.txt", None, "names-missing", None),
-        ("w.safetensors", b"\xff" * 16, "names-unreadable", None),
-    ],
-)
+@pytest.mark.parametrize(("file", "content", "code", "hint"), [
+    ("weights.pt", b"PK\3\4", "names-malformed", "odtpack.names(module, 'names.txt')"),
+    ("names.txt", b"a [3] parameter\n", "names-malformed", "odtpack.names"),
+    ("names.txt", b"a [%s] parameter true\n" % (b"9" * 5000), "names-malformed", "odtpack.names"),
+    ("names.txt", None, "names-missing", None),
+    ("w.safetensors", b"\xff" * 16, "names-unreadable", None),
+])  # fmt: skip
 def test_what_is_no_list(
     file: str, content: bytes | None, code: str, hint: str | None, tmp_path: Path
 ) -> None:
@@ -685,16 +665,13 @@ def test_padding_rows(kind: str, width: int, step_model: Any, tmp_path: Path) ->
     assert abs(erased[-1] - theirs[-1]) > 1e-3 * abs(theirs[-1])
 
 
-@pytest.mark.parametrize(
-    ("rows", "options", "code", "problem"),
-    [
-        (["embedding.weight"], {}, "bad-row", "is not NAME=ROW"),
-        (["embedding.weight=300"], {}, "bad-row", "has 300 rows, 0 to 299"),
-        (["embeding.weight=0"], {}, "unknown-parameter", "matches no parameter"),
-        (["head.bias=1"], {"optimizer_options": {"weight_decay": 0.1}}, "bad-row", "decay would"),
-        (["embedding.weight=0"], {"privacy_clip": 1.0}, "bad-row", "noise"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "options", "code", "problem"), [
+    (["embedding.weight"], {}, "bad-row", "is not NAME=ROW"),
+    (["embedding.weight=300"], {}, "bad-row", "has 300 rows, 0 to 299"),
+    (["embeding.weight=0"], {}, "unknown-parameter", "matches no parameter"),
+    (["head.bias=1"], {"optimizer_options": {"weight_decay": 0.1}}, "bad-row", "decay would"),
+    (["embedding.weight=0"], {"privacy_clip": 1.0}, "bad-row", "noise"),
+])  # fmt: skip
 def test_rows_that_cannot_stay(
     rows: list[str], options: Any, code: str, problem: str, tmp_path: Path
 ) -> None:

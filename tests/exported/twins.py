@@ -174,11 +174,8 @@ def parameters_of(module: nn.Module, pairs: Iterable[str]) -> set[str]:
 
 
 _KINKS = {
-    nn.ReLU: (0.0,),
-    nn.LeakyReLU: (0.0,),
-    nn.Hardswish: (-3.0, 3.0),
-    nn.Hardsigmoid: (-3.0, 3.0),
-}
+    nn.ReLU: (0.0,), nn.LeakyReLU: (0.0,), nn.Hardswish: (-3.0, 3.0), nn.Hardsigmoid: (-3.0, 3.0),
+}  # fmt: skip
 
 
 class KinkMargin:

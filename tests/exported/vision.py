@@ -62,17 +62,9 @@ class InvertedResidual(nn.Module):
     """Widen, filter each channel, gate, narrow; what has nothing to do is left out."""
 
     def __init__(
-        self,
-        fan_in: int,
-        fan_out: int,
-        *,
-        size: int,
-        stride: int,
-        activation: type[nn.Module],
-        gate: type[nn.Module],
-        hidden: int | None = None,
-        squeezed: int = 4,
-    ) -> None:
+        self, fan_in: int, fan_out: int, *, size: int, stride: int, activation: type[nn.Module],
+        gate: type[nn.Module], hidden: int | None = None, squeezed: int = 4,
+    ) -> None:  # fmt: skip
         super().__init__()
         hidden = hidden or 3 * fan_in
         none = nn.Identity()

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import onnx.parser
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -16,6 +16,7 @@ from odtpack.graph.fold import merge_equal
 from odtpack.graph.graphs import dims_of
 from odtpack.graph.inference import Found, NodeInference
 from odtpack.model.loading import load_model
+from tests.model_text import parsed
 
 Make = Callable[[], tuple[int, ir.Node]]
 Dims = tuple[int | str | None, ...]
@@ -43,42 +44,27 @@ def node(
 DIFFERENT: dict[str, list[Make]] = {
     "sizes": [lambda: node("Relu", value(2, 3)), lambda: node("Relu", value(3, 2))],
     "names of sizes": [lambda: node("Relu", value("a")), lambda: node("Relu", value("b"))],
-    "type": [
-        lambda: node("Relu", value(2)),
-        lambda: node("Relu", value(2, dtype=ir.DataType.DOUBLE)),
-    ],
+    "type": [lambda: node("Relu", value(2)),
+             lambda: node("Relu", value(2, dtype=ir.DataType.DOUBLE))],
     "operator": [lambda: node("Shape", value(2, 3)), lambda: node("Size", value(2, 3))],
     "domain": [lambda: node("Relu", value(2)), lambda: node("Relu", value(2), domain="my")],
-    "opset": [
-        lambda: node("ReduceMean", value(2, 3), constant(1), opset=18),
-        lambda: node("ReduceMean", value(2, 3), constant(1), opset=17),
-    ],
-    "attribute": [
-        lambda: node("Concat", value(2, 3), value(2, 3), axis=0),
-        lambda: node("Concat", value(2, 3), value(2, 3), axis=1),
-    ],
-    "type of an attribute": [
-        lambda: node("Concat", value(2, 3), value(2, 3), axis=1),
-        lambda: node("Concat", value(2, 3), value(2, 3), axis=1.0),
-    ],
-    "constant": [
-        lambda: node("Reshape", value(2, 3), constant(3, 2)),
-        lambda: node("Reshape", value(2, 3), constant(6, 1)),
-    ],
-    "constant or not": [
-        lambda: node("Reshape", value(2, 3), constant(3, 2)),
-        lambda: node("Reshape", value(2, 3), value(2, dtype=ir.DataType.INT64)),
-    ],
-    "number of outputs": [
-        lambda: node("Split", value(6), outputs=2),
-        lambda: node("Split", value(6), outputs=3),
-    ],
+    "opset": [lambda: node("ReduceMean", value(2, 3), constant(1), opset=18),
+              lambda: node("ReduceMean", value(2, 3), constant(1), opset=17)],
+    "attribute": [lambda: node("Concat", value(2, 3), value(2, 3), axis=0),
+                  lambda: node("Concat", value(2, 3), value(2, 3), axis=1)],
+    "type of an attribute": [lambda: node("Concat", value(2, 3), value(2, 3), axis=1),
+                             lambda: node("Concat", value(2, 3), value(2, 3), axis=1.0)],
+    "constant": [lambda: node("Reshape", value(2, 3), constant(3, 2)),
+                 lambda: node("Reshape", value(2, 3), constant(6, 1))],
+    "constant or not": [lambda: node("Reshape", value(2, 3), constant(3, 2)),
+                        lambda: node("Reshape", value(2, 3), value(2, dtype=ir.DataType.INT64))],
+    "number of outputs": [lambda: node("Split", value(6), outputs=2),
+                          lambda: node("Split", value(6), outputs=3)],
     "place of an input": [
         lambda: node("Slice", value(4), constant(0), constant(4), constant(0), constant(2)),
         lambda: node("Slice", value(4), constant(0), constant(4), None, constant(2)),
-        lambda: node("Slice", value(4), constant(0), constant(3), constant(0)),
-    ],
-}
+        lambda: node("Slice", value(4), constant(0), constant(3), constant(0))],
+}  # fmt: skip
 
 
 def infer(make: Make) -> list[Found | None]:
@@ -110,20 +96,17 @@ def test_the_same_node_is_inferred_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(known) == 1
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "found"),
-    [
-        (("n", 5, 2, 4), ("n", 5, None), ("n", 5, 8)),
-        (("n", 5, 8), ("n", None, 2, 4), ("n", 5, 2, 4)),
-        (("n", 6), (None, 2, 3), ("n", 2, 3)),
-        (("n", 6), (None, 3), (None, 3)),  # 2 n
-        (("n", "t", 6), (None, 6), (None, 6)),  # n t
-        (("n", 6), (None, 4), (None, 4)),  # n must be even
-        (("n", 6), ("n", None, None), ("n", None, None)),
-        (("n", 0), ("n", None, 0), ("n", None, 0)),  # any
-        ((None, 6), (None, None), (None, None)),
-    ],
-)
+@pytest.mark.parametrize(("before", "after", "found"), [
+    (("n", 5, 2, 4), ("n", 5, None), ("n", 5, 8)),
+    (("n", 5, 8), ("n", None, 2, 4), ("n", 5, 2, 4)),
+    (("n", 6), (None, 2, 3), ("n", 2, 3)),
+    (("n", 6), (None, 3), (None, 3)),  # 2 n
+    (("n", "t", 6), (None, 6), (None, 6)),  # n t
+    (("n", 6), (None, 4), (None, 4)),  # n must be even
+    (("n", 6), ("n", None, None), ("n", None, None)),
+    (("n", 0), ("n", None, 0), ("n", None, 0)),  # any
+    ((None, 6), (None, None), (None, None)),
+])  # fmt: skip
 def test_a_reshape_keeps_the_number_of_elements(before: Dims, after: Dims, found: Dims) -> None:
     x, sizes = ir.val("x", ir.DataType.FLOAT, before), ir.val("s", ir.DataType.INT64, [len(after)])
     reshape = ir.node("Reshape", [x, sizes])
@@ -137,8 +120,7 @@ def test_a_reshape_keeps_the_number_of_elements(before: Dims, after: Dims, found
 def test_what_is_repeated_once_keeps_its_size() -> None:
     """What reads it has the size, too, that it had no name for before."""
     text = """g (float[n, 2, t] x) => (float[a, b, c] z) <int64[3] times = {1, 3, 2}> {
-        y = Tile(x, times)
-        z = Relu(y)
+        y = Tile(x, times) z = Relu(y)
     }"""
     tile, relu = load(text).graph
     assert known(tile.outputs[0]) == ("n", 6, None)
@@ -150,8 +132,7 @@ def test_what_is_repeated_once_keeps_its_size() -> None:
 
 def merged(body: str, outputs: str = "float[3] y") -> list[str]:
     """The operators that are left of the nodes of a graph."""
-    text = f'<ir_version: 9, opset_import: ["" : 18]> g (float[3] x) => ({outputs}) {{ {body} }}'
-    graph = ir.from_proto(onnx.parser.parse_model(text)).graph
+    graph = ir.from_proto(parsed(f"g (float[3] x) => ({outputs}) {{ {body} }}", 18)).graph
     merge_equal(graph)
     onnx.checker.check_model(ir.to_proto(ir.Model(graph, ir_version=9)))
     return [node.op_type for node in graph]
@@ -166,16 +147,13 @@ def test_outputs_keep_nodes_of_their_own() -> None:
     assert merged("y = Neg(x) z = Neg(x)", "float[3] y, float[3] z") == ["Neg", "Neg"]
 
 
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
-        ("Softmax<axis = 0>(x)", "Softmax<axis = -1>(x)"),
-        ("Neg(x)", "Abs(x)"),
-        ("Bernoulli(x)", "Bernoulli(x)"),
-        ("Dropout(x)", "Dropout(x)"),
-        ("RandomNormalLike(x)", "RandomNormalLike(x)"),
-    ],
-)
+@pytest.mark.parametrize(("left", "right"), [
+    ("Softmax<axis = 0>(x)", "Softmax<axis = -1>(x)"),
+    ("Neg(x)", "Abs(x)"),
+    ("Bernoulli(x)", "Bernoulli(x)"),
+    ("Dropout(x)", "Dropout(x)"),
+    ("RandomNormalLike(x)", "RandomNormalLike(x)"),
+])  # fmt: skip
 def test_others_stay_as_they_are(left: str, right: str) -> None:
     assert len(merged(f"a = {left} b = {right} y = Add(a, b)")) == 3
 
@@ -198,10 +176,8 @@ def known(value: ir.Value) -> Dims | None:
     return tuple(None if isinstance(d, str) and d.startswith("unk__") else d for d in dims)
 
 
-def load(text: str, opset: int = 17) -> ir.Model:
-    return load_model(
-        onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]>\n{text}')
-    )
+def load(text: str) -> ir.Model:
+    return load_model(parsed(text))
 
 
 def the(model: ir.Model, op_type: str) -> ir.Node:
@@ -209,17 +185,14 @@ def the(model: ir.Model, op_type: str) -> ir.Node:
     return node
 
 
-@pytest.mark.parametrize(
-    ("step", "before", "varies"),
-    [
-        ("t = MatMul(s, w)", ("batch", 3), False),
-        ("t = Concat <axis = 0> (s, s)", (None, 3), False),
-        ("t = Concat <axis = 1> (s, s)", ("batch", None), True),
-        ("flat = Flatten <axis = 0> (s) axes = Constant <value = int64[1] {0}> () "
+@pytest.mark.parametrize(("step", "before", "varies"), [
+    ("t = MatMul(s, w)", ("batch", 3), False),
+    ("t = Concat <axis = 0> (s, s)", (None, 3), False),
+    ("t = Concat <axis = 1> (s, s)", ("batch", None), True),
+    ("flat = Flatten <axis = 0> (s) axes = Constant <value = int64[1] {0}> () "
          "t = Unsqueeze(flat, axes)", None, True),
-        ("t = Identity(h)", ("batch", 3), False),
-    ],
-)  # fmt: skip
+    ("t = Identity(h)", ("batch", 3), False),
+])  # fmt: skip
 def test_carried_shapes_hold_unless_the_body_contradicts(
     step: str, before: Dims | None, varies: bool
 ) -> None:

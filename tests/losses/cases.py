@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -66,33 +68,17 @@ def _classification() -> dict[str, Case]:
         }.items():
             ignored, soft = options.get("ignore_index"), "labels" in options
 
-            def cross_entropy(
-                y: torch.Tensor, t: torch.Tensor, options: dict[str, object] = options
-            ) -> torch.Tensor:
-                given = dict(options)
-                given.pop("labels", None)
-                if "weight" in given:
-                    given["weight"] = torch.tensor(given["weight"]).double()
-                return F.cross_entropy(y, t, **given)
-
+            given = {name: value for name, value in options.items() if name != "labels"}
+            if "weight" in given:
+                given["weight"] = torch.tensor(WEIGHT).double()
             target = probabilities(*shape) if soft else labels(shape, ignored)
-            cases[f"cross_entropy-{label}-{shape_name}"] = Case(
-                "cross_entropy", options, (normal(*shape),), (target,), cross_entropy
-            )
+            oracles = {"cross_entropy": F.cross_entropy, "nll": F.nll_loss}
             if soft or "label_smoothing" in options:
-                continue
-
-            def nll(
-                y: torch.Tensor, t: torch.Tensor, options: dict[str, object] = options
-            ) -> torch.Tensor:
-                given = dict(options)
-                if "weight" in given:
-                    given["weight"] = torch.tensor(given["weight"]).double()
-                return F.nll_loss(y, t, **given)
-
-            cases[f"nll-{label}-{shape_name}"] = Case(
-                "nll", options, (normal(*shape),), (target,), nll
-            )
+                del oracles["nll"]
+            for name, oracle in oracles.items():
+                cases[f"{name}-{label}-{shape_name}"] = Case(
+                    name, options, (normal(*shape),), (target,), partial(oracle, **given)
+                )
     return cases
 
 
@@ -100,21 +86,19 @@ def _next_token() -> dict[str, Case]:
     tokens = np.random.default_rng(11).integers(0, 5, (3, 6))
     completion = np.where(np.arange(6) < [[2], [4], [5]], -100, tokens)
     cases = {}
+
+    def oracle(y: torch.Tensor, t: torch.Tensor, **options: object) -> torch.Tensor:
+        rows = y[:, :-1].reshape(-1, y.shape[-1])
+        return F.cross_entropy(rows, t[:, 1:].reshape(-1), **options)
+
     for label, options, given in (
         ("plain", {}, tokens),
         ("completion", {}, completion),
         ("sum", {"reduction": "sum"}, completion),
         ("padding", {"ignore_index": 0}, tokens),
     ):
-
-        def run(
-            y: torch.Tensor, t: torch.Tensor, options: dict[str, object] = options
-        ) -> torch.Tensor:
-            rows = y[:, :-1].reshape(-1, y.shape[-1])
-            return F.cross_entropy(rows, t[:, 1:].reshape(-1), **options)
-
         cases[f"next_token-{label}"] = Case(
-            "next_token", options, (normal(3, 6, 5),), (given,), run
+            "next_token", options, (normal(3, 6, 5),), (given,), partial(oracle, **options)
         )
     return cases
 
@@ -135,17 +119,8 @@ def _elementwise() -> dict[str, Case]:
                 ("smooth_l1", {"beta": 2.5}, F.smooth_l1_loss),
             ):
                 given = how | options
-
-                def run(
-                    y: torch.Tensor,
-                    t: torch.Tensor,
-                    oracle: TorchLoss = oracle,
-                    given: dict[str, object] = given,
-                ) -> torch.Tensor:
-                    return oracle(y, t, **given)
-
                 key = "-".join([name, reduction, *map(str, options), shape_name])
-                cases[key] = Case(name, given, x, target, run)
+                cases[key] = Case(name, given, x, target, partial(oracle, **given))
         share = (np.random.default_rng(7).random(shape, np.float32),)
         for label, options in {
             "plain": {},
@@ -170,10 +145,7 @@ def _bce(options: Mapping[str, object]) -> TorchLoss:
         for key, value in options.items()
     }
 
-    def run(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return F.binary_cross_entropy_with_logits(y, t, **given)
-
-    return run
+    return partial(F.binary_cross_entropy_with_logits, **given)
 
 
 def kl(y: torch.Tensor, q: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
@@ -182,77 +154,60 @@ def kl(y: torch.Tensor, q: torch.Tensor, temperature: float = 1.0) -> torch.Tens
     return F.kl_div(log_p, q, reduction="batchmean") * temperature**2
 
 
+def _rows(y: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    flat = [v.movedim(1, -1).reshape(-1, y.shape[1]) for v in (y, t)]
+    return flat[0], flat[1]
+
+
+def _from_logits(y: torch.Tensor, t: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
+    y, t = _rows(y, t)
+    return kl(y, F.softmax(t / temperature, 1), temperature)
+
+
+def _from_probabilities(y: torch.Tensor, t: torch.Tensor, temperature: float) -> torch.Tensor:
+    y, t = _rows(y, t)
+    power = t ** (1 / temperature)
+    return kl(y, power / power.sum(1, keepdim=True), temperature)
+
+
 def _distillation() -> dict[str, Case]:
     cases = {}
     for temperature in (1.0, 4.0):
-
-        def rows(
-            y: torch.Tensor, t: torch.Tensor, temperature: float = temperature
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            flat = [v.movedim(1, -1).reshape(-1, y.shape[1]) for v in (y, t)]
-            return flat[0], flat[1]
-
-        def from_logits(
-            y: torch.Tensor, t: torch.Tensor, temperature: float = temperature
-        ) -> torch.Tensor:
-            y, t = rows(y, t)
-            return kl(y, F.softmax(t / temperature, 1), temperature)
-
-        def from_probabilities(
-            y: torch.Tensor, t: torch.Tensor, temperature: float = temperature
-        ) -> torch.Tensor:
-            y, t = rows(y, t)
-            power = t ** (1 / temperature)
-            return kl(y, power / power.sum(1, keepdim=True), temperature)
-
+        options: dict[str, object] = {"temperature": temperature}
+        soft = options | {"teacher": "probabilities"}
         for shape_name, shape in SHAPES.items():
-            key = f"{temperature:g}-{shape_name}"
-            options = {"temperature": temperature}
-            cases[f"kl_div-logits-{key}"] = Case(
-                "kl_div", options, (normal(*shape),), (normal(*shape, seed=6) * 2,), from_logits
-            )
-            cases[f"kl_div-probabilities-{key}"] = Case(
-                "kl_div",
-                options | {"teacher": "probabilities"},
-                (normal(*shape),),
-                (probabilities(*shape),),
-                from_probabilities,
-            )
+            key, xs = f"{temperature:g}-{shape_name}", (normal(*shape),)
+            scores, shares = (normal(*shape, seed=6) * 2,), (probabilities(*shape),)
+            oracle = partial(_from_logits, temperature=temperature)
+            cases[f"kl_div-logits-{key}"] = Case("kl_div", options, xs, scores, oracle)
+            oracle = partial(_from_probabilities, temperature=temperature)
+            cases[f"kl_div-probabilities-{key}"] = Case("kl_div", soft, xs, shares, oracle)
 
     def summed(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return kl(y, F.softmax(t, 1)) * len(y)
+        return _from_logits(y, t) * len(y)
 
     cases["kl_div-sum"] = Case(
         "kl_div", {"reduction": "sum"}, (normal(6, 5),), (normal(6, 5, seed=6),), summed
     )
 
     def mixed_sum(y: torch.Tensor, labels: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        power = t ** (1 / 2)
-        soft = kl(y, power / power.sum(1, keepdim=True), 2) * len(y)
+        soft = _from_probabilities(y, t, 2) * len(y)
         return 0.5 * soft + 0.5 * F.cross_entropy(y, labels, reduction="sum")
 
     cases["distillation-probabilities-sum"] = Case(
-        "distillation",
-        {"reduction": "sum", "teacher": "probabilities"},
-        (normal(6, 5),),
-        (labels((6, 5)), probabilities(6, 5)),
-        mixed_sum,
-    )
+        "distillation", {"reduction": "sum", "teacher": "probabilities"}, (normal(6, 5),),
+        (labels((6, 5)), probabilities(6, 5)), mixed_sum,
+    )  # fmt: skip
 
     def mixed(y: torch.Tensor, labels: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        student, teacher = rows(y, t)
-        soft = kl(student, F.softmax(teacher / 3, 1), 3)
-        return 0.7 * soft + 0.3 * F.cross_entropy(y, labels, ignore_index=-1)
+        return 0.7 * _from_logits(y, t, 3) + 0.3 * F.cross_entropy(y, labels, ignore_index=-1)
 
     for shape_name in ("vector", "sequence"):
         shape = SHAPES[shape_name]
         cases[f"distillation-{shape_name}"] = Case(
-            "distillation",
-            {"alpha": 0.7, "temperature": 3.0, "ignore_index": -1},
-            (normal(*shape),),
-            (labels(shape, -1), normal(*shape, seed=6)),
-            mixed,
-        )
+            "distillation", {"alpha": 0.7, "temperature": 3.0, "ignore_index": -1},
+            (normal(*shape),), (labels(shape, -1), normal(*shape, seed=6)), mixed,
+        )  # fmt: skip
     return cases
 
 
@@ -265,11 +220,8 @@ def _metric() -> dict[str, Case]:
         "norm-1": {"p": 1, "margin": 2.0},
         "swap": {"swap": True},
     }.items():
-
-        def triplet(*y: torch.Tensor, options: dict[str, object] = options) -> torch.Tensor:
-            return F.triplet_margin_loss(*y, **options)
-
-        cases[f"triplet_margin-{label}"] = Case("triplet_margin", options, three, (), triplet)
+        oracle = partial(F.triplet_margin_loss, **options)
+        cases[f"triplet_margin-{label}"] = Case("triplet_margin", options, three, (), oracle)
     together = np.array([1, 0, 0, 1, 1, 0, 0, 1], np.float32)
 
     def contrastive(a: torch.Tensor, b: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -285,32 +237,24 @@ def _metric() -> dict[str, Case]:
         "contrastive", {"margin": 4.0, "reduction": "sum"}, three[:2], (together,), contrastive_sum
     )
 
-    def info_nce_sum(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        q, k = F.normalize(q), F.normalize(k)
-        return F.cross_entropy(q @ k.T / 0.5, torch.arange(len(q)), reduction="sum")
+    def info_nce(
+        q: torch.Tensor, k: torch.Tensor, *, normalize: bool = True, symmetric: bool = False,
+        reduction: str = "mean",
+    ) -> torch.Tensor:  # fmt: skip
+        if normalize:
+            q, k = F.normalize(q), F.normalize(k)
+        logits = q @ k.T / 0.5
+        own = torch.arange(len(q))
+        forth = F.cross_entropy(logits, own, reduction=reduction)
+        return (forth + F.cross_entropy(logits.T, own)) / 2 if symmetric else forth
 
-    cases["info_nce-sum"] = Case(
-        "info_nce", {"temperature": 0.5, "reduction": "sum"}, three[:2], (), info_nce_sum
-    )
-    for normalize in (True, False):
-        for symmetric in (True, False):
-
-            def info_nce(
-                q: torch.Tensor,
-                k: torch.Tensor,
-                normalize: bool = normalize,
-                symmetric: bool = symmetric,
-            ) -> torch.Tensor:
-                if normalize:
-                    q, k = F.normalize(q), F.normalize(k)
-                logits = q @ k.T / 0.5
-                own = torch.arange(len(q))
-                forth = F.cross_entropy(logits, own)
-                return (forth + F.cross_entropy(logits.T, own)) / 2 if symmetric else forth
-
-            label = f"info_nce{'-normalize' * normalize}{'-symmetric' * symmetric}"
-            options = {"temperature": 0.5, "normalize": normalize, "symmetric": symmetric}
-            cases[label] = Case("info_nce", options, three[:2], (), info_nce)
+    settings = {"info_nce-sum": {"reduction": "sum"}}
+    for normalize, symmetric in itertools.product((True, False), repeat=2):
+        label = f"info_nce{'-normalize' * normalize}{'-symmetric' * symmetric}"
+        settings[label] = {"normalize": normalize, "symmetric": symmetric}
+    for label, given in settings.items():
+        options = {"temperature": 0.5, **given}
+        cases[label] = Case("info_nce", options, three[:2], (), partial(info_nce, **given))
     return cases
 
 

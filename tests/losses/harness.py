@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.parser
+import onnx
 import onnxruntime
 import torch
 
 from odtpack import optimizers
 from odtpack.build import build_package
 from odtpack_runtime.package.manifest import Manifest
+from tests.model_text import LEVELS, parsed
 from tests.packaging_tools import open_training
 
 RATE = 0.1
@@ -21,28 +22,19 @@ TorchLoss = Callable[..., torch.Tensor]
 
 
 def shifted(
-    shapes: Sequence[Sequence[int]],
-    opset: int = 17,
-    values: Sequence[np.ndarray] | None = None,
+    shapes: Sequence[Sequence[int]], opset: int = 17, values: Sequence[np.ndarray] | None = None,
     batch: str = "N",
-) -> onnx.ModelProto:
+) -> onnx.ModelProto:  # fmt: skip
     """y0 = x0 + s0, y1 = x1 + s1, ...: each s a parameter of the shape of one sample."""
     samples = [tuple(shape[1:]) for shape in shapes]
     dims = [", ".join([batch, *map(str, sample)]) for sample in samples]
     inputs = ", ".join(f"float[{d}] x{i}" for i, d in enumerate(dims))
     outputs = ", ".join(f"float[{d}] y{i}" for i, d in enumerate(dims))
     nodes = " ".join(f"y{i} = Add(x{i}, s{i})" for i in range(len(dims)))
-    model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : {opset}]> '
-        f"shifted ({inputs}) => ({outputs}) {{{nodes}}}"
-    )
     random = np.random.default_rng(1)
     given = values or [random.standard_normal(sample) for sample in samples]
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(value.astype(np.float32), f"s{i}")
-        for i, value in enumerate(given)
-    )
-    return model
+    shifts = {f"s{i}": value.astype(np.float32) for i, value in enumerate(given)}
+    return parsed(f"shifted ({inputs}) => ({outputs}) {{{nodes}}}", opset, **shifts)
 
 
 def package(
@@ -57,26 +49,15 @@ def package(
 def options(optimized: bool) -> onnxruntime.SessionOptions:
     """Session options with ONNX Runtime's graph optimizations on or off."""
     found = onnxruntime.SessionOptions()
-    levels = onnxruntime.GraphOptimizationLevel
-    found.graph_optimization_level = levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
+    found.graph_optimization_level = LEVELS["all" if optimized else "off"]
     return found
 
 
 def check(
-    folder: Path,
-    name: str,
-    loss_options: Mapping[str, object],
-    xs: Sequence[np.ndarray],
-    targets: Sequence[np.ndarray],
-    oracle: TorchLoss,
-    *,
-    opset: int = 17,
-    optimized: bool = True,
-    steps: int = 10,
-    rtol: float = 2e-5,
-    atol: float = 2e-6,
-    loss_rtol: float | None = None,
-) -> None:
+    folder: Path, name: str, loss_options: Mapping[str, object], xs: Sequence[np.ndarray],
+    targets: Sequence[np.ndarray], oracle: TorchLoss, *, opset: int = 17, optimized: bool = True,
+    steps: int = 10, rtol: float = 2e-5, atol: float = 2e-6, loss_rtol: float | None = None,
+) -> None:  # fmt: skip
     """Ten steps of SGD side by side with PyTorch in float64: losses, gradients, parameters.
 
     Args:

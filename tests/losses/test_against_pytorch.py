@@ -6,20 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.parser
+import onnx
 import pytest
 import torch
-from onnx import helper, parser
-from torch.nn import functional
 from torch.nn import functional as F
 
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.losses import LOSSES
-from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime.training.loop import evaluate
 from tests.losses.cases import CASES, SHAPES, normal, probabilities
 from tests.losses.harness import check, package, shifted
+from tests.model_text import parsed
 from tests.packaging_tools import open_training
 from tests.refused import refused
 from tests.sweep import split_rows
@@ -47,11 +45,9 @@ AT_OPSETS = [
 def test_every_opset_without_optimizations(name: str, opset: int, tmp_path: Path) -> None:
     case = CASES[name]
     check(
-        *(tmp_path, case.name, case.options, case.xs, case.targets, case.oracle),
-        opset=opset,
-        optimized=False,
-        steps=1,
-    )
+        *(tmp_path, case.name, case.options, case.xs, case.targets, case.oracle), opset=opset,
+        optimized=False, steps=1,
+    )  # fmt: skip
 
 
 # The losses of the reference, in one step, to the last digits.
@@ -198,27 +194,16 @@ def test_a_teacher_that_is_certain(tmp_path: Path) -> None:
         check(folder, "kl_div", options, [normal(3, 5) * 100], [certain], oracle, rtol=5e-5)
 
 
-def _half_model(dtype: str) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> halves (float[N, 5] x) => '
-        f"({dtype}[N, 5] y) {{ z = Add(x, s) y = Cast <to = {onnx.TensorProto.FLOAT16}> (z) }}"
-    )
-    shift = np.linspace(-1, 1, 5, dtype=np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(shift, "s"))
-    return model
-
-
-@pytest.mark.parametrize(
-    ("name", "oracle"),
-    [
-        ("cross_entropy", F.cross_entropy),
-        ("mse", F.mse_loss),
-        ("bce_with_logits", F.binary_cross_entropy_with_logits),
-    ],
-)
+@pytest.mark.parametrize(("name", "oracle"), [
+    ("cross_entropy", F.cross_entropy),
+    ("mse", F.mse_loss),
+    ("bce_with_logits", F.binary_cross_entropy_with_logits),
+])  # fmt: skip
 def test_half_precision_predictions(name: str, oracle: object, tmp_path: Path) -> None:
     """The loss is taken in float32: 4096 squared, or a sum over many terms, does not overflow."""
-    manifest = package(tmp_path, _half_model("float16"), name, {"reduction": "sum"})
+    text = "halves (float[N, 5] x) => (float16[N, 5] y) { z = Add(x, s) y = Cast <to = 10> (z) }"
+    model = parsed(text, s=np.linspace(-1, 1, 5, dtype=np.float32))
+    manifest = package(tmp_path, model, name, {"reduction": "sum"})
     labels = name == "cross_entropy"
     assert [item.dtype for item in manifest.inputs] == ["float32", "int64" if labels else "float32"]
     assert manifest.outputs[0].dtype == "float32"
@@ -243,14 +228,10 @@ def test_probabilities_of_the_cases_hold_zeros() -> None:
 
 # Several losses are their weighted sum, in value, parts and gradient, as in PyTorch.
 
-MODEL = """<ir_version: 8, opset_import: ["" : 17]>
-two (float[n, 6] x) => (float[n, 5, 4] kinds, float[n, 1] size) {
-    h = MatMul(x, body)
-    t = Tanh(h)
-    size = MatMul(t, size_weight)
-    flat = MatMul(t, kinds_weight)
-    shape = Constant <value = int64[3] {-1, 5, 4}> ()
-    kinds = Reshape(flat, shape)
+MODEL = """
+two (float[n, 6] x) => (float[n, 5, 4] kinds, float[n, 1] size) <int64[3] shape = {-1, 5, 4}> {
+    h = MatMul(x, body) t = Tanh(h) size = MatMul(t, size_weight)
+    flat = MatMul(t, kinds_weight) kinds = Reshape(flat, shape)
 }"""
 SIZES = {"body": (6, 8), "size_weight": (8, 1), "kinds_weight": (8, 20)}
 PARTS = [
@@ -262,11 +243,7 @@ PARTS = [
 def _model() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     random = np.random.default_rng(3)
     weights = {n: random.normal(size=s).astype(np.float32) for n, s in SIZES.items()}
-    model = parser.parse_model(MODEL)
-    model.graph.initializer.extend(
-        helper.make_tensor(n, 1, w.shape, w.tobytes(), raw=True) for n, w in weights.items()
-    )
-    return model, weights
+    return parsed(MODEL, **weights), weights
 
 
 def test_value_parts_and_gradient_are_those_of_pytorch(tmp_path: Path) -> None:
@@ -285,45 +262,31 @@ def test_value_parts_and_gradient_are_those_of_pytorch(tmp_path: Path) -> None:
     hidden = torch.tanh(torch.tensor(x, dtype=torch.float64) @ given["body"])
     scores = (hidden @ given["kinds_weight"]).reshape(-1, 4)
     wanted = torch.tensor(labels.ravel())
-    kind = functional.cross_entropy(scores, wanted, ignore_index=3)
-    size = functional.mse_loss(hidden @ given["size_weight"], torch.tensor(target).double())
+    kind = F.cross_entropy(scores, wanted, ignore_index=3)
+    size = F.mse_loss(hidden @ given["size_weight"], torch.tensor(target).double())
     (0.3 * kind + 2 * size).backward()
     counted = wanted != 3
     accuracy = (scores.argmax(1) == wanted)[counted].double().mean()
 
-    state = CheckpointState.load_checkpoint(tmp_path / "p" / "checkpoint")
-    with Module(
-        tmp_path / "p" / "training_model.onnx", state, tmp_path / "p" / "eval_model.onnx"
-    ) as module:
-        batch = [
-            {"x": x, "labels.kind": labels, "target.size": target}[n] for n in module.input_names()
-        ]
-        module.train()
-        results = module(*batch)
-        expected = [0.3 * kind + 2 * size, kind, accuracy, size]
-        np.testing.assert_allclose(
-            [float(r) for r in results], [each.item() for each in expected], rtol=1e-5
-        )
-        for name, parameter in state.parameters:
-            exact = given[name].grad
-            np.testing.assert_allclose(parameter.grad, exact.numpy(), rtol=1e-4, atol=1e-6)
-        found = evaluate(module, [batch], numbers={n: i for i, n in enumerate(names) if i})
-        assert found.means == pytest.approx(
-            {"loss.kind": kind.item(), "accuracy.kind": accuracy.item(), "loss.size": size.item()},
-            rel=1e-5,
-        )
+    state, module, _ = open_training(tmp_path / "p")
+    feeds = {"x": x, "labels.kind": labels, "target.size": target}
+    batch = [feeds[name] for name in module.input_names()]
+    expected = [each.item() for each in (0.3 * kind + 2 * size, kind, accuracy, size)]
+    np.testing.assert_allclose([float(r) for r in module(*batch)], expected, rtol=1e-5)
+    for name, parameter in state.parameters:
+        exact = given[name].grad
+        np.testing.assert_allclose(parameter.grad, exact.numpy(), rtol=1e-4, atol=1e-6)
+    found = evaluate(module, [batch], numbers={n: i for i, n in enumerate(names) if i})
+    assert found.means == pytest.approx(dict(zip(names[1:], expected[1:], strict=True)), rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("parts", "code"),
-    [
-        (["a=mse input=size", "a=l1 input=size"], "named-twice"),
-        (["a=mse input=nothing"], "unknown-value"),
-        (["a=nothing"], "unknown-loss"),
-        (["mse"], "bad-loss-option"),
-        (["a=mse weight=-1"], "bad-loss-option"),
-    ],
-)
+@pytest.mark.parametrize(("parts", "code"), [
+    (["a=mse input=size", "a=l1 input=size"], "named-twice"),
+    (["a=mse input=nothing"], "unknown-value"),
+    (["a=nothing"], "unknown-loss"),
+    (["mse"], "bad-loss-option"),
+    (["a=mse weight=-1"], "bad-loss-option"),
+])  # fmt: skip
 def test_what_does_not_fit_is_said(parts: list[str], code: str, tmp_path: Path) -> None:
     with refused(code):
         build_package(_model()[0], tmp_path / "p", losses=parts)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from odtpack import onnxblock
 from tests.losses.cases import CTC_LABELS, CTC_LENGTHS, ctc_case, normal
 from tests.losses.harness import check, package, shifted
+from tests.onnxblock.nets import Forward, Train, run
 from tests.packaging_tools import open_training
 from tests.refused import refused
 
@@ -28,12 +29,9 @@ from tests.refused import refused
 def test_ten_steps(options: dict[str, Any], opset: int, optimized: bool, tmp_path: Path) -> None:
     case = ctc_case(**options)
     check(
-        *(tmp_path, "ctc", options, case.xs, case.targets, case.oracle),
-        opset=opset,
-        optimized=optimized,
-        rtol=1e-4,
-        atol=1e-5,
-    )
+        *(tmp_path, "ctc", options, case.xs, case.targets, case.oracle), opset=opset,
+        optimized=optimized, rtol=1e-4, atol=1e-5,
+    )  # fmt: skip
 
 
 def _one(folder: Path, x: np.ndarray, labels: list[int], length: int) -> tuple[float, np.ndarray]:
@@ -107,23 +105,13 @@ def test_plain_operators_only(tmp_path: Path) -> None:
 
 
 def test_in_a_block() -> None:
-    class Forward(onnxblock.ForwardBlock):
-        def build(self, name: str) -> str:
-            result: str = onnxblock.loss.Loss("ctc", reduction="none")(name)
-            return result
-
-    class Train(onnxblock.TrainingBlock):
-        def build(self, name: str) -> str:
-            result: str = onnxblock.loss.Loss("ctc", reduction="sum")(name)
-            return result
-
-    case, forward, train = ctc_case(), Forward(), Train()
+    case, forward = ctc_case(), Forward(onnxblock.loss.Loss("ctc", reduction="none"))
+    train = Train(onnxblock.loss.Loss("ctc", reduction="sum"))
     train.requires_grad("s0")
     model = shifted([case.xs[0].shape], values=[np.zeros(case.xs[0].shape[1:])])
     for block in (forward, train):
         with onnxblock.base(model):
             block("y0")
-    from tests.onnxblock.nets import run
 
     feeds = dict(zip(("labels", "input_lengths", "target_lengths"), case.targets, strict=True))
     feeds["x0"] = case.xs[0]

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx.helper
-import onnx.parser
 import pytest
 import torch
 from torch.nn import functional as F
@@ -23,6 +22,7 @@ from scripts.manifest_schema import manifest_schema
 from tests import zoo
 from tests.losses.cases import CASES, normal, probabilities
 from tests.losses.harness import package, shifted
+from tests.model_text import parsed
 from tests.packaging_tools import open_training
 from tests.refused import refused
 from tests.training.forward import contents, names
@@ -35,12 +35,9 @@ def test_labels_and_their_options(tmp_path: Path) -> None:
     manifest = package(tmp_path, shifted([(4, 3)]), "cross_entropy", options)
     assert manifest.loss == "cross_entropy"
     assert manifest.loss_options == {
-        "reduction": "mean",
-        "weight": [1.0, 2.0, 3.0],
-        "ignore_index": -100,
-        "label_smoothing": 0.0,
-        "labels": "numbers",
-    }
+        "reduction": "mean", "weight": [1.0, 2.0, 3.0], "ignore_index": -100,
+        "label_smoothing": 0.0, "labels": "numbers",
+    }  # fmt: skip
     labels = manifest.inputs[1]
     assert (labels.name, labels.role, labels.dtype) == ("labels", "labels", "int64")
     assert (labels.class_count, labels.ignore_index) == (3, -100)
@@ -87,11 +84,10 @@ def test_labels_of_several_losses_are_checked_each(tmp_path: Path) -> None:
     verify_package(tmp_path / "package")
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("cross_entropy", {"weight": [1.0, 0.5, 2.0], "label_smoothing": 0.1}),
-     ("bce_with_logits", {"weight": [1.0, 0.5, 2.0], "pos_weight": [2.0, 3.0, 0.5]})],
-)  # fmt: skip
+@pytest.mark.parametrize(("kind", "options"), [
+    ("cross_entropy", {"weight": [1.0, 0.5, 2.0], "label_smoothing": 0.1}),
+    ("bce_with_logits", {"weight": [1.0, 0.5, 2.0], "pos_weight": [2.0, 3.0, 0.5]}),
+])  # fmt: skip
 def test_class_weights_of_several_losses_do_not_train(
     kind: str, options: dict[str, list[float]], tmp_path: Path
 ) -> None:
@@ -143,7 +139,6 @@ def test_the_schema_names_every_loss_and_optimizer() -> None:
 
 
 TOWERS = """
-<ir_version: 8, opset_import: ["" : 17]>
 towers (float[N, 4] a, float[N, 4] p, float[N, 4] n, float[N, 4] unused)
     => (float[N, 4] other, float[N, 2] ea, float[N, 2] ep, float[N, 2] en)
 { other = Neg(unused) ea = MatMul(a, w) ep = MatMul(p, w) en = MatMul(n, w) }
@@ -151,9 +146,7 @@ towers (float[N, 4] a, float[N, 4] p, float[N, 4] n, float[N, 4] unused)
 
 
 def towers() -> onnx.ModelProto:
-    model = onnx.parser.parse_model(TOWERS)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(4, 2), "w"))
-    return model
+    return parsed(TOWERS, w=normal(4, 2))
 
 
 def test_predictions_are_named_in_order(tmp_path: Path) -> None:
@@ -169,20 +162,14 @@ def test_predictions_are_named_in_order(tmp_path: Path) -> None:
 
 def test_targets_may_be_values_of_the_model(tmp_path: Path) -> None:
     """A teacher that runs in the same graph, and labels as int32."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> '
-        "both (float[N, 3] x, int32[N] classes) => (float[N, 3] student, float[N, 3] teacher) "
-        "{ student = Add(x, s) teacher = Mul(x, t) }"
-    )
-    for name in "st":
-        model.graph.initializer.append(onnx.numpy_helper.from_array(normal(3), name))
+    text = """
+    both (float[N, 3] x, int32[N] classes) => (float[N, 3] student, float[N, 3] teacher)
+    { student = Add(x, s) teacher = Mul(x, t) }"""
+    model = parsed(text, s=normal(3), t=normal(3))
     manifest = build_package(
-        model,
-        tmp_path,
-        loss="distillation",
-        loss_inputs=["student", "classes", "teacher"],
+        model, tmp_path, loss="distillation", loss_inputs=["student", "classes", "teacher"],
         train=["s"],
-    )
+    )  # fmt: skip
     assert [(item.name, item.role) for item in manifest.inputs] == [
         ("x", "data"),
         ("classes", "labels"),
@@ -193,11 +180,8 @@ def test_targets_may_be_values_of_the_model(tmp_path: Path) -> None:
 
 def test_soft_labels_may_be_values_of_the_model_and_of_token_classifiers(tmp_path: Path) -> None:
     """Logits [N, tokens, C]: the probabilities have the same axes."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> '
-        "both (float[N, 4, 3] x, float[N, 4, 3] q) => (float[N, 4, 3] y) { y = Add(x, s) }"
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(normal(3), "s"))
+    text = "both (float[N, 4, 3] x, float[N, 4, 3] q) => (float[N, 4, 3] y) { y = Add(x, s) }"
+    model = parsed(text, s=normal(3))
     soft = {"labels": "probabilities", "layout": "NLC"}
     package(tmp_path, model, "cross_entropy", soft, loss_inputs=["y", "q"])
     _, module, _ = open_training(tmp_path)
@@ -222,11 +206,8 @@ def test_loss_inputs_that_do_not_fit(tmp_path: Path) -> None:
         package(tmp_path / "f", towers(), "cross_entropy", {}, loss_inputs=["ea", "ep"])
     with refused("loss-not-scalar", "'mean' or 'sum'"):
         package(tmp_path / "g", shifted([(4, 3)]), "mse", {"reduction": "none"})
-    whole = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 3] x) => (int64[N, 3] y) '
-        "{ z = Add(x, s) y = Cast <to = 7> (z) }"
-    )
-    whole.graph.initializer.append(onnx.numpy_helper.from_array(normal(3), "s"))
+    text = "g (float[N, 3] x) => (int64[N, 3] y) { z = Add(x, s) y = Cast <to = 7> (z) }"
+    whole = parsed(text, s=normal(3))
     with refused("prediction-type", "INT64"):
         build_package(whole, tmp_path / "h", loss="mse", train=["s"])
     assert contents(tmp_path) == {}
@@ -235,29 +216,26 @@ def test_loss_inputs_that_do_not_fit(tmp_path: Path) -> None:
 # Options
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "word"),
-    [
-        ("mse", {"reduction": "max"}, "'mean' or 'sum'"),
-        ("huber", {"delta": 0}, "above 0"),
-        ("huber", {"delta": "wide"}, "number"),
-        ("huber", {"delta": True}, "number"),
-        ("smooth_l1", {"beta": float("nan")}, "number"),
-        ("cross_entropy", {"label_smoothing": 1.5}, "at most 1"),
-        ("cross_entropy", {"ignore_index": 1.5}, "whole number"),
-        ("cross_entropy", {"ignore_index": 2**70}, "whole number"),
-        ("cross_entropy", {"weight": 1.0}, "list of numbers"),
-        ("cross_entropy", {"weight": [1, -1]}, "0 or more"),
-        ("cross_entropy", {"weight": ["a", "b"]}, "list of numbers"),
-        ("bce_with_logits", {"pos_weight": [float("inf")]}, "0 or more"),
-        ("kl_div", {"teacher": "scores"}, "'logits' or 'probabilities'"),
-        ("kl_div", {"temperature": -1}, "above 0"),
-        ("distillation", {"alpha": 2}, "at most 1"),
-        ("triplet_margin", {"p": 3}, "1 or 2"),
-        ("triplet_margin", {"swap": 1}, "True or False"),
-        ("info_nce", {"temperature": 0}, "above 0"),
-    ],
-)
+@pytest.mark.parametrize(("name", "options", "word"), [
+    ("mse", {"reduction": "max"}, "'mean' or 'sum'"),
+    ("huber", {"delta": 0}, "above 0"),
+    ("huber", {"delta": "wide"}, "number"),
+    ("huber", {"delta": True}, "number"),
+    ("smooth_l1", {"beta": float("nan")}, "number"),
+    ("cross_entropy", {"label_smoothing": 1.5}, "at most 1"),
+    ("cross_entropy", {"ignore_index": 1.5}, "whole number"),
+    ("cross_entropy", {"ignore_index": 2**70}, "whole number"),
+    ("cross_entropy", {"weight": 1.0}, "list of numbers"),
+    ("cross_entropy", {"weight": [1, -1]}, "0 or more"),
+    ("cross_entropy", {"weight": ["a", "b"]}, "list of numbers"),
+    ("bce_with_logits", {"pos_weight": [float("inf")]}, "0 or more"),
+    ("kl_div", {"teacher": "scores"}, "'logits' or 'probabilities'"),
+    ("kl_div", {"temperature": -1}, "above 0"),
+    ("distillation", {"alpha": 2}, "at most 1"),
+    ("triplet_margin", {"p": 3}, "1 or 2"),
+    ("triplet_margin", {"swap": 1}, "True or False"),
+    ("info_nce", {"temperature": 0}, "above 0"),
+])  # fmt: skip
 def test_options_out_of_range(name: str, options: dict[str, object], word: str) -> None:
     with refused("bad-loss-option", name, next(iter(options)), word):
         make_loss(name, options)
@@ -281,16 +259,10 @@ def test_weights_must_fit_the_model(tmp_path: Path) -> None:
 def test_options_as_people_type_them() -> None:
     texts = ["weight=0.5,2,1", "ignore_index=-100", "label_smoothing=1", "reduction=sum"]
     assert parse_options("cross_entropy", texts) == {
-        "weight": (0.5, 2, 1),
-        "ignore_index": -100,
-        "label_smoothing": 1.0,
-        "reduction": "sum",
-    }
-    assert parse_options("triplet_margin", ["swap=true", "margin=2", "p=1"]) == {
-        "swap": True,
-        "margin": 2.0,
-        "p": 1,
-    }
+        "weight": (0.5, 2, 1), "ignore_index": -100, "label_smoothing": 1.0, "reduction": "sum",
+    }  # fmt: skip
+    found = parse_options("triplet_margin", ["swap=true", "margin=2", "p=1"])
+    assert found == {"swap": True, "margin": 2.0, "p": 1}
     assert make_loss("cross_entropy", parse_options("cross_entropy", texts))
     for text in ("weight", "=3"):
         with refused("bad-loss-option", "label_smoothing=0.1"):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
-import onnx.numpy_helper
-import onnx.parser
 import pytest
 
 from benchmarks.memory_prediction import make_job
@@ -21,6 +20,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.replay.replay import run_training_child
 from tests import zoo
+from tests.model_text import parsed
 from tests.packaging_tools import batch
 from tests.refused import refused
 
@@ -37,6 +37,12 @@ def planned(model: onnx.ModelProto, folder: Path) -> int:
     return plan_memory(
         Package.open(folder), {"input": data.shape, "labels": labels.shape}
     ).peak.nbytes
+
+
+def written(model: onnx.ModelProto, folder: Path, **options: Any) -> bytes:
+    """The training model of a package with these options."""
+    build_package(model, folder, loss="cross_entropy", self_check=False, **options)
+    return (folder / "training_model.onnx").read_bytes()
 
 
 def test_training_stays_within_it(model: onnx.ModelProto, tmp_path: Path) -> None:
@@ -73,67 +79,44 @@ def test_a_dropout_is_never_computed_again(tmp_path: Path) -> None:
 
 
 def test_enough_memory_changes_nothing(model: onnx.ModelProto, tmp_path: Path) -> None:
-    for name, budget in (("usual", None), ("budget", "1 GB")):
-        build_package(
-            model, tmp_path / name, loss="cross_entropy", self_check=False, memory_budget=budget
-        )
-    usual, within = (
-        (tmp_path / name / "training_model.onnx").read_bytes() for name in ("usual", "budget")
+    assert written(model, tmp_path / "usual") == written(
+        model, tmp_path / "budget", memory_budget="1 GB"
     )
-    assert usual == within
 
 
-def test_sizes_of_open_axes(tmp_path: Path) -> None:
+def test_sizes_of_open_axes(model: onnx.ModelProto, tmp_path: Path) -> None:
     """What is planned for longer sequences takes more: the same budget is too small for them."""
-    model = zoo.transformer_encoder(d=128, layers=3, ff=512, opset=14)
     axis = model.graph.input[0].type.tensor_type.shape.dim[0]
     name = axis.dim_param
     assert name
-    small, large = [f"{name}=1"], [f"{name}=64"]
-    build_package(
-        model, tmp_path / "small", loss="cross_entropy", self_check=False,
-        memory_budget="40 MB", memory_sizes=small,
-    )  # fmt: skip
+    written(model, tmp_path / "small", memory_budget="40 MB", memory_sizes=[f"{name}=1"])
     with refused("memory-budget-too-small", "most of it: "):
-        build_package(
-            model, tmp_path / "large", loss="cross_entropy", self_check=False,
-            memory_budget="40 MB", memory_sizes=large,
-        )  # fmt: skip
+        written(model, tmp_path / "large", memory_budget="40 MB", memory_sizes=[f"{name}=64"])
     assert not (tmp_path / "large").exists()
 
 
 @pytest.mark.parametrize("declared", ["length", "?"])
 def test_sizes_of_a_target_follow_from_those_of_the_inputs(declared: str, tmp_path: Path) -> None:
     """Whether the exporter gave the computed size a name or not."""
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["": 17]>
-        g (float[batch, t, 4] x) => (float[batch, length, 4] y) {
-            h = Mul(x, w)
-            y = Concat <axis = 1> (h, h)
-        }
-        """
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(4, np.float32), "w"))
+    text = "g (float[batch, t, 4] x) => (float[batch, length, 4] y)"
+    body = "{ h = Mul(x, w) y = Concat <axis = 1> (h, h) }"
+    model = parsed(f"{text} {body}", w=np.ones(4, np.float32))
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_param = declared
     manifest = build_package(model, tmp_path / "p", loss="mse", memory_budget="60 MB")
     name = "y.1" if declared == "?" else declared
     assert [item.shape for item in manifest.inputs] == [("batch", "t", 4), ("batch", name, 4)]
 
 
-@pytest.mark.parametrize(
-    ("given", "code"),
-    [
-        ({"memory_budget": "60"}, "bad-memory-budget"),
-        ({"memory_budget": "60 furlongs"}, "bad-memory-budget"),
-        ({"memory_budget": "60 MB", "memory_sizes": ["tokens"]}, "bad-memory-budget"),
-        ({"memory_budget": "60 MB", "memory_sizes": ["tokens=0"]}, "bad-memory-budget"),
-        ({"memory_budget": "60 MB", "memory_batch": 0}, "bad-batch-size"),
-        ({"memory_batch": 4}, "option-not-used"),
-        ({"memory_budget": "60 MB", "runtime": "ort-training"}, "target-cannot"),
-        ({"memory_budget": "1 MB"}, "memory-budget-too-small"),
-    ],
-)
+@pytest.mark.parametrize(("given", "code"), [
+    ({"memory_budget": "60"}, "bad-memory-budget"),
+    ({"memory_budget": "60 furlongs"}, "bad-memory-budget"),
+    ({"memory_budget": "60 MB", "memory_sizes": ["tokens"]}, "bad-memory-budget"),
+    ({"memory_budget": "60 MB", "memory_sizes": ["tokens=0"]}, "bad-memory-budget"),
+    ({"memory_budget": "60 MB", "memory_batch": 0}, "bad-batch-size"),
+    ({"memory_batch": 4}, "option-not-used"),
+    ({"memory_budget": "60 MB", "runtime": "ort-training"}, "target-cannot"),
+    ({"memory_budget": "1 MB"}, "memory-budget-too-small"),
+])  # fmt: skip
 def test_what_cannot_be_is_said(given: dict[str, object], code: str, tmp_path: Path) -> None:
     with refused(code):
         build_package(zoo.mlp((20, 10, 5)), tmp_path / "p", loss="cross_entropy", **given)  # type: ignore[arg-type]
@@ -141,14 +124,9 @@ def test_what_cannot_be_is_said(given: dict[str, object], code: str, tmp_path: P
 
 
 def test_two_builds_give_the_same_bytes(model: onnx.ModelProto, tmp_path: Path) -> None:
-    files = []
-    for name in "ab":
-        build_package(
-            model, tmp_path / name, loss="cross_entropy", self_check=False,
-            memory_budget="50 MB", memory_batch=BATCH,
-        )  # fmt: skip
-        files.append((tmp_path / name / "training_model.onnx").read_bytes())
-    assert files[0] == files[1]
+    budget = {"memory_budget": "50 MB", "memory_batch": BATCH}
+    one, other = (written(model, tmp_path / name, **budget) for name in "ab")
+    assert one == other
 
 
 def test_a_recipe_means_its_own_batch(tmp_path: Path) -> None:
@@ -162,18 +140,14 @@ def test_a_recipe_means_its_own_batch(tmp_path: Path) -> None:
 
 def test_no_budget_where_data_decide_how_often_a_loop_turns(tmp_path: Path) -> None:
     """What its gradient keeps of every turn has no bound."""
-    model = onnx.parser.parse_model(
-        """<ir_version: 9, opset_import: ["": 17]>
-        net (float[batch, 8] x) => (float[batch, 8] y) {
-            first = MatMul (x, w)
-            y = Loop (, , first) <body = turn (int64 i, bool on, float[batch, 8] s)
-                => (bool go, float[batch, 8] t) {
-                m = MatMul (s, w) t = Tanh (m)
-                most = ReduceMax <keepdims = 0> (t) half = Constant <value_float = 0.5> ()
-                go = Greater (most, half)
-            }>
-        }"""
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(8, dtype="f"), "w"))
+    text = """net (float[batch, 8] x) => (float[batch, 8] y) {
+        first = MatMul (x, w)
+        y = Loop (, , first) <body = turn (int64 i, bool on, float[batch, 8] s)
+            => (bool go, float[batch, 8] t) {
+            m = MatMul (s, w) t = Tanh (m) most = ReduceMax <keepdims = 0> (t)
+            half = Constant <value_float = 0.5> () go = Greater (most, half)
+        }>
+    }"""
+    model = parsed(text, w=np.eye(8, dtype=np.float32))
     with refused("memory-not-planned", "a Loop keeps values"):
         build_package(model, tmp_path / "p", loss="cross_entropy", memory_budget="1 GB")

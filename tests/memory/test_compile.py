@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.numpy_helper
-import onnx.parser
+import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
 from benchmarks.memory_prediction import make_job
@@ -36,8 +34,8 @@ from odtpack_simulator.memory.kernel_memory import ALIASES, IN_PLACE
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, load_runtime_graph
 from odtpack_simulator.replay.replay import run_training_child
-from tests import zoo
-from tests.memory.test_written import LEVELS
+from tests import model_text, zoo
+from tests.model_text import LEVELS, parsed, session
 from tests.packaging_tools import batch, generate, trainable_names
 from tests.refused import refused
 from tests.sweep import split
@@ -87,13 +85,7 @@ def feeds(model: onnx.ModelProto, graphs: Graphs) -> dict[str, np.ndarray]:
 
 
 def run(graphs: Graphs, level: str, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
-    options.log_severity_level = 3
-    content = ir.to_proto(graphs.training).SerializeToString()
-    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(None, given), strict=True))
+    return model_text.run(graphs.training, given, level)
 
 
 @functools.cache
@@ -137,14 +129,7 @@ def test_what_is_computed_again_survives_on_every_level(name: str, tmp_path: Pat
         heavy = []
         for graphs in (plain, compiled):
             path = tmp_path / "optimized.onnx"
-            options = onnxruntime.SessionOptions()
-            options.graph_optimization_level = getattr(
-                onnxruntime.GraphOptimizationLevel, f"ORT_{level}"
-            )
-            options.optimized_model_filepath = str(path)
-            options.log_severity_level = 4
-            content = ir.to_proto(graphs.training).SerializeToString()
-            onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+            session(graphs.training, level, optimized_model_filepath=str(path))
             heavy.append(sum(1 for _ in onnx.load(path).graph.node))
         assert heavy[1] > heavy[0]
 
@@ -202,7 +187,7 @@ def test_ten_steps_as_without() -> None:
         given = feeds(model, graphs)
         losses_found = []
         for _ in range(10):
-            outputs = run(graphs, "ENABLE_EXTENDED", given)
+            outputs = run(graphs, "extended", given)
             names = list(outputs)
             losses_found.append(float(outputs[names[0]]))
             for name in names[1:]:
@@ -232,8 +217,6 @@ def test_small_models_are_left_alone() -> None:
 
 def test_planned_peak_is_that_of_the_written_model(tmp_path: Path) -> None:
     """What is promised holds for the file: it is read again as ONNX Runtime executes it."""
-    from odtpack.memory.schedule import Step
-
     model = MODELS["transformer"]()
     compiled = halved("transformer")
     path = tmp_path / "training.onnx"
@@ -329,16 +312,10 @@ def test_backward_pass_reads_the_copy_of_what_a_product_transposes(
         f"k{i + 1} = Tanh(c{i})"
         for i in range(3)
     )
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> attention '
-        f"(float[N, 64, 64] x, float[N, 64, 64] v) => (float[N, 64, 64] k3) {{ {text} }}"
-    )
     random = np.random.default_rng(0)
-    names = ["w", *(f"w{i}" for i in range(3))]
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(random.standard_normal(64).astype(np.float32), name)
-        for name in names
-    )
+    weights = {n: random.standard_normal(64).astype(np.float32) for n in ("w", "w0", "w1", "w2")}
+    head = "attention (float[N, 64, 64] x, float[N, 64, 64] v) => (float[N, 64, 64] k3)"
+    model = parsed(f"{head} {{ {text} }}", **weights)
     choices = []
 
     def choose(*given: Any, **options: Any) -> Timeline:
@@ -347,7 +324,7 @@ def test_backward_pass_reads_the_copy_of_what_a_product_transposes(
 
     original = memory_compile.choose
     monkeypatch.setattr(memory_compile, "choose", choose)
-    task = Task(load_model(model), tuple(names), (), losses.make_loss("mse"))
+    task = Task(load_model(model), tuple(weights), (), losses.make_loss("mse"))
     memory = MemorySpec(batch=64, limit=1, slowdown=2.0)
     found = build_graphs(dataclasses.replace(task, memory=memory)).memory
     one = 64 * 64 * 64 * 4
@@ -361,17 +338,11 @@ def test_casts_are_computed_again() -> None:
         f"b{i} = Mul(a{i}, c{i}) h{i + 1} = Mul(b{i}, c{i})"
         for i in range(4)
     )
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> casts (float[N, 64] h0) => (float[N, 64] h4) '
-        f"<float zero = {{0.0}}> {{ {text} }}"
-    )
     random = np.random.default_rng(0)
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(random.standard_normal((64, 64)).astype(np.float32), f"w{i}")
-        for i in range(4)
-    )
-    names = tuple(f"w{i}" for i in range(4))
-    task = Task(load_model(model), names, (), losses.make_loss("mse"))
+    weights = {f"w{i}": random.standard_normal((64, 64)).astype(np.float32) for i in range(4)}
+    head = "casts (float[N, 64] h0) => (float[N, 64] h4) <float zero = {0.0}>"
+    model = parsed(f"{head} {{ {text} }}", **weights)
+    task = Task(load_model(model), tuple(weights), (), losses.make_loss("mse"))
     plain = build_graphs(dataclasses.replace(task, memory=None))
     least = MemorySpec(batch=4096, limit=1, slowdown=1.0)
     graphs = build_graphs(dataclasses.replace(task, memory=least))

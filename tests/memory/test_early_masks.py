@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnx.numpy_helper
-import onnx.parser
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -23,7 +22,7 @@ from odtpack.spec import MemorySpec
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph
 from tests import zoo
 from tests.memory.test_compile import BATCH, ROOT, feeds, run, written
-from tests.memory.test_written import LEVELS
+from tests.model_text import LEVELS, parsed
 from tests.packaging_tools import trainable_names
 from tests.programs import ran
 
@@ -49,18 +48,15 @@ def network(activation: str) -> onnx.ModelProto:
         f"h{i + 1} = {ACTIVATIONS[activation].format(i=i)}"
         for i in range(LAYERS)
     )
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> chain '
-        "(float[N, 10, 32, 32] h0) => (float[N, 10] y) "
-        "<float zero = {0.0}, float one = {1.0}, float six = {6.0}> "
-        f"{{ {layers} m = GlobalAveragePool(h{LAYERS}) y = Flatten(m) }}"
-    )
-    random = np.random.default_rng(0)
+    random, shapes = np.random.default_rng(0), dict[str, tuple[int, ...]]()
     for i in range(LAYERS):
-        for name, shape in ((f"w{i}", (10, 10, 3, 3)), (f"b{i}", (10, 1, 1))):
-            array = random.standard_normal(shape).astype(np.float32)
-            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    return model
+        shapes |= {f"w{i}": (10, 10, 3, 3), f"b{i}": (10, 1, 1)}
+    return parsed(
+        "chain (float[N, 10, 32, 32] h0) => (float[N, 10] y) "
+        "<float zero = {0.0}, float one = {1.0}, float six = {6.0}> "
+        f"{{ {layers} m = GlobalAveragePool(h{LAYERS}) y = Flatten(m) }}",
+        **{n: random.standard_normal(s).astype(np.float32) for n, s in shapes.items()},
+    )
 
 
 def build(model: onnx.ModelProto, names: tuple[str, ...], memory: MemorySpec | None) -> Graphs:

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.helper as oh
-import onnx.numpy_helper
+import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 from onnx import numpy_helper
 
@@ -27,6 +25,7 @@ from odtpack.package.task import Graphs, Task
 from odtpack.package.training import build_graphs
 from odtpack.spec import MemorySpec
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value, load_runtime_graph
+from tests.model_text import LEVELS, parsed, session
 
 WIDTH = 128
 
@@ -36,33 +35,20 @@ def gated(layers: int, *, masked: bool = False) -> onnx.ModelProto:
     rng = np.random.default_rng(0)
     weights = {f"w{i}": rng.normal(0, 0.06, (WIDTH, WIDTH)) for i in range(layers)}
     weights |= {"head": rng.normal(0, 0.06, (WIDTH, 10)), "zero": np.zeros(())}
-    nodes, h = [], "x"
-    for i in range(layers):
-        nodes += [
-            oh.make_node("MatMul", [h, f"w{i}"], [f"a{i}"]),
-            oh.make_node("Sigmoid", [f"a{i}"], [f"s{i}"]),
-            oh.make_node("Mul", [f"a{i}", f"s{i}"], [f"g{i}"]),
-            oh.make_node("Tanh", [f"g{i}"], [f"t{i}"]),
-            oh.make_node("Add", [h, f"t{i}"], [f"h{i}"]),
-        ]
-        h = f"h{i}"
+    body = " ".join(
+        f"a{i} = MatMul(h{i}, w{i}) s{i} = Sigmoid(a{i}) g{i} = Mul(a{i}, s{i}) "
+        f"t{i} = Tanh(g{i}) h{i + 1} = Add(h{i}, t{i})"
+        for i in range(layers)
+    )
+    last = f"h{layers}"
     if masked:
-        nodes.append(oh.make_node("Where", ["mask", h, "zero"], ["m"]))
-        h = "m"
-    nodes += [
-        oh.make_node("ReduceMean", [h], ["pooled"], axes=[1], keepdims=0),
-        oh.make_node("MatMul", ["pooled", "head"], ["logits"]),
-    ]
-    inputs = [oh.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["N", 64, WIDTH])]
-    if masked:
-        inputs.append(oh.make_tensor_value_info("mask", onnx.TensorProto.BOOL, ["N", 64, 1]))
-    outputs = [oh.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["N", 10])]
-    tensors = [
-        onnx.numpy_helper.from_array(value.astype(np.float32), name)
-        for name, value in weights.items()
-    ]
-    graph = oh.make_graph(nodes, "gated", inputs, outputs, tensors)
-    return onnx.ModelProto(ir_version=8, graph=graph, opset_import=[oh.make_opsetid("", 17)])
+        body, last = f"{body} m = Where(mask, {last}, zero)", "m"
+    more = ", bool[N, 64, 1] mask" if masked else ""
+    return parsed(
+        f"gated (float[N, 64, {WIDTH}] h0{more}) => (float[N, 10] logits) {{ {body} "
+        f"pooled = ReduceMean <axes = [1], keepdims = 0> ({last}) logits = MatMul(pooled, head) }}",
+        **{name: value.astype(np.float32) for name, value in weights.items()},
+    )
 
 
 def build(model: onnx.ModelProto, memory: MemorySpec) -> Graphs:
@@ -135,19 +121,13 @@ def test_a_decision_counts_all_outputs_of_a_node() -> None:
 
 # ONNX Runtime executes what an edge holds back after what it waits for, on every level.
 
-LEVELS = ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_ALL")
-
 
 def executed(path: Path, level: str, feeds: dict[str, np.ndarray]) -> tuple[list[str], np.ndarray]:
     """Names of the nodes in the order of ONNX Runtime's own profile, and the first output."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{level}")
-    options.enable_profiling = True
-    options.profile_file_prefix = str(path.with_suffix(""))
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    result = session.run(None, feeds)[0]
-    events = json.loads(Path(session.end_profiling()).read_text())
+    prefix = str(path.with_suffix(""))
+    opened = session(onnx.load(path), level, enable_profiling=True, profile_file_prefix=prefix)
+    result = opened.run(None, feeds)[0]
+    events = json.loads(Path(opened.end_profiling()).read_text())
     suffix = "_kernel_time"
     names = [e["name"].removesuffix(suffix) for e in events if e["name"].endswith(suffix)]
     return names, result
@@ -199,9 +179,8 @@ def backward(layers: int, biases_first: bool) -> ir.Model:
 
 @pytest.mark.parametrize("biases_first", [False, True])
 def test_gradients_at_once(biases_first: bool, tmp_path: Path) -> None:
-    model = backward(6, biases_first)
     path = tmp_path / "model.onnx"
-    ir.save(model, path)
+    ir.save(backward(6, biases_first), path)
     graph = gradients_at_once(load_runtime_graph(path, {}))
     names = [node.name for node in graph.nodes]
     for layer in range(5):

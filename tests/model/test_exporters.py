@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.parser
+import onnx
 import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
@@ -28,6 +28,7 @@ from odtpack.model.exporters import (
 from odtpack.model.loading import load_model
 from odtpack.model.shared_tensors import split
 from odtpack.package.candidates import candidates, resolve
+from tests.model_text import add_initializers, parsed
 from tests.passes.tools import assert_same, parse, random_feeds
 
 RANDOM = np.random.default_rng(0)
@@ -36,13 +37,9 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def _model(body: str, scopes: str | None = None, **values: tuple[int, ...]) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21]> '
-        f"g (float[4, 3] x) => (float[A, B] y) {{ {body} }}"
-    )
-    for name, shape in values.items():
-        array = RANDOM.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    arrays = {n: RANDOM.standard_normal(s).astype(np.float32) for n, s in values.items()}
+    text = f"g (float[4, 3] x) => (float[A, B] y) {{ {body} }}"
+    model = parsed(text, 21, ir_version=10, **arrays)
     if scopes is not None:
         model.graph.node[0].metadata_props.add(key=SCOPES, value=scopes)
     return model
@@ -53,61 +50,50 @@ def _names(*arguments: Any, **values: tuple[int, ...]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("bias", "weight"),
-    [("head.bias", "head.weight"), ("mha.in_proj_bias", "mha.in_proj_weight")],
+    ("bias", "weight"), [("head.bias", "head.weight"), ("mha.in_proj_bias", "mha.in_proj_weight")]
 )
 def test_beside_a_bias(bias: str, weight: str) -> None:
     body = LINEAR.replace("head.bias", bias)
     assert _names(body, **{"val_1": (3, 2), bias: (2,)}) == {"val_1": weight}
 
 
-@pytest.mark.parametrize(
-    ("product", "codes"),
-    [
-        ("h = com.microsoft.MatMulNBits<N=2,K=32,bits=4,block_size=32>(x, CODES, s)", (2, 1, 16)),
-        ("w = DequantizeLinear(CODES, z) h = MatMul(x, w)", (32, 2)),
-        ("q, t, u = DynamicQuantizeLinear(x) i = MatMulInteger(q, CODES, u) c = Cast<to=1>(i) "
+@pytest.mark.parametrize(("product", "codes"), [
+    ("h = com.microsoft.MatMulNBits<N=2,K=32,bits=4,block_size=32>(x, CODES, s)", (2, 1, 16)),
+    ("w = DequantizeLinear(CODES, z) h = MatMul(x, w)", (32, 2)),
+    ("q, t, u = DynamicQuantizeLinear(x) i = MatMulInteger(q, CODES, u) c = Cast<to=1>(i) "
          "h = Mul(c, s)", (32, 2)),
-        ("q, t, u = DynamicQuantizeLinear(x) i = MatMulInteger(q, CODES, u) c = Cast<to=1>(i) "
+    ("q, t, u = DynamicQuantizeLinear(x) i = MatMulInteger(q, CODES, u) c = Cast<to=1>(i) "
          "r = Mul(c, s) w = DequantizeLinear(CODES, z) e = MatMul(x, w) "
          "h = odtpack.StraightThrough(r, e)", (32, 2)),
-    ],
-)  # fmt: skip
+])  # fmt: skip
 def test_beside_a_bias_of_a_product_of_few_bits(product: str, codes: tuple[int, ...]) -> None:
     """Olive keeps optimum's bias, whose name is the module's; the node's is a part of it."""
     name = "onnx::MatMul_5_Q4"
     product = product.replace("CODES", f'"{name}"')
-    model = onnx.parser.parse_model(
-        '<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1, "odtpack": 1]> '
-        "g (float[4, 32] x) => (y) "
-        f'{{ {product} y = Add(h, "model.head.bias") }}'
-    )
+    text = f'g (float[4, 32] x) => (y) {{ {product} y = Add(h, "model.head.bias") }}'
     stored = {name: np.zeros(codes, np.uint8), "s": np.ones(2, np.float32),
               "z": np.ones((), np.float32), "model.head.bias": np.zeros(2, np.float32)}  # fmt: skip
-    for each, array in stored.items():
-        model.graph.initializer.append(numpy_helper.from_array(array, each))
+    domains = ["com.microsoft", "odtpack"]
+    model = parsed(text, 21, ir_version=10, domains=domains, **stored)
     assert module_names(ir.from_proto(model).graph) == {name: "model.head.weight"}
 
 
-@pytest.mark.parametrize(
-    ("node", "path"),
-    [
-        ("/head/MatMul", "head"),
-        ("/layers.0/query/MatMul", "layers.0.query"),
-        ("/blocks/blocks.0/mlp/mlp.2/MatMul_1", "blocks.0.mlp.2"),
-    ],
-)
+@pytest.mark.parametrize(("node", "path"), [
+    ("/head/MatMul", "head"),
+    ("/layers.0/query/MatMul", "layers.0.query"),
+    ("/blocks/blocks.0/mlp/mlp.2/MatMul_1", "blocks.0.mlp.2"),
+])  # fmt: skip
 def test_within_a_module(node: str, path: str) -> None:
     assert _names(f'["{node}"] y = MatMul(x, "onnx::MatMul_5")', **{"onnx::MatMul_5": (3, 2)}) == {
         "onnx::MatMul_5": f"{path}.weight"
     }
 
 
-def _noted(model: onnx.ModelProto, **kinds: str) -> onnx.ModelProto:
-    """The model with torch.export's notes of what initializers were."""
-    for name, kind in kinds.items():
+def _noted(model: onnx.ModelProto, key: str = KIND, **notes: str) -> onnx.ModelProto:
+    """The model with notes about initializers, by torch.export what they were."""
+    for name, note in notes.items():
         info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
-        info.metadata_props.add(key=KIND, value=kind)
+        info.metadata_props.add(key=key, value=note)
         model.graph.value_info.append(info)
     return model
 
@@ -124,8 +110,7 @@ def test_made_up_names() -> None:
 
 def test_fills_that_the_exporter_computed() -> None:
     model = _model("a = Mul(x, scale) y = Add(a, zeros_like)", scale=(3,))
-    zeros = numpy_helper.from_array(np.zeros((4, 3), np.float32), "zeros_like")
-    model.graph.initializer.append(zeros)
+    add_initializers(model, {"zeros_like": np.zeros((4, 3), np.float32)})
     assert candidates(load_model(model)) == ["scale", "zeros_like"]
     assert candidates(load_model(_noted(model, scale="PARAMETER"))) == ["scale"]
 
@@ -141,10 +126,7 @@ def test_what_the_exporter_noted_of_its_folding() -> None:
     }
     body = "".join(f"h{i + 1} = Mul(h{i}, {name}) " for i, name in enumerate(notes))
     model = _model(f"h0 = Relu(x) {body} y = Relu(h6)", **dict.fromkeys(notes, (3,)))
-    for name, note in notes.items():
-        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [3])
-        info.metadata_props.add(key="pkg.onnxscript.optimizer.folded_from", value=note)
-        model.graph.value_info.append(info)
+    _noted(model, "pkg.onnxscript.optimizer.folded_from", **notes)
     every = ["view", "exp_2", "permute", "val_3", "detach_1", "tanh"]
     assert candidates(load_model(model)) == every  # as nothing says what a parameter is
     listed = "p_a: PARAMETER target='a.gamma'\nb_mel: BUFFER target='mel' persistent=True"
@@ -162,7 +144,7 @@ def test_what_the_exporter_noted_of_its_folding() -> None:
 def test_a_transpose_that_was_folded_under_the_name_of_its_operation() -> None:
     model = _model("h = MatMul(x, table) y = MatMul(h, permute)", table=(3, 5))
     table = numpy_helper.to_array(model.graph.initializer[0])
-    model.graph.initializer.append(numpy_helper.from_array(table.T.copy(), "permute"))
+    add_initializers(model, {"permute": table.T.copy()})
     assert candidates(load_model(model)) == ["table", "permute"]
     assert candidates(load_model(_noted(model, table="PARAMETER"))) == ["table"]
 
@@ -181,16 +163,13 @@ def test_notes_that_make_no_sense(scopes: str) -> None:
     assert _names("y = MatMul(x, val_5)", scopes, val_5=(3, 2)) == {}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "y = MatMul(x, val_1)",  # nothing says where it comes from
-        '["/MatMul"] y = MatMul(x, val_1)',  # the root is not a module
-        '["/head/Add"] y = Add(x, val_1)',  # no layer
-        '["/a/MatMul"] h = MatMul(x, val_1) ["/b/MatMul"] y = MatMul(h, val_1)',  # two modules
-        '["/a/MatMul"] h = MatMul(x, val_1) ["/a/MatMul_1"] y = MatMul(h, val_2)',  # one name
-    ],
-)
+@pytest.mark.parametrize("body", [
+    "y = MatMul(x, val_1)",  # nothing says where it comes from
+    '["/MatMul"] y = MatMul(x, val_1)',  # the root is not a module
+    '["/head/Add"] y = Add(x, val_1)',  # no layer
+    '["/a/MatMul"] h = MatMul(x, val_1) ["/b/MatMul"] y = MatMul(h, val_1)',  # two modules
+    '["/a/MatMul"] h = MatMul(x, val_1) ["/a/MatMul_1"] y = MatMul(h, val_2)',  # one name
+])  # fmt: skip
 def test_what_stays_without_a_name(body: str) -> None:
     shapes = {"val_1": (3, 3)} | ({"val_2": (3, 3)} if "val_2" in body else {})
     assert _names(body, **shapes) == {}
@@ -202,12 +181,9 @@ def test_a_name_that_the_model_has_already() -> None:
 
 
 def test_patterns_find_both_names() -> None:
-    model = load_model(
-        _model(
-            LINEAR + ' ["/body/MatMul"] k = MatMul(x, val_2) z = Relu(k)',
-            **{"val_1": (3, 2), "head.bias": (2,), "val_2": (3, 3)},
-        )
-    )
+    shapes = {"val_1": (3, 2), "head.bias": (2,), "val_2": (3, 3)}
+    body = LINEAR + ' ["/body/MatMul"] k = MatMul(x, val_2) z = Relu(k)'
+    model = load_model(_model(body, **shapes))
     assert resolve(model, ["head.*"], [])[0] == ("val_1", "head.bias")
     assert resolve(model, ["val_1"], [])[0] == ("val_1",)
     assert resolve(model, [], ["head.weight"]) == (("head.bias",), ("val_1",))
@@ -222,21 +198,18 @@ CONTAINER = '["/e/MatMul"] h = MatMul(x, val_1) ["/e/Add"] y = Add(h, "box.e.own
 SPREAD = '["/b/l/MatMul"] h = MatMul(x, val_1) ["/b/m/MatMul"] y = MatMul(h, val_1)'
 
 
-@pytest.mark.parametrize(
-    ("body", "pattern", "hits"),
-    [
-        (TWO, "a.*", ["val_1", "val_2"]),
-        (TWO, "a.weight", ["val_1", "val_2"]),
-        (TWO, "b.*", []),
-        ('["/a/Mul"] y = Mul(x, val_1)', "a.*", ["val_1"]),
-        (TAKEN, "a.*", ["val_1", "a.weight"]),
-        (TAKEN, "a.weight", ["a.weight"]),
-        (CONTAINER, "box.*", ["val_1", "box.e.own"]),
-        (CONTAINER + '["/e/f/MatMul"] z = MatMul(y, val_2)', "box.e.f.*", ["val_2"]),
-        (SPREAD, "b.*", ["val_1"]),
-        (SPREAD, "b.l.*", []),
-    ],
-)
+@pytest.mark.parametrize(("body", "pattern", "hits"), [
+    (TWO, "a.*", ["val_1", "val_2"]),
+    (TWO, "a.weight", ["val_1", "val_2"]),
+    (TWO, "b.*", []),
+    ('["/a/Mul"] y = Mul(x, val_1)', "a.*", ["val_1"]),
+    (TAKEN, "a.*", ["val_1", "a.weight"]),
+    (TAKEN, "a.weight", ["a.weight"]),
+    (CONTAINER, "box.*", ["val_1", "box.e.own"]),
+    (CONTAINER + '["/e/f/MatMul"] z = MatMul(y, val_2)', "box.e.f.*", ["val_2"]),
+    (SPREAD, "b.*", ["val_1"]),
+    (SPREAD, "b.l.*", []),
+])  # fmt: skip
 def test_a_pattern_finds_all_of_a_module(body: str, pattern: str, hits: list[str]) -> None:
     """Also what has no name of its own there, as the weights of stacked recurrent layers."""
     names = ("val_1", "val_2", "a.weight", "box.e.own")
@@ -281,6 +254,7 @@ def test_inspect_shows_both_names(tmp_path: Path, capfd: pytest.CaptureFixture[s
 TWO_NORMS = """g (float[N, 4] x) => (float[N, 4] y) <float[4] "a.weight" = {1, 1, 1, 1}> {
     ["%s"] h = LayerNormalization(x, "a.weight")
     ["%s"] y = LayerNormalization(h, "a.weight") }"""
+OF_MODULES = TWO_NORMS % ("/a/LayerNormalization", "/b/LayerNormalization")
 
 
 def _initializers(model: ir.Model) -> dict[str, np.ndarray]:
@@ -310,11 +284,8 @@ def _stays(model: ir.Model, **arguments: object) -> bool:
 
 
 def test_by_the_names_of_nodes() -> None:
-    model = parse(TWO_NORMS % ("/a/LayerNormalization", "/b/LayerNormalization"))
-    assert _split(model) == {
-        "a.weight": ["/a/LayerNormalization"],
-        "b.weight": ["/b/LayerNormalization"],
-    }
+    named = {f"{module}.weight": [f"/{module}/LayerNormalization"] for module in "ab"}
+    assert _split(parse(OF_MODULES)) == named
 
 
 def test_by_what_torch_export_notes() -> None:
@@ -356,40 +327,31 @@ def test_a_name_that_is_taken() -> None:
     assert set(_split(model)) == {"a.weight", "b.weight", "b.weight_2"}
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        ("/a/LayerNormalization", "/a/LayerNormalization_1"),  # called twice
-        ("/a/LayerNormalization", "/a_1/LayerNormalization"),  # called twice, or two modules
-        ("one", "two"),  # nothing says where they come from
-        ("model/a/Norm", "model/b/Norm"),  # names of another exporter
-    ],
-)
+@pytest.mark.parametrize("names", [
+    ("/a/LayerNormalization", "/a/LayerNormalization_1"),  # called twice
+    ("/a/LayerNormalization", "/a_1/LayerNormalization"),  # called twice, or two modules
+    ("one", "two"),  # nothing says where they come from
+    ("model/a/Norm", "model/b/Norm"),  # names of another exporter
+])  # fmt: skip
 def test_one_module(names: tuple[str, str]) -> None:
     assert _stays(parse(TWO_NORMS % names))
 
 
 def test_what_was_trained_is_shared_on_purpose() -> None:
-    text = TWO_NORMS % ("/a/LayerNormalization", "/b/LayerNormalization")
-    assert _stays(parse(text.replace("{1, 1, 1, 1}", "{1, 1, 1, 2}")))
+    assert _stays(parse(OF_MODULES.replace("{1, 1, 1, 1}", "{1, 1, 1, 2}")))
 
 
 def test_constants_of_the_file_are_no_parameters() -> None:
-    text = TWO_NORMS % ("/a/LayerNormalization", "/b/LayerNormalization")
-    text = text.replace('<float[4] "a.weight" = {1, 1, 1, 1}>', "")
+    text = OF_MODULES.replace('<float[4] "a.weight" = {1, 1, 1, 1}>', "")
     constant = '{ "a.weight" = Constant<value = float[4] {1, 1, 1, 1}>()'
-    proto = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> ' + text.replace("{", constant, 1)
-    )
+    proto = parsed(text.replace("{", constant, 1))
     assert list(load_model(proto).graph.initializers) == ["a.weight"]
 
 
 def test_what_the_caller_names() -> None:
-    model = parse(TWO_NORMS % ("/a/LayerNormalization", "/b/LayerNormalization"))
-    assert _stays(model, keep=["a.weight"])
+    assert _stays(parse(OF_MODULES), keep=["a.weight"])
 
 
 @pytest.mark.parametrize("name", ["val_3", "tmp"])
 def test_a_factor_is_no_parameter(name: str) -> None:
-    text = TWO_NORMS % ("/a/LayerNormalization", "/b/LayerNormalization")
-    assert _stays(parse(text.replace("a.weight", name)))
+    assert _stays(parse(OF_MODULES.replace("a.weight", name)))

@@ -10,7 +10,6 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import numpy_helper, parser
 
 from odtpack.build import build_package
 from odtpack.cli import main
@@ -20,27 +19,23 @@ from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package, write_inference_model
 from odtpack_runtime.training.loop import train_step
+from tests.model_text import parsed, run
 from tests.packaging_tools import open_training
 from tests.refused import refused
 
 RANDOM = np.random.default_rng(0)
 WEIGHT = RANDOM.standard_normal((4, 3)).astype(np.float32)
-TEXT = """<ir_version: 8, opset_import: ["": 17]>
-speech (float[batch, 4] x, float[2, batch, 4] state, int64 rate) => (float[batch, 3] y) {
-    last = ReduceSum <keepdims = 0> (state, axis)
-    scale = Cast <to = 1> (rate)
-    seen = Mul(x, scale)
-    h = Add(seen, last)
-    y = MatMul(h, w)
-}"""
 
 
 def speech() -> onnx.ModelProto:
     """(x rate + state[0] + state[1]) w."""
-    model = parser.parse_model(TEXT)
-    model.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
-    model.graph.initializer.append(numpy_helper.from_array(np.array([0]), "axis"))
-    return model
+    text = """
+    speech (float[batch, 4] x, float[2, batch, 4] state, int64 rate) => (float[batch, 3] y)
+    <int64[1] axis = {0}> {
+        last = ReduceSum <keepdims = 0> (state, axis) scale = Cast <to = 1> (rate)
+        seen = Mul(x, scale) h = Add(seen, last) y = MatMul(h, w)
+    }"""
+    return parsed(text, w=WEIGHT)
 
 
 X, STATE, TARGET = (
@@ -76,9 +71,8 @@ def test_a_step_is_that_of_the_settled_model(state: str, tmp_path: Path) -> None
 
     # The inference template is the model as it came.
     write_inference_model(package, parameters.arrays(trainable=True), tmp_path / "model.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     feeds = {"x": X, "state": STATE.transpose(1, 0, 2), "rate": np.array(3)}
-    (found,) = session.run(["y"], feeds)
+    found = run(onnx.load(tmp_path / "model.onnx"), feeds)["y"]
     np.testing.assert_allclose(found, (X * 3 + STATE.sum(1)) @ stepped, rtol=1e-4, atol=1e-4)
 
 
@@ -116,14 +110,10 @@ def test_a_recipe_says_the_same(tmp_path: Path) -> None:
 def test_a_number_has_the_type_of_its_input(
     kind: str, cast: int, shape: str, tmp_path: Path
 ) -> None:
-    model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
-        scaled (float[batch, 4] x, {kind}{shape} rate) => (float[batch, 3] y) {{
-            scale = Cast <to = 1> (rate)
-            seen = Mul(x, scale)
-            y = MatMul(seen, w)
-        }}""")
+    text = f"""scaled (float[batch, 4] x, {kind}{shape} rate) => (float[batch, 3] y)
+        {{ scale = Cast <to = 1> (rate) seen = Mul(x, scale) y = MatMul(seen, w) }}"""
+    model = parsed(text, w=WEIGHT)
     assert cast == model.graph.input[1].type.tensor_type.elem_type
-    model.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
     build_package(model, tmp_path / "p", loss="mse", inputs=("rate=3",))
     _, module, _ = open_training(tmp_path / "p")
     assert module(X, TARGET) == pytest.approx(((X * 3 @ WEIGHT - TARGET) ** 2).mean(), rel=1e-3)
@@ -139,21 +129,13 @@ def test_settings_that_cannot_be(setting: str, code: str, tmp_path: Path) -> Non
         build_package(speech(), tmp_path / "p", loss="mse", inputs=(setting,))
 
 
-BASELINE = """<ir_version: 8, opset_import: ["": 17]>
-baseline (float[N, 4] x, float[1] level) => (float loss, float[1] next) {
-    y = MatMul(x, w)
-    square = Mul(y, y)
-    loss = ReduceMean <keepdims = 0> (square)
-    share = Constant <value = float[1] {0.9}> ()
-    old = Mul(level, share)
-    next = Add(old, loss)
-}"""
-
-
 def test_a_state_that_is_computed_from_the_loss_is_told_from_statistics(tmp_path: Path) -> None:
     """The inference template takes it, though nothing in it needs it."""
-    model = parser.parse_model(BASELINE)
-    model.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
+    text = """baseline (float[N, 4] x, float[1] level) => (float loss, float[1] next) {
+        y = MatMul(x, w) square = Mul(y, y) loss = ReduceMean <keepdims = 0> (square)
+        share = Constant <value = float[1] {0.9}> () old = Mul(level, share) next = Add(old, loss)
+    }"""
+    model = parsed(text, w=WEIGHT)
     inputs = ("level=carry:next",)
     manifest = build_package(model, tmp_path / "p", inputs=inputs, outputs=("y",))
     assert manifest.inference is not None
@@ -163,22 +145,13 @@ def test_a_state_that_is_computed_from_the_loss_is_told_from_statistics(tmp_path
         build_package(model, tmp_path / "q", inputs=inputs)
 
 
-STREAM = """<ir_version: 8, opset_import: ["": 17]>
-stream (float[N, 4] x, float[N, 3] state) => (float[N, 3] y, float[N, 3] new) {
-    seen = MatMul(x, w)
-    kept = MatMul(state, u)
-    sum = Add(seen, kept)
-    new = Tanh(sum)
-    y = Mul(new, state)
-}"""
-
-
 def stream() -> onnx.ModelProto:
     """state <- tanh(x w + state u), which the backward pass reads before and after."""
-    model = parser.parse_model(STREAM)
-    weights = {"w": WEIGHT, "u": WEIGHT[:3]}
-    model.graph.initializer.extend(numpy_helper.from_array(a, n) for n, a in weights.items())
-    return model
+    text = """stream (float[N, 4] x, float[N, 3] state) => (float[N, 3] y, float[N, 3] new) {
+        seen = MatMul(x, w) kept = MatMul(state, u) sum = Add(seen, kept)
+        new = Tanh(sum) y = Mul(new, state)
+    }"""
+    return parsed(text, w=WEIGHT, u=WEIGHT[:3])
 
 
 @pytest.mark.parametrize("batches", [1, 2])
@@ -223,16 +196,13 @@ def test_a_state_is_carried_from_step_to_step(
     assert {"x", "state"} <= {each.name for each in template.graph.input}
 
 
-@pytest.mark.parametrize(
-    ("setting", "options", "said"),
-    [
-        ("state=carry:new", {}, "--size batch=4"),
-        ("state=carry:news", {"sizes": ("N=5",)}, "did you mean new"),
-        ("x=carry:new", {"sizes": ("N=5",)}, "fixed sizes"),
-        ("state=carry:new", {"sizes": ("N=5",), "runtime": "ort-training"}, "carry no state"),
-        ("state=carry:new", {"sizes": ("N=5",), "train": ("state",)}, "carried states"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "options", "said"), [
+    ("state=carry:new", {}, "--size batch=4"),
+    ("state=carry:news", {"sizes": ("N=5",)}, "did you mean new"),
+    ("x=carry:new", {"sizes": ("N=5",)}, "fixed sizes"),
+    ("state=carry:new", {"sizes": ("N=5",), "runtime": "ort-training"}, "carry no state"),
+    ("state=carry:new", {"sizes": ("N=5",), "train": ("state",)}, "carried states"),
+])  # fmt: skip
 def test_states_that_cannot_be_carried(
     setting: str, options: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
@@ -241,30 +211,23 @@ def test_states_that_cannot_be_carried(
     assert said in f"{caught.value.what} {caught.value.hint}"
 
 
-TWO = """<ir_version: 8, opset_import: ["": 17]>
-two (float[{0}, 4] x, float rate) => (float[{0}, 3] near, float[{0}, 3] far, float[{0}, 4] more) {{
-    near = MatMul(x, w)
-    far = Mul(near, rate)
-    more = Neg(x)
-}}"""
+TWO = """
+two (float[{0}, 4] x, float rate) => (float[{0}, 3] near, float[{0}, 3] far, float[{0}, 4] more)
+{{ near = MatMul(x, w) far = Mul(near, rate) more = Neg(x) }}"""
 
 
 @pytest.mark.parametrize("format_", ["onnx", "ort"])
-@pytest.mark.parametrize(
-    ("shape", "settings", "known"),
-    [
-        ("T, N", ("x=axis:1", "rate=3"), []),
-        ("?, ?", ("x=axis:1", "rate=3"), []),
-        ("T, N", ("rate=3",), ["more"]),
-        ("?, ?", ("rate=3",), ["more"]),
-    ],
-)
+@pytest.mark.parametrize(("shape", "settings", "known"), [
+    ("T, N", ("x=axis:1", "rate=3"), []),
+    ("?, ?", ("x=axis:1", "rate=3"), []),
+    ("T, N", ("rate=3",), ["more"]),
+    ("?, ?", ("rate=3",), ["more"]),
+])  # fmt: skip
 def test_what_the_loss_does_not_read_is_exported_of_the_same_inputs(
     shape: str, settings: tuple[str, ...], known: list[str], format_: str, tmp_path: Path
 ) -> None:
     """The model for inference has inputs as they came, the evaluation model as they are fed."""
-    model = parser.parse_model(TWO.format(shape))
-    model.graph.initializer.append(numpy_helper.from_array(WEIGHT, "w"))
+    model = parsed(TWO.format(shape), w=WEIGHT)
     build_package(model, tmp_path / "p", loss="mse", loss_inputs=("near",), inputs=settings)
     package = Package.open(tmp_path / "p")
     path = package.eval_model
@@ -284,10 +247,7 @@ def test_what_the_loss_does_not_read_is_exported_of_the_same_inputs(
                     module.export_model_for_inferencing(tmp_path / "m.onnx", [name])
 
 
-OPEN = """<ir_version: 8, opset_import: ["": 17]>
-any (float[batch, tokens] x) => (float[batch, tokens] y) {
-    y = MatMul(x, w)
-}"""
+OPEN = "any (float[batch, tokens] x) => (float[batch, tokens] y) { y = MatMul(x, w) }"
 
 
 @pytest.mark.parametrize(
@@ -298,27 +258,21 @@ def test_sizes_are_fixed_everywhere(
     sizes: list[str], shape: tuple[object, ...], tmp_path: Path
 ) -> None:
     """The output that has the axis's name, the target, and the model for inference too."""
-    model = parser.parse_model(OPEN)
     weight = RANDOM.standard_normal((4, 4)).astype(np.float32)
-    model.graph.initializer.append(numpy_helper.from_array(weight, "w"))
-    manifest = build_package(model, tmp_path / "p", loss="mse", sizes=sizes)
+    manifest = build_package(parsed(OPEN, w=weight), tmp_path / "p", loss="mse", sizes=sizes)
     assert [each.shape for each in manifest.inputs] == [shape, shape]
     template = onnx.load(tmp_path / "p" / "inference_template.onnx")
     (y,) = template.graph.output
     dims = [d.dim_param or d.dim_value for d in y.type.tensor_type.shape.dim]
     assert dims == list(shape)
-    package = Package.open(tmp_path / "p")
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    target = np.zeros_like(X)
-    with Module(package.training_model, state, package.eval_model) as module:
-        assert float(module(X, target)) == pytest.approx(np.mean((X @ weight) ** 2), rel=1e-5)
+    _, module, _ = open_training(tmp_path / "p")
+    loss = float(module(X, np.zeros_like(X)))
+    assert loss == pytest.approx(np.mean((X @ weight) ** 2), rel=1e-5)
 
 
 def test_verify_finds_the_sizes_that_the_build_found(tmp_path: Path) -> None:
     """Without recorded losses nothing says that x has as many columns as the weight has rows."""
-    model = parser.parse_model(OPEN)
-    weight = numpy_helper.from_array(np.zeros((37, 3), np.float32), "w")
-    model.graph.initializer.append(weight)
+    model = parsed(OPEN, w=np.zeros((37, 3), np.float32))
     model.graph.output[0].type.tensor_type.shape.ClearField("dim")
     options = {"sizes": ["batch=4"], "self_check": False}
     build_package(model, tmp_path / "p", loss="mse", **options)
@@ -330,7 +284,6 @@ def test_verify_finds_the_sizes_that_the_build_found(tmp_path: Path) -> None:
     [["nothing=3"], ["x=5"], ["x=5,4,1"], ["batch=0"], ["batch=5,4"], ["batch=4", "x=5,4"], ["x"]],
 )
 def test_sizes_that_do_not_fit_are_refused(sizes: list[str], tmp_path: Path) -> None:
-    model = parser.parse_model(OPEN)
-    model.graph.initializer.append(numpy_helper.from_array(np.eye(4, dtype=np.float32), "w"))
+    model = parsed(OPEN, w=np.eye(4, dtype=np.float32))
     with refused("bad-input-setting", r"the inputs are x \[batch, tokens\]"):
         build_package(model, tmp_path / "p", loss="mse", sizes=sizes)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
-import onnx.parser
+import onnx
 import onnx_ir as ir
-import onnxruntime as ort
 import pytest
-from onnx import numpy_helper, parser
 
 from odtpack import optimizers
 from odtpack.build import build_package
@@ -17,8 +16,9 @@ from odtpack.cli import main
 from odtpack.graph.graphs import dims_of
 from odtpack.model.loading import load_model, named_cause
 from odtpack.recipe.draft import draft
-from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
-from odtpack_runtime.package.package import Package
+from odtpack_runtime import OdtpackError
+from tests.model_text import add_initializers, parsed, run
+from tests.packaging_tools import open_training
 from tests.refused import refused
 
 # Nodes whose size ONNX Runtime and the standard's inference see differently.
@@ -52,31 +52,17 @@ def test_gradient_at_and_behind_a_size_that_the_standard_sees_differently(
     call: str, opset: int, tmp_path: Path
 ) -> None:
     """Means took their number from the standard's inference."""
-    model = onnx.parser.parse_model(
-        f"""
-        <ir_version: 8, opset_import: ["": {opset}]>
-        g (float[batch, 1, 5, 6] x, float[1, 1, 1, 1] v, float[1, 1, 1, 1] w)
-        => (float[batch, 1, 1, 1] y) {{
-            k = Constant <value = float[1, 1, 2, 2] {{1, 2, 3, 4}}> ()
-            sizes = Constant <value = int64[2] {{8, 9}}> ()
-            a = Mul (x, v)
-            p = {call} (a{OTHERS.get(call.split(maxsplit=1)[0], "")})
-            s = Mul (p, w)
-            y = GlobalAveragePool (s)
-        }}
-        """
-    )
-    x = np.random.default_rng(0).random((2, 1, 5, 6), np.float32)
+    text = f"""g (float[batch, 1, 5, 6] x) => (float[batch, 1, 1, 1] y)
+    <float[1, 1, 2, 2] k = {{1, 2, 3, 4}}, int64[2] sizes = {{8, 9}}> {{
+        a = Mul (x, v) p = {call} (a{OTHERS.get(call.split(maxsplit=1)[0], "")})
+        s = Mul (p, w) y = GlobalAveragePool (s)
+    }}"""
     one = np.ones((1, 1, 1, 1), np.float32)
-    feeds = {"x": x, "v": one, "w": one}
-    mean = ort.InferenceSession(model.SerializeToString()).run(None, feeds)[0]
-    del model.graph.input[1:]
-    model.graph.initializer.extend(numpy_helper.from_array(one, name) for name in "vw")
-    build_package(model, tmp_path / "p", loss="l1", optimizer=optimizers.SGD())
-    package = Package.open(tmp_path / "p")
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, state, package.eval_model)
-    optimizer = Optimizer(package.optimizer_model, module)
+    model = parsed(text, opset, v=one, w=one)
+    x = np.random.default_rng(0).random((2, 1, 5, 6), np.float32)
+    mean = run(model, {"x": x})["y"]
+    build_package(model, tmp_path, loss="l1", optimizer=optimizers.SGD())
+    state, _, optimizer = open_training(tmp_path)
     optimizer.set_learning_rate(1.0)
     optimizer.step_on(x, np.zeros_like(mean))
     for name in "vw":
@@ -84,67 +70,39 @@ def test_gradient_at_and_behind_a_size_that_the_standard_sees_differently(
         np.testing.assert_allclose(gradient, mean.mean(), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("call", "opset", "why"),
-    [
-        ('p = Resize <axes = [2, -1], keep_aspect_ratio_policy = "not_larger"> (x, , , sizes)', 18,
+@pytest.mark.parametrize(("call", "opset", "why"), [
+    ('p = Resize <axes = [2, -1], keep_aspect_ratio_policy = "not_larger"> (x, , , sizes)', 18,
          "positive axes alone"),
-        ("p, i = MaxPool <kernel_shape = [2, 2], strides = [4, 3], dilations = [2, 1],"
+    ("p, i = MaxPool <kernel_shape = [2, 2], strides = [4, 3], dilations = [2, 1],"
          " ceil_mode = 1> (x)", 17, "indices"),
-        ('p = LpPool <kernel_shape = [1, 1], strides = [1, 3], auto_pad = "SAME_UPPER",'
+    ('p = LpPool <kernel_shape = [1, 1], strides = [1, 3], auto_pad = "SAME_UPPER",'
          " ceil_mode = 1> (x)", 18, "gaps"),
-    ],
-)  # fmt: skip
+])  # fmt: skip
 def test_a_size_that_cannot_be_had_is_refused(call: str, opset: int, why: str) -> None:
-    model = onnx.parser.parse_model(
-        f"""
-        <ir_version: 8, opset_import: ["": {opset}]>
-        g (float[batch, 1, 5, 6] x) => (float[batch, 1, h, w] p) <int64[2] sizes = {{8, 9}}>
-        {{ {call} }}
-        """
-    )
+    text = "g (float[batch, 1, 5, 6] x) => (float[batch, 1, h, w] p) <int64[2] sizes = {8, 9}>"
+    model = parsed(f"{text} {{ {call} }}", opset)
     with refused("unsupported-node", why) as error:
         load_model(model)
     assert error.value.hint == "change the node in the model"
 
 
 def test_a_vector_declared_absurdly_long_is_not_propagated() -> None:
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["": 17]>
-        g (int64[1000000000000] a, int64[1000000000000] b, float[2] x) => (float[2] y) {
-            c = Add(a, b)
-            y = Relu(x)
-        }
-        """
+    model = parsed(
+        "g (int64[1000000000000] a, int64[1000000000000] b, float[2] x) => (float[2] y) "
+        "{ c = Add(a, b) y = Relu(x) }"
     )
     assert load_model(model).graph.outputs[0].name == "y"
 
 
 def test_annotations_that_contradict_the_graph_do_not_count() -> None:
     """ONNX Runtime ignores them. Believed, they leave out a sum over the samples, in silence."""
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["": 17]>
-        g (float[5, 6] x, float[5] t) => (float y)
-        <float[1, 4] h, float[1, 4] b, float[7, 7, 7] s, int32[3] d, float e, float[5, 4] u>
-        {
-            h = MatMul(x, w)
-            b = Add(h, bias)
-            s = ReduceSum<keepdims = 0>(b, one)
-            d = Sub(s, t)
-            e = Mul(d, d)
-            u = Custom(e)
-            y = ReduceMean<keepdims = 0>(e)
-        }
-        """
-    )
-    for name, array in {
-        "w": np.ones((6, 4), np.float32), "bias": np.zeros(4, np.float32), "one": np.array([1])
-    }.items():  # fmt: skip
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    model.graph.node[5].domain = "custom"
-    model.opset_import.add(domain="custom", version=1)
+    text = """g (float[5, 6] x, float[5] t) => (float y)
+    <float[1, 4] h, float[1, 4] b, float[7, 7, 7] s, int32[3] d, float e, float[5, 4] u> {
+        h = MatMul(x, w) b = Add(h, bias) s = ReduceSum<keepdims = 0>(b, one) d = Sub(s, t)
+        e = Mul(d, d) u = custom.Custom(e) y = ReduceMean<keepdims = 0>(e)
+    }"""
+    values = {"w": np.ones((6, 4), np.float32), "bias": np.zeros(4, np.float32), "one": [1]}
+    model = parsed(text, domains=["custom"], **values)
     graph = load_model(model).graph
     shapes = {value.name: dims_of(value) for node in graph for value in node.outputs}
     assert shapes["h"] == shapes["b"] == (5, 4)
@@ -154,23 +112,13 @@ def test_annotations_that_contradict_the_graph_do_not_count() -> None:
 
 
 def test_a_bias_behind_a_wrong_annotation_has_the_right_gradient(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["": 17]>
-        g (float[5, 3] x) => (float[5, 4] y) <float[1, 4] h, float[1, 4] y>
-        { h = MatMul(x, w)
-          y = Add(h, bias) }
-        """
-    )
+    text = "g (float[5, 3] x) => (float[5, 4] y) <float[1, 4] h, float[1, 4] y>"
     rng = np.random.default_rng(2)
     w, bias, x = (rng.normal(size=s).astype(np.float32) for s in ((3, 4), (4,), (5, 3)))
     target = rng.normal(size=(5, 4)).astype(np.float32)
-    for name, array in {"w": w, "bias": bias}.items():
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    model = parsed(f"{text} {{ h = MatMul(x, w) y = Add(h, bias) }}", w=w, bias=bias)
     build_package(model, tmp_path, loss="mse", optimizer=optimizers.SGD(), self_check=False)
-    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-    module = Module(tmp_path / "training_model.onnx", state)
-    optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
+    state, module, optimizer = open_training(tmp_path)
     optimizer.set_learning_rate(1.0)
     module(x, target)
     optimizer.step()
@@ -179,15 +127,8 @@ def test_a_bias_behind_a_wrong_annotation_has_the_right_gradient(tmp_path: Path)
 
 
 def test_absent_inputs_at_the_end_of_a_node_are_dropped() -> None:
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["": 17]>
-        g (float[2, 4] x, float[4] scale) => (float[2, 4] y) {
-            y = LayerNormalization(x, scale, )
-        }
-        """
-    )
-    (node,) = load_model(model).graph
+    text = "g (float[2, 4] x, float[4] scale) => (float[2, 4] y)"
+    (node,) = load_model(parsed(f"{text} {{ y = LayerNormalization(x, scale, ) }}")).graph
     assert [value.name for value in node.inputs if value is not None] == ["x", "scale"]
     assert len(node.inputs) == 2
 
@@ -195,32 +136,18 @@ def test_absent_inputs_at_the_end_of_a_node_are_dropped() -> None:
 @pytest.mark.parametrize("before", ["", "n = NonZero(x) flat = Cast<to = 1>(n)"])
 def test_shapes_from_before_an_input_was_made_dynamic_do_not_count(before: str) -> None:
     """``batch`` is any number, whatever is declared behind it; 4 is computed, and stays."""
-    model = onnx.parser.parse_model(
-        f"""
-        <ir_version: 8, opset_import: ["": 17]>
-        g (float[batch, 4] x, float[4] w) => (float[1, 2, 2] y)
-        <float[1, 4] h, float[1, 4] r, int64[3] shape = {{0, 2, 2}}>
-        {{
-            {before}
-            h = Mul(x, w)
-            r = Relu(h)
-            y = Reshape(r, shape)
-        }}
-        """
-    )
-    graph = load_model(model).graph
+    text = f"""g (float[batch, 4] x, float[4] w) => (float[1, 2, 2] y)
+    <float[1, 4] h, float[1, 4] r, int64[3] shape = {{0, 2, 2}}>
+    {{ {before} h = Mul(x, w) r = Relu(h) y = Reshape(r, shape) }}"""
+    graph = load_model(parsed(text)).graph
     shapes = {value.name: dims_of(value) for node in graph for value in node.outputs}
     assert shapes["h"] == shapes["r"] == ("batch", 4)
     assert shapes["y"] == ("batch", 2, 2)
 
 
 def test_the_standard_domain_may_be_imported_by_its_long_name() -> None:
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["ai.onnx": 17]>
-        g (float[2, 4] x, float[4] w) => (float[2, 4] y) { y = Mul(x, w) }
-        """
-    )
+    model = parsed("g (float[2, 4] x, float[4] w) => (float[2, 4] y) { y = Mul(x, w) }")
+    model.opset_import[0].domain = "ai.onnx"
     loaded = load_model(model)
     assert loaded.graph.opset_imports == {"": 17}
     assert [node.op_type for node in loaded.graph] == ["Mul"]
@@ -229,12 +156,7 @@ def test_the_standard_domain_may_be_imported_by_its_long_name() -> None:
 @pytest.mark.parametrize("size", [-1, "-1", "?"])
 def test_what_is_not_a_size_is_any_number(size: int | str) -> None:
     """Some exporters write a dynamic batch so, and ONNX Runtime takes it as one."""
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["": 17]>
-        g (float[batch, 4] x, float[4] w) => (float[batch, 4] y) { y = Mul(x, w) }
-        """
-    )
+    model = parsed("g (float[batch, 4] x, float[4] w) => (float[batch, 4] y) { y = Mul(x, w) }")
     for info in (model.graph.input[0], model.graph.output[0]):
         dim = info.type.tensor_type.shape.dim[0]
         setattr(dim, "dim_value" if isinstance(size, int) else "dim_param", size)
@@ -245,66 +167,40 @@ def test_what_is_not_a_size_is_any_number(size: int | str) -> None:
 
 
 def test_a_reshape_to_computed_sizes_has_a_rank() -> None:
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["": 12]>
-        g (float[n, t, 4] x, float[4] w) => (float[rows, 4] y)
-        <int64 zero = {0}, int64 one = {1}, int64[1] four = {4}> {
-          shape = Shape(x) n = Gather(shape, zero) t = Gather(shape, one) nt = Mul(n, t)
-          flat = Reshape(nt, one1) sizes = Concat <axis = 0> (flat, four) z = Reshape(x, sizes)
-          y = Mul(z, w)
-        }
-        """
-    )
-    model.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "one1"))
-    reshape = next(
-        node for node in load_model(model).graph if "z" in [v.name for v in node.outputs]
-    )
-    rows, width = dims_of(reshape.outputs[0]) or ()
+    text = """g (float[n, t, 4] x, float[4] w) => (float[rows, 4] y)
+    <int64 zero = {0}, int64 one = {1}, int64[1] four = {4}, int64[1] one1 = {1}> {
+        shape = Shape(x) n = Gather(shape, zero) t = Gather(shape, one) nt = Mul(n, t)
+        flat = Reshape(nt, one1) sizes = Concat <axis = 0> (flat, four) z = Reshape(x, sizes)
+        y = Mul(z, w)
+    }"""
+    values = (value for node in load_model(parsed(text, 12)).graph for value in node.outputs)
+    rows, width = dims_of(next(value for value in values if value.name == "z")) or ()
     assert (isinstance(rows, int), width) == (False, 4)
 
 
 def test_what_follows_a_branch_and_cannot_be_inferred_has_its_annotation() -> None:
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["": 17, "com.example": 1]>
-        g (float[n, 1, 4] x) => (float[n, 4] y)
-        <int64[1] one = {1}, float[n, 4] a, float[n, 4] b, float[n, 1, 4] c> {
-            shape = Shape(x)
-            size = Gather(shape, one)
-            single = Equal(size, one)
-            s = If (single) <
-                then_branch = yes () => (float[] s1) { s1 = Squeeze(x, one) },
-                else_branch = no () => (float[] s2) { s2 = Identity(x) }>
-            c = Neg(s)
-            a = com.example.Own(c)
-            b = com.example.Own(a)
-            y = Softmax <axis = -1> (b)
-        }
-        """
-    )
+    text = """g (float[n, 1, 4] x) => (float[n, 4] y)
+    <int64[1] one = {1}, float[n, 4] a, float[n, 4] b, float[n, 1, 4] c> {
+        shape = Shape(x) size = Gather(shape, one) single = Equal(size, one)
+        s = If (single) <
+            then_branch = yes () => (float[] s1) { s1 = Squeeze(x, one) },
+            else_branch = no () => (float[] s2) { s2 = Identity(x) }>
+        c = Neg(s) a = com.example.Own(c) b = com.example.Own(a) y = Softmax <axis = -1> (b)
+    }"""
+    model = parsed(text, domains=["com.example"])
     found = {v.name: dims_of(v) for node in load_model(model).graph for v in node.outputs}
     assert found["c"] == found["a"] == found["b"] == found["y"] == ("n", 4)
 
 
 def test_a_name_that_two_axes_of_a_value_have_says_nothing() -> None:
     """PyTorch's older exporter gives one to axes of different sizes."""
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["": 17]>
-        g (float[n, 4] x, bool[k] which, float[4] w) => (float[same, 4, same] y, float[own, 4] z) {
-            h = Mul(x, w)
-            z = Compress <axis = 0> (h, which)
-            a = Unsqueeze(z, last)
-            b = Compress <axis = 1> (h, which)
-            c = Unsqueeze(b, first)
-            y = Mul(a, c)
-        }
-        """
-    )
-    for name, axis in {"last": 2, "first": 1}.items():
-        model.graph.initializer.append(numpy_helper.from_array(np.array([axis]), name))
-    y, z = load_model(model).graph.outputs
+    text = """
+    g (float[n, 4] x, bool[k] which, float[4] w) => (float[same, 4, same] y, float[own, 4] z)
+    <int64[1] last = {2}, int64[1] first = {1}> {
+        h = Mul(x, w) z = Compress <axis = 0> (h, which) a = Unsqueeze(z, last)
+        b = Compress <axis = 1> (h, which) c = Unsqueeze(b, first) y = Mul(a, c)
+    }"""
+    y, z = load_model(parsed(text)).graph.outputs
     assert dims_of(z) == ("own", 4)
     dims = dims_of(y) or ()
     assert "same" not in dims
@@ -314,39 +210,23 @@ def test_a_name_that_two_axes_of_a_value_have_says_nothing() -> None:
 # Messages, tables and proposals name what the user's model and module have.
 
 FLOATS = np.linspace(-1, 1, 144, dtype=np.float32)
-TEXT = """<ir_version: 8, opset_import: ["": 17]>
-g (float[T, N, 4] x) => (float[T, N, 2] y) {
-    s, last = GRU <hidden_size = 3> (x, "gru.W", "gru.R")
-    flat = Squeeze(s, axis)
-    y = MatMul(flat, "fc.weight")
-    turned = Transpose <perm = [1, 2, 0]> (flat)
-    spare = Conv(turned, "onnx::Conv_102")
-    whole = Cast <to = 7> (spare)
+TEXT = """g (float[T, N, 4] x) => (float[T, N, 2] y) <int64[1] axis = {1}> {
+    s, last = GRU <hidden_size = 3> (x, "gru.W", "gru.R") flat = Squeeze(s, axis)
+    y = MatMul(flat, "fc.weight") turned = Transpose <perm = [1, 2, 0]> (flat)
+    spare = Conv(turned, "onnx::Conv_102") whole = Cast <to = 7> (spare)
 }"""
 
 
 @pytest.fixture
 def model() -> onnx.ModelProto:
     """A recurrent layer, a linear one, and a convolution whose weight lost its name."""
-    text = TEXT
-    shapes = {
-        "gru.W": (1, 9, 4),
-        "gru.R": (1, 9, 3),
-        "fc.weight": (3, 2),
-        "onnx::Conv_102": (3, 3, 1),
-    }
-    for index, name in enumerate(shapes):
-        text = text.replace(f'"{name}"', f"name{index}")
-    proto = parser.parse_model(text)
+    shapes = {"gru.W": (1, 9, 4), "gru.R": (1, 9, 3), "fc.weight": (3, 2)}
+    shapes["onnx::Conv_102"] = (3, 3, 1)
+    proto = parsed(TEXT)
     for node in proto.graph.node:
         node.name = "/conv/Conv" if node.op_type == "Conv" else f"38_{node.op_type}"
-        node.input[:] = [
-            list(shapes)[int(name[4:])] if name.startswith("name") else name for name in node.input
-        ]
-    for name, shape in shapes.items():
-        values = FLOATS[: int(np.prod(shape))].reshape(shape)
-        proto.graph.initializer.append(numpy_helper.from_array(values, name))
-    proto.graph.initializer.append(numpy_helper.from_array(np.array([1]), "axis"))
+    floats = {name: FLOATS[: math.prod(shape)].reshape(shape) for name, shape in shapes.items()}
+    add_initializers(proto, floats)
     return proto
 
 
@@ -378,16 +258,12 @@ def test_what_only_the_loss_needs_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A model with its loss inside also gives its accuracy, which reads the labels."""
-    proto = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
-    g (float[N, 4] x, int64[N] t) => (float loss, float[N, 3] logits, float accuracy) {
-        logits = MatMul(x, w)
-        loss = SoftmaxCrossEntropyLoss(logits, t)
-        named = ArgMax <axis = 1, keepdims = 0> (logits)
-        right = Equal(named, t)
-        count = Cast <to = 1> (right)
-        accuracy = ReduceMean <keepdims = 0> (count)
-    }""")
-    proto.graph.initializer.append(numpy_helper.from_array(FLOATS[:12].reshape(4, 3), "w"))
+    text = """g (float[N, 4] x, int64[N] t) => (float loss, float[N, 3] logits, float accuracy) {
+        logits = MatMul(x, w) loss = SoftmaxCrossEntropyLoss(logits, t)
+        named = ArgMax <axis = 1, keepdims = 0> (logits) right = Equal(named, t)
+        count = Cast <to = 1> (right) accuracy = ReduceMean <keepdims = 0> (count)
+    }"""
+    proto = parsed(text, w=FLOATS[:12].reshape(4, 3))
     notes: list[str] = []
     outputs = ("logits", "accuracy")
     build_package(proto, tmp_path / "p", loss="none", outputs=outputs, remark=notes.append)

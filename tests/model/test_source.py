@@ -16,6 +16,7 @@ from odtpack.errors import OdtpackError
 from odtpack.model import external_data, source
 from odtpack.model.loading import load_model
 from tests import zoo
+from tests.model_text import parsed
 from tests.refused import refused
 
 LENGTHS = st.sampled_from([0, 1, 255, 256, 257, 300, 5000])
@@ -78,11 +79,8 @@ def test_damaged_bytes_are_left_to_protobuf(model: onnx.ModelProto, data: st.Dat
 
 
 def values(model: ir.Model) -> dict[str, np.ndarray]:
-    return {
-        name: value.const_value.numpy()
-        for name, value in model.graph.initializers.items()
-        if value.const_value is not None
-    }
+    kept = model.graph.initializers.items()
+    return {name: v.const_value.numpy() for name, v in kept if v.const_value is not None}
 
 
 def test_a_model_is_the_same_wherever_it_comes_from(tmp_path: Path) -> None:
@@ -123,12 +121,7 @@ def test_two_large_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_bfloat16_weights_are_read(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["": 17]>
-        g (float[2] x) => (float[2] y) { y = Relu(x) }
-        """
-    )
+    model = parsed("g (float[2] x) => (float[2] y) { y = Relu(x) }")
     bits = np.arange(4000, dtype=np.uint16)
     tensor = onnx.TensorProto(name="w", data_type=onnx.TensorProto.BFLOAT16, dims=[4000])
     tensor.raw_data = bits.tobytes()

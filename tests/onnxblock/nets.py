@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import torch
-from onnx import TensorProto, helper
 from torch import nn
+
+from odtpack import onnxblock
+from tests import model_text
+from tests.model_text import parsed
 
 RESET = "lazy_reset_grad"
 
@@ -19,38 +21,17 @@ def mlp(sizes: tuple[int, int, int] = (12, 8, 5), outputs: int = 1) -> onnx.Mode
     """fc1, Relu, and as many heads fc2, fc3, ... as there are outputs."""
     layers = {"fc1": sizes[:2]} | {f"fc{i}": sizes[1:] for i in range(2, 2 + outputs)}
     random = np.random.default_rng(0)
-    tensors = []
+    values = {}
     for layer, (inside, outside) in layers.items():
-        weight = random.standard_normal((outside, inside)) / np.sqrt(inside)
-        bias = random.standard_normal(outside) / 4
-        for part, array in (("weight", weight), ("bias", bias)):
-            name = f"{layer}.{part}"
-            tensors.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
-
-    def gemm(x: str, layer: str, y: str) -> onnx.NodeProto:
-        inputs = [x, f"{layer}.weight", f"{layer}.bias"]
-        return helper.make_node("Gemm", inputs, [y], transB=1)
-
-    ends = [f"output-{i}" for i in range(outputs)]
-    nodes = [gemm("input-0", "fc1", "hidden"), helper.make_node("Relu", ["hidden"], ["r"])]
-    nodes += [gemm("r", layer, end) for layer, end in zip([*layers][1:], ends, strict=True)]
-    graph = helper.make_graph(
-        nodes,
-        "mlp",
-        [helper.make_tensor_value_info("input-0", TensorProto.FLOAT, ["batch", sizes[0]])],
-        [
-            helper.make_tensor_value_info(end, TensorProto.FLOAT, ["batch", sizes[2]])
-            for end in ends
-        ],
-        tensors,
-    )
-    return model_of(graph)
-
-
-def model_of(graph: onnx.GraphProto) -> onnx.ModelProto:
-    """A model of opset 17."""
-    opset = [helper.make_opsetid("", 17)]
-    return onnx.ModelProto(ir_version=8, graph=graph, opset_import=opset)
+        values[f"{layer}.weight"] = random.standard_normal((outside, inside)) / np.sqrt(inside)
+        values[f"{layer}.bias"] = random.standard_normal(outside) / 4
+    gemm = '{} = Gemm <transB = 1> ({}, "{}.weight", "{}.bias")'
+    ends = [(f'"output-{i}"', "r", f"fc{i + 2}", f"fc{i + 2}") for i in range(outputs)]
+    nodes = [gemm.format("hidden", '"input-0"', "fc1", "fc1"), "r = Relu(hidden)"]
+    nodes += [gemm.format(*end) for end in ends]
+    declared = ", ".join(f"float[batch, {sizes[2]}] {end[0]}" for end in ends)
+    text = f'mlp (float[batch, {sizes[0]}] "input-0") => ({declared}) {{ {" ".join(nodes)} }}'
+    return parsed(text, **{name: np.float32(value) for name, value in values.items()})
 
 
 def names(model: onnx.ModelProto) -> list[str]:
@@ -89,34 +70,39 @@ class Twin(nn.Module):
         }
 
 
-def session(model: onnx.ModelProto, optimized: bool = True) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    levels = onnxruntime.GraphOptimizationLevel
-    options.graph_optimization_level = (
-        levels.ORT_ENABLE_ALL if optimized else levels.ORT_DISABLE_ALL
-    )
-    options.intra_op_num_threads = 1
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-
-
 def run(
     model: onnx.ModelProto, feeds: Mapping[str, np.ndarray], optimized: bool = True
 ) -> dict[str, np.ndarray]:
     """Outputs by name. Gradient buffers start at zero and are replaced."""
-    opened = session(model, optimized)
     given = dict(feeds)
-    for node in opened.get_inputs():
+    for node in model.graph.input:
         if node.name.endswith("_grad.accumulation.buffer"):
             owner = node.name.removesuffix("_grad.accumulation.buffer")
             given[node.name] = np.zeros_like(given[owner])
         if node.name == RESET:
             given[RESET] = np.ones(1, np.bool_)
-    outputs = [node.name for node in opened.get_outputs()]
-    return dict(zip(outputs, opened.run(outputs, given), strict=True))
+    return model_text.run(model, given, "all" if optimized else "off")
 
 
 def batch(model: onnx.ModelProto, size: int = 7) -> np.ndarray:
     width = model.graph.input[0].type.tensor_type.shape.dim[1].dim_value
     return np.random.default_rng(5).standard_normal((size, width), dtype=np.float32)
+
+
+class Call:
+    """A block whose graph is what another block writes."""
+
+    def __init__(self, block: Callable[..., Any]) -> None:
+        super().__init__()
+        self.block = block
+
+    def build(self, *names: str) -> Any:
+        return self.block(*names)
+
+
+class Forward(Call, onnxblock.ForwardBlock):
+    """A forward block of any block."""
+
+
+class Train(Call, onnxblock.TrainingBlock):
+    """A training block of any loss."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from torch.nn import functional as F
 
 from odtpack import onnxblock
 from odtpack.onnxblock import blocks, loss
-from tests.onnxblock.nets import Twin, batch, mlp, model_of, names, run, values
+from tests.model_text import parsed
+from tests.onnxblock.nets import Forward, Train, Twin, batch, mlp, names, run, values
 
 X = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
 Y = np.random.default_rng(2).uniform(1, 2, (3, 4)).astype(np.float32)
@@ -35,11 +37,15 @@ class Apply(onnxblock.ForwardBlock):
         return self.block(*self.reads)
 
 
-def apply(block: onnxblock.Block, *reads: str, opset: int = 17) -> list[np.ndarray]:
+def applied(block: onnxblock.Block, *reads: str, opset: int = 17) -> onnx.ModelProto:
     forward = Apply(block, *reads)
     with onnxblock.empty_base(opset):
         forward()
-    return list(run(forward.to_model_proto(), {"x": X, "y": Y}).values())
+    return forward.to_model_proto()
+
+
+def apply(block: onnxblock.Block, *reads: str, opset: int = 17) -> list[np.ndarray]:
+    return list(run(applied(block, *reads, opset=opset), {"x": X, "y": Y}).values())
 
 
 CASES: dict[str, tuple[Callable[[], onnxblock.Block], str, np.ndarray]] = {
@@ -94,23 +100,12 @@ def test_sequence() -> None:
     np.testing.assert_array_equal(result, [X, Y])
 
 
-@pytest.mark.parametrize(
-    ("keys", "given", "expected"),
-    [
-        ({"keys_int64s": [7, 3], "values_int64s": [0, 1]}, np.array([3, 7, 5]), [1, 0, -1]),
-        (
-            {"keys_strings": ["a", "b"], "values_int64s": [4, 5]},
-            np.array(["b", "z"], object),
-            [5, -1],
-        ),
-        ({"keys_int64s": [1], "values_floats": [2.5]}, np.array([1, 2]), [2.5, 0]),
-        (
-            {"keys_floats": [0.5], "values_strings": ["half"]},
-            np.float32([0.5, 1]),
-            ["half", "_Unused"],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("keys", "given", "expected"), [
+    ({"keys_int64s": [7, 3], "values_int64s": [0, 1]}, np.array([3, 7, 5]), [1, 0, -1]),
+    ({"keys_strings": ["a", "b"], "values_int64s": [4, 5]}, np.array(["b", "z"], object), [5, -1]),
+    ({"keys_int64s": [1], "values_floats": [2.5]}, np.array([1, 2]), [2.5, 0]),
+    ({"keys_floats": [0.5], "values_strings": ["half"]}, np.float32([0.5, 1]), ["half", "_Unused"]),
+])  # fmt: skip
 def test_label_encoder(keys: dict[str, Any], given: np.ndarray, expected: list[Any]) -> None:
     kinds = {"O": TensorProto.STRING, "i": TensorProto.INT64, "f": TensorProto.FLOAT}
 
@@ -130,10 +125,7 @@ def test_label_encoder(keys: dict[str, Any], given: np.ndarray, expected: list[A
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear(bias: bool) -> None:
-    forward = Apply(blocks.Linear(4, 2, bias=bias, alpha=0.5, beta=2.0), "x")
-    with onnxblock.empty_base():
-        forward()
-    model = forward.to_model_proto()
+    model = applied(blocks.Linear(4, 2, bias=bias, alpha=0.5, beta=2.0), "x")
     tensors = values(model)
     assert set(tensors) == {"linear.weight", *(["linear.bias"] if bias else [])}
     assert tensors["linear.weight"].shape == (4, 2)
@@ -144,12 +136,8 @@ def test_linear(bias: bool) -> None:
 
 
 def test_two_layers_differ() -> None:
-    class Two(onnxblock.ForwardBlock):
-        def build(self, name: str) -> str:
-            result: str = blocks.Linear(5, 5)(blocks.Linear(5, 5)(name))
-            return result
-
-    two = Two()
+    first, second = blocks.Linear(5, 5), blocks.Linear(5, 5)
+    two = Forward(lambda name: second(first(name)))
     with onnxblock.base(mlp()):
         two("output-0")
     tensors = values(two.to_model_proto())
@@ -232,12 +220,7 @@ def test_a_block_of_nodes_of_its_own() -> None:
             self.base.graph.node.append(helper.make_node("Mul", ["soft", "two"], ["twice"]))
             return "twice"
 
-    class Both(onnxblock.ForwardBlock):
-        def build(self, name: str) -> str:
-            result: str = blocks.Neg()(Softplus()(name))
-            return result
-
-    model, both = mlp(), Both()
+    model, both = mlp(), Forward(lambda name: blocks.Neg()(Softplus()(name)))
     with onnxblock.base(model):
         both("output-0")
     x = batch(model)
@@ -284,63 +267,21 @@ LABELS = RANDOM.integers(0, 5, 7)
 WEIGHT = np.array([1.0, 0.5, 2.0, 0.25, 3.0])
 
 
-class Forward(onnxblock.ForwardBlock):
-    def __init__(self, block: onnxblock.Block) -> None:
-        super().__init__()
-        self.loss = block
-
-    def build(self, *names: str) -> Any:
-        return self.loss(*names)
-
-
-class Train(onnxblock.TrainingBlock):
-    def __init__(self, block: onnxblock.Block) -> None:
-        super().__init__()
-        self.loss = block
-
-    def build(self, *names: str) -> Any:
-        return self.loss(*names)
-
-
-LOSSES: dict[str, tuple[Any, Any, np.ndarray]] = {}
-for reduction in ("mean", "sum", "none"):
-    how = {"reduction": reduction}
-    LOSSES |= {
-        f"mse-{reduction}": (
-            loss.MSELoss(reduction),
-            lambda y, t, how=how: F.mse_loss(y, t, **how),
-            TARGET,
-        ),
-        f"l1-{reduction}": (
-            loss.L1Loss(reduction),
-            lambda y, t, how=how: F.l1_loss(y, t, **how),
-            TARGET,
-        ),
-        f"cross_entropy-{reduction}": (
-            loss.CrossEntropyLoss(reduction=reduction),
-            lambda y, t, how=how: F.cross_entropy(y, t, **how),
-            LABELS,
-        ),
-        f"cross_entropy-weight-{reduction}": (
-            loss.CrossEntropyLoss(WEIGHT, reduction, ignore_index=3),
-            lambda y, t, how=how: F.cross_entropy(
-                y, t, torch.tensor(WEIGHT), ignore_index=3, **how
-            ),
-            LABELS,
-        ),
-        f"bce_with_logits-{reduction}": (
-            loss.BCEWithLogitsLoss(reduction=reduction),
-            lambda y, t, how=how: F.binary_cross_entropy_with_logits(y, t, **how),
-            TARGET,
-        ),
-        f"bce_with_logits-weight-{reduction}": (
-            loss.BCEWithLogitsLoss(WEIGHT, reduction, pos_weight=WEIGHT[::-1]),
-            lambda y, t, how=how: F.binary_cross_entropy_with_logits(
-                y, t, torch.tensor(WEIGHT), pos_weight=torch.tensor(WEIGHT[::-1].copy()), **how
-            ),
-            TARGET,
-        ),
-    }
+LOSSES: dict[str, tuple[onnxblock.Block, Any, np.ndarray]] = {}
+FIVE, REVERSED = torch.tensor(WEIGHT), torch.tensor(WEIGHT[::-1].copy())
+for how in ("mean", "sum", "none"):
+    for label, block, oracle, target in (
+        ("mse", loss.MSELoss(how), F.mse_loss, TARGET),
+        ("l1", loss.L1Loss(how), F.l1_loss, TARGET),
+        ("cross_entropy", loss.CrossEntropyLoss(reduction=how), F.cross_entropy, LABELS),
+        ("cross_entropy-weight", loss.CrossEntropyLoss(WEIGHT, how, ignore_index=3),
+         partial(F.cross_entropy, weight=FIVE, ignore_index=3), LABELS),
+        ("bce_with_logits", loss.BCEWithLogitsLoss(reduction=how),
+         F.binary_cross_entropy_with_logits, TARGET),
+        ("bce_with_logits-weight", loss.BCEWithLogitsLoss(WEIGHT, how, pos_weight=WEIGHT[::-1]),
+         partial(F.binary_cross_entropy_with_logits, weight=FIVE, pos_weight=REVERSED), TARGET),
+    ):  # fmt: skip
+        LOSSES[f"{label}-{how}"] = block, partial(oracle, reduction=how), target
 
 
 def _tensor(target: np.ndarray) -> torch.Tensor:
@@ -392,13 +333,7 @@ def test_labels_of_pixels(reduction: str) -> None:
     """[N, C, h, w] has labels [N, h, w]; the reference drops the last axis instead."""
     scores = RANDOM.standard_normal((2, 3, 4, 6)).astype(np.float32)
     labels = RANDOM.integers(0, 3, (2, 4, 6))
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])],
-        "pixels",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 4, 6])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 3, 4, 6])],
-    )
-    model = model_of(graph)
+    model = parsed("pixels (float[N, 3, 4, 6] x) => (float[N, 3, 4, 6] y) { y = Identity(x) }")
     forward = Forward(loss.CrossEntropyLoss(reduction=reduction))
     with onnxblock.base(model):
         forward("y")
@@ -424,13 +359,10 @@ def test_any_loss_by_name() -> None:
 
 def test_targets_of_any_name() -> None:
     forward = Forward(loss.MSELoss())
-    with onnxblock.base(mlp()) as accessor:
-        onnxblock.blocks.InputLike("output-0")("wanted")
-        forward("output-0", "wanted")
-        assert [value.name for value in accessor.model.graph.input] == ["input-0", "wanted"]
-    with onnxblock.base(mlp()) as accessor:
-        forward("output-0", "fresh")
-        assert [value.name for value in accessor.model.graph.input] == ["input-0", "fresh"]
-    with onnxblock.base(mlp(outputs=2)) as accessor:
-        forward("output-0", "output-1")
-        assert [value.name for value in accessor.model.graph.input] == ["input-0"]
+    for target, outputs, more in (("wanted", 1, ["wanted"]), ("fresh", 1, ["fresh"]),
+                                  ("output-1", 2, [])):  # fmt: skip
+        with onnxblock.base(mlp(outputs=outputs)) as accessor:
+            if target == "wanted":
+                blocks.InputLike("output-0")(target)
+            forward("output-0", target)
+            assert [value.name for value in accessor.model.graph.input] == ["input-0", *more]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,16 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto, helper
+from onnx import helper
 from torch.nn import functional as F
 
 from odtpack import onnxblock
 from odtpack.errors import OdtpackError
 from odtpack.onnxblock import blocks
 from odtpack_runtime import CheckpointState
-from tests import zoo
-from tests.onnxblock.nets import Twin, batch, mlp, model_of, names, run, session, values
+from tests import model_text, zoo
+from tests.model_text import parsed
+from tests.onnxblock.nets import Forward, Train, Twin, batch, mlp, names, run, values
 from tests.packaging_tools import statistic_names, trainable_names
 from tests.refused import refused
 
@@ -38,9 +40,10 @@ class CrossEntropy(onnxblock.TrainingBlock):
 
 
 def trained(
-    model: onnx.ModelProto, block: onnxblock.TrainingBlock, *outputs: str, **wanted: bool
-) -> onnxblock.TrainingBlock:
-    for name in names(model):
+    model: onnx.ModelProto, block: onnxblock.TrainingBlock, *outputs: str,
+    on: Iterable[str] | None = None, **wanted: bool,
+) -> onnxblock.TrainingBlock:  # fmt: skip
+    for name in names(model) if on is None else on:
         block.requires_grad(name, wanted.get(name.replace(".", "_"), True))
     with onnxblock.base(model):
         block(*(outputs or ("output-0",)))
@@ -131,15 +134,12 @@ def test_what_was_asked_for_last_counts() -> None:
 def test_before_the_block_is_called() -> None:
     block = CrossEntropy()
     for ask in (block.parameters, block.to_model_proto):
-        with pytest.raises(RuntimeError, match="has not been built yet") as caught:
+        with refused("not-built", "has not been built yet"):
             ask()
-        assert caught.value.code == "not-built"  # type: ignore[attr-defined]
 
 
 def test_no_gradient_is_the_default() -> None:
-    block = CrossEntropy()
-    with onnxblock.base(mlp()):
-        block("output-0")
+    block = trained(mlp(), CrossEntropy(), on=())
     training, evaluation = block.to_model_proto()
     assert block.parameters() == ([], [])
     assert inputs_and_outputs(training) == inputs_and_outputs(evaluation)
@@ -147,11 +147,8 @@ def test_no_gradient_is_the_default() -> None:
 
 def test_batch_norm_statistics_are_no_trainable_parameters() -> None:
     model = zoo.mobilenet_v2(32, 5, 0.2, "train", stages=2)
-    block = CrossEntropy()
-    for name in trainable_names(model):
-        block.requires_grad(name)
-    with onnxblock.base(model):
-        block(model.graph.output[0].name)
+    trainable = trainable_names(model)
+    block = trained(model, CrossEntropy(), model.graph.output[0].name, on=trainable)
     assert {t.name for t in block.parameters()[1]} == set(statistic_names(model))
 
 
@@ -160,13 +157,9 @@ def test_batch_norm_statistics_are_no_trainable_parameters() -> None:
 
 def test_gradients_of_inputs() -> None:
     """The reference names them like those of parameters, and so do we."""
-    model, block = mlp(), CrossEntropy()
-    block.requires_grad("input-0")
-    block.requires_grad("fc2.weight")
-    for name in ("fc1.weight", "fc1.bias", "fc2.bias"):
-        block.requires_grad(name, False)
-    with onnxblock.base(model):
-        block("output-0")
+    model = mlp()
+    frozen: Any = dict.fromkeys(("fc1_weight", "fc1_bias", "fc2_bias"), False)
+    block = trained(model, CrossEntropy(), on=["input-0", *names(model)], **frozen)
     training = block.to_model_proto()[0]
     inputs, outputs = inputs_and_outputs(training)
     assert f"input-0{BUFFER}" in inputs
@@ -177,34 +170,23 @@ def test_gradients_of_inputs() -> None:
     F.cross_entropy(twin(tensor), torch.from_numpy(labels)).backward()
     for optimized in (False, True):
         results = run(training, {"input-0": x, "labels": labels} | values(model), optimized)
-        np.testing.assert_allclose(
-            results[f"input-0{OUT}"], tensor.grad.numpy(), rtol=1e-5, atol=1e-7
-        )
-        np.testing.assert_allclose(
-            results[f"fc2.weight{OUT}"], twin.gradients()["fc2.weight"], rtol=1e-5, atol=1e-7
-        )
+        expected = {"input-0": tensor.grad.numpy(), "fc2.weight": twin.gradients()["fc2.weight"]}
+        for name, gradient in expected.items():
+            np.testing.assert_allclose(results[name + OUT], gradient, rtol=1e-5, atol=1e-7)
 
 
 def test_gradients_of_inputs_only() -> None:
-    model, block = mlp(), CrossEntropy()
-    block.requires_grad("input-0")
-    with onnxblock.base(model):
-        block("output-0")
-    training = block.to_model_proto()[0]
-    assert inputs_and_outputs(training)[0] == [
-        "input-0",
-        "labels",
-        f"input-0{BUFFER}",
-        "lazy_reset_grad",
-    ]
+    model = mlp()
+    training = trained(model, CrossEntropy(), on=["input-0"]).to_model_proto()[0]
+    inputs = ["input-0", "labels", f"input-0{BUFFER}", "lazy_reset_grad"]
+    assert inputs_and_outputs(training)[0] == inputs
     x = batch(model)
     before = np.ones_like(x)
     feeds = {"input-0": x, "labels": np.arange(7) % 5, f"input-0{BUFFER}": before}
     fresh = run(training, {k: feeds[k] for k in ("input-0", "labels")})[f"input-0{OUT}"]
-    kept = session(training).run(
-        [f"input-0{OUT}"], feeds | {"lazy_reset_grad": np.zeros(1, np.bool_)}
-    )
-    np.testing.assert_allclose(kept[0], fresh + 1, rtol=1e-6)
+    more = feeds | {"lazy_reset_grad": np.zeros(1, np.bool_)}
+    kept = model_text.run(training, more)[f"input-0{OUT}"]
+    np.testing.assert_allclose(kept, fresh + 1, rtol=1e-6)
 
 
 class WeightedAverage(onnxblock.TrainingBlock):
@@ -246,16 +228,13 @@ def test_weighted_average_of_two_losses(optimized: bool) -> None:
 
 
 def test_a_penalty_of_the_weights() -> None:
-    class Regularized(onnxblock.TrainingBlock):
-        def build(self, name: str) -> str:
-            blocks = onnxblock.blocks
-            norm = blocks.ReduceAllL2()("fc1.weight", "fc2.weight")
-            penalty = blocks.Mul()(blocks.Constant(0.1)(), norm)
-            result: str = blocks.Add()(onnxblock.loss.L1Loss()(name), penalty)
-            return result
+    def regularized(name: str) -> Any:
+        norm = blocks.ReduceAllL2()("fc1.weight", "fc2.weight")
+        penalty = blocks.Mul()(blocks.Constant(0.1)(), norm)
+        return blocks.Add()(onnxblock.loss.L1Loss()(name), penalty)
 
     model = mlp()
-    block = trained(model, Regularized())
+    block = trained(model, Train(regularized))
     x, target = batch(model), np.random.default_rng(6).random((7, 5), np.float32)
     results = run(block.to_model_proto()[0], {"input-0": x, "target": target} | values(model))
     twin = Twin(model)
@@ -270,30 +249,14 @@ def test_a_penalty_of_the_weights() -> None:
 
 
 def test_dropout_and_batch_norm_do_not_train_in_evaluation() -> None:
-    nodes = [
-        helper.make_node("Dropout", ["x", "ratio", "training"], ["d"]),
-        helper.make_node(
-            "BatchNormalization",
-            ["d", "scale", "bias", "mean", "var"],
-            ["y", "new_mean", "new_var"],
-            training_mode=1,
-        ),
-    ]
-    tensors = [
-        onnx.numpy_helper.from_array(np.float32(0.5), "ratio"),
-        onnx.numpy_helper.from_array(np.array(True), "training"),
-        *(
-            onnx.numpy_helper.from_array(np.full(5, value, np.float32), name)
-            for name, value in (("scale", 2), ("bias", 1), ("mean", 0.5), ("var", 4))
-        ),
-    ]
-    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, ["batch", 5]) for n in "xy"]
-    model = model_of(helper.make_graph(nodes, "trains", ends[:1], ends[1:], tensors))
-    block = CrossEntropy(more=("y",))
-    for name in ("scale", "bias"):
-        block.requires_grad(name)
-    with onnxblock.base(model):
-        block("y")
+    model = parsed(
+        "trains (float[batch, 5] x) => (float[batch, 5] y) <float ratio = {0.5}, bool on = {1}> {"
+        " d = Dropout(x, ratio, on) y, new_mean, new_var = BatchNormalization <training_mode = 1>"
+        " (d, scale, bias, mean, var) }",
+        scale=np.full(5, 2, np.float32), bias=np.ones(5, np.float32),
+        mean=np.full(5, 0.5, np.float32), var=np.full(5, 4, np.float32),
+    )  # fmt: skip
+    block = trained(model, CrossEntropy(more=("y",)), "y", on=("scale", "bias"))
     evaluation = block.to_model_proto()[1]
     x = batch(model)
     state = {name: array for name, array in values(model).items() if len(array.shape) == 1}
@@ -329,9 +292,8 @@ def test_checkpoints(tmp_path: Path) -> None:
 
 
 def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="no parameters") as caught:
+    with refused("no-parameters", "no parameters"):
         onnxblock.save_checkpoint(None, tmp_path / "checkpoint")
-    assert caught.value.code == "no-parameters"  # type: ignore[attr-defined]
     parameters = trained(mlp(), CrossEntropy()).parameters()
     with pytest.raises(OdtpackError, match="one name"):
         onnxblock.save_checkpoint((parameters[0], parameters[0][:1]), tmp_path / "checkpoint")
@@ -352,9 +314,8 @@ def test_checkpoints_that_do_not_fit(tmp_path: Path) -> None:
 def test_one_base_at_a_time() -> None:
     with onnxblock.base(mlp()):
         for nested in (onnxblock.base(mlp()), onnxblock.empty_base()):
-            with pytest.raises(RuntimeError, match="open already") as caught, nested:
+            with refused("base-open", "open already"), nested:
                 pass
-            assert caught.value.code == "base-open"  # type: ignore[attr-defined]
     with onnxblock.base(mlp()):
         pass
 
@@ -367,9 +328,8 @@ def test_a_base_is_closed_by_an_error() -> None:
 
 
 def test_no_base() -> None:
-    with pytest.raises(RuntimeError, match="without a model") as caught:
+    with refused("no-base", "without a model"):
         blocks.Add()("a", "b")
-    assert caught.value.code == "no-base"  # type: ignore[attr-defined]
     with pytest.raises(OdtpackError, match=r"onnxblock\.base\(model\)"):
         onnxblock.loss.MSELoss()("a")
 
@@ -408,15 +368,12 @@ def test_external_data_beside_the_path(tmp_path: Path) -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    ("block", "names"),
-    [
-        (blocks.Add(), ("output-0", "nothing")),
-        (blocks.InputLike("nothing"), ()),
-        (onnxblock.loss.MSELoss(), ("nothing",)),
-        (onnxblock.loss.CrossEntropyLoss(), ("nothing",)),
-    ],
-)
+@pytest.mark.parametrize(("block", "names"), [
+    (blocks.Add(), ("output-0", "nothing")),
+    (blocks.InputLike("nothing"), ()),
+    (onnxblock.loss.MSELoss(), ("nothing",)),
+    (onnxblock.loss.CrossEntropyLoss(), ("nothing",)),
+])  # fmt: skip
 def test_unknown_names(block: onnxblock.Block, names: tuple[str, ...]) -> None:
     with onnxblock.base(mlp()) as accessor:
         before = accessor.model.SerializeToString()
@@ -426,24 +383,19 @@ def test_unknown_names(block: onnxblock.Block, names: tuple[str, ...]) -> None:
 
 
 def test_unknown_results() -> None:
-    class Wrong(onnxblock.ForwardBlock):
-        def __init__(self, result: Any) -> None:
-            super().__init__()
-            self.result = result
-
-        def build(self) -> Any:
-            return self.result
+    def wrong(result: Any) -> onnxblock.ForwardBlock:
+        return Forward(lambda: result)
 
     with onnxblock.base(mlp()):
         with pytest.raises(LookupError, match="'nothing'"):
-            Wrong("nothing")()
+            wrong("nothing")()
         for result in (None, (), 3, ("output-0", None)):
             with pytest.raises(OdtpackError, match="must return a name"):
-                Wrong(result)()
+                wrong(result)()
         with pytest.raises(OdtpackError, match="twice"):
-            Wrong(("output-0", "output-0"))()
+            wrong(("output-0", "output-0"))()
     with pytest.raises(RuntimeError, match="has not been built"):
-        Wrong("output-0").to_model_proto()
+        wrong("output-0").to_model_proto()
 
 
 def test_names_that_are_taken() -> None:
@@ -451,67 +403,52 @@ def test_names_that_are_taken() -> None:
         blocks.InputLike("output-0")("hidden")
 
 
-@pytest.mark.parametrize(
-    "node",
-    [
-        helper.make_node("Add", ["output-0"], ["z"]),
-        helper.make_node("Relu", ["output-0"], ["z"], slope=1),
-        helper.make_node("Concat", ["output-0", "hidden"], ["z"], axis=0),
-        helper.make_node("NoSuchOperator", ["output-0"], ["z"]),
-    ],
-    ids=lambda node: node.op_type,
-)
+@pytest.mark.parametrize("node", [
+    helper.make_node("Add", ["output-0"], ["z"]),
+    helper.make_node("Relu", ["output-0"], ["z"], slope=1),
+    helper.make_node("Concat", ["output-0", "hidden"], ["z"], axis=0),
+    helper.make_node("NoSuchOperator", ["output-0"], ["z"]),
+], ids=lambda node: node.op_type)  # fmt: skip
 def test_nodes_that_onnx_refuses(node: onnx.NodeProto) -> None:
     class Own(onnxblock.Block):
         def build(self) -> str:
             self.base.graph.node.append(node)
             return "z"
 
-    with onnxblock.base(mlp()), pytest.raises(OdtpackError, match="what Own wrote") as caught:
+    with onnxblock.base(mlp()), refused("invalid-block", "what Own wrote"):
         Own()()
-    assert caught.value.code == "invalid-block"
 
 
 def test_losses_that_cannot_be_trained() -> None:
-    class Train(onnxblock.TrainingBlock):
-        def __init__(self, loss: onnxblock.Block, *wanted: str) -> None:
-            super().__init__()
-            self.loss = loss
-            for name in wanted:
-                self.requires_grad(name)
+    def train(name: str, reduction: str = "mean") -> None:
+        block = Train(onnxblock.loss.MSELoss(reduction))
+        block.requires_grad(name)
+        block("output-0")
 
-        def build(self, name: str) -> Any:
-            return self.loss(name)
-
-    loss = onnxblock.loss.MSELoss("none")
-    for block, code in (
-        (Train(loss, "fc1.weight"), "loss-not-scalar"),
-        (Train(onnxblock.loss.MSELoss(), "zzz"), "unknown-parameter"),
+    for wanted, code in (
+        (("fc1.weight", "none"), "loss-not-scalar"),
+        (("zzz",), "unknown-parameter"),
     ):
-        with onnxblock.base(mlp()), pytest.raises(RuntimeError) as caught:
-            block("output-0")
-        assert caught.value.code == code  # type: ignore[attr-defined]
+        with onnxblock.base(mlp()), refused(code):
+            train(*wanted)
     model = mlp()
     model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     model.graph.input.append(helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["n"]))
     with onnxblock.base(model), pytest.raises(OdtpackError, match="only float32 inputs"):
-        Train(onnxblock.loss.MSELoss(), "ids")("output-0")
+        train("ids")
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "word"),
-    [
-        (lambda: onnxblock.loss.MSELoss("max"), RuntimeError, "'mean' or 'sum'"),
-        (lambda: onnxblock.loss.CrossEntropyLoss(reduction=1), RuntimeError, "'mean' or 'sum'"),
-        (lambda: onnxblock.loss.Loss("hinge"), RuntimeError, "cross_entropy"),
-        (lambda: onnxblock.loss.Loss("mse", delta=1), RuntimeError, "'delta'"),
-        (lambda: blocks.Linear(0, 3), RuntimeError, "in_features"),
-        (lambda: onnxblock.optim.ClipGradNorm(0), RuntimeError, "above 0"),
-        (lambda: onnxblock.optim.AdamW(betas=(1, 2)), RuntimeError, "beta1"),
-        (lambda: onnxblock.optim.SGD(clip_grad=2.5), TypeError, "ClipGradNorm"),
-        (onnxblock.ForwardBlock, TypeError, "abstract"),
-    ],
-)
+@pytest.mark.parametrize(("make", "error", "word"), [
+    (lambda: onnxblock.loss.MSELoss("max"), RuntimeError, "'mean' or 'sum'"),
+    (lambda: onnxblock.loss.CrossEntropyLoss(reduction=1), RuntimeError, "'mean' or 'sum'"),
+    (lambda: onnxblock.loss.Loss("hinge"), RuntimeError, "cross_entropy"),
+    (lambda: onnxblock.loss.Loss("mse", delta=1), RuntimeError, "'delta'"),
+    (lambda: blocks.Linear(0, 3), RuntimeError, "in_features"),
+    (lambda: onnxblock.optim.ClipGradNorm(0), RuntimeError, "above 0"),
+    (lambda: onnxblock.optim.AdamW(betas=(1, 2)), RuntimeError, "beta1"),
+    (lambda: onnxblock.optim.SGD(clip_grad=2.5), TypeError, "ClipGradNorm"),
+    (onnxblock.ForwardBlock, TypeError, "abstract"),
+])  # fmt: skip
 def test_arguments_out_of_range(make: Any, error: type[Exception], word: str) -> None:
     with pytest.raises(error, match=word):
         make()
@@ -537,8 +474,5 @@ def test_custom_op_library(tmp_path: Path) -> None:
     library.write_bytes(b"")
     with onnxblock.custom_op_library(library) as path:
         assert path == library
-        with (
-            pytest.raises(RuntimeError, match="already"),
-            onnxblock.custom_op_library(library),
-        ):
+        with pytest.raises(RuntimeError, match="already"), onnxblock.custom_op_library(library):
             pass

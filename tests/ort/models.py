@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx.parser
+import onnx
 from onnx import numpy_helper
 
 from odtpack.build import build_package
 from odtpack.choices import OrtFormat, Platform, Style
 from odtpack_runtime.package.package import Package
 from tests import zoo
+from tests.model_text import parsed
 
 BOTH_STYLES = OrtFormat(styles=tuple(Style))
 EVERYTHING = OrtFormat(styles=tuple(Style), platforms=tuple(Platform))
@@ -20,20 +21,17 @@ EVERYTHING = OrtFormat(styles=tuple(Style), platforms=tuple(Platform))
 
 def scan() -> onnx.ModelProto:
     """A recurrence, whose Tanh stands in the body of a Scan only."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-    forward (float[T, N, 3] x) => (float[N, 4] y) {
+    text = """forward (float[T, N, 3] x) => (float[N, 4] y) {
       mean = ReduceMean <axes = [0], keepdims = 0> (x) projected = MatMul(mean, w)
       start = Sub(projected, projected)
       y = Scan <num_scan_inputs = 1, body = turn (float[N, 4] h, float[N, 3] part)
           => (float[N, 4] next) {
         a = MatMul(part, w) b = MatMul(h, u) sum = Add(a, b) next = Tanh(sum)
       }> (start, x)
-    }""")
-    random = np.random.default_rng(0)
-    for name, shape in {"w": (3, 4), "u": (4, 4)}.items():
-        array = random.normal(0, 0.5, shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    return model
+    }"""
+    random, shapes = np.random.default_rng(0), {"w": (3, 4), "u": (4, 4)}
+    weights = {name: random.normal(0, 0.5, shape) for name, shape in shapes.items()}
+    return parsed(text, **{name: each.astype(np.float32) for name, each in weights.items()})
 
 
 def half() -> onnx.ModelProto:

@@ -73,8 +73,7 @@ TURNS = {
 @pytest.mark.parametrize(
     ("name", "format_", "types"),
     split_rows(
-        CHECKED,
-        lambda name, format_, types: name != "mobilenet" and TURNS[name, format_] is types,
+        CHECKED, lambda name, format_, types: name != "mobilenet" and TURNS[name, format_] is types
     ),
 )
 def test_a_configuration_holds_what_runs_and_nothing_else(
@@ -128,30 +127,16 @@ def test_folded_nodes_are_not_needed_in_ort_format(tmp_path: Path, shared_packag
 
 Mutation = Callable[[str], str]
 MUTATIONS: dict[str, tuple[Types, Mutation, tuple[str, ...], tuple[str, ...]]] = {
-    "an operator is removed": (
-        Types.NONE,
-        lambda text: text.replace(",Flatten", ""),
-        ("ai.onnx;13;Flatten",),
-        (),
-    ),
-    "a line is removed": (
-        Types.NONE,
-        lambda text: re.sub(r"^com\.microsoft;.*\n", "", text, flags=re.M),
-        ("com.microsoft;1;FusedConv", "com.microsoft;1;FusedMatMul"),
-        (),
-    ),
-    "an operator is added": (
-        Types.NONE,
-        lambda text: text + "ai.onnx;13;Erf\n",
-        (),
-        ("ai.onnx;13;Erf",),
-    ),
-    "a version is another one": (
-        Types.NONE,
-        lambda text: text.replace("ai.onnx;15;Shape", "ai.onnx;13;Shape"),
-        ("ai.onnx;15;Shape",),
-        ("ai.onnx;13;Shape",),
-    ),
+    "an operator is removed": (Types.NONE, lambda text: text.replace(",Flatten", ""),
+                               ("ai.onnx;13;Flatten",), ()),
+    "a line is removed": (Types.NONE,
+                          lambda text: re.sub(r"^com\.microsoft;.*\n", "", text, flags=re.M),
+                          ("com.microsoft;1;FusedConv", "com.microsoft;1;FusedMatMul"), ()),
+    "an operator is added": (Types.NONE, lambda text: text + "ai.onnx;13;Erf\n", (),
+                             ("ai.onnx;13;Erf",)),
+    "a version is another one": (Types.NONE,
+                                 lambda text: text.replace("ai.onnx;15;Shape", "ai.onnx;13;Shape"),
+                                 ("ai.onnx;15;Shape",), ("ai.onnx;13;Shape",)),
     "a type is removed": (
         Types.OPERATOR,
         lambda text: text.replace('Relu{"inputs": {"0": ["float"]}}',
@@ -167,11 +152,8 @@ MUTATIONS: dict[str, tuple[Types, Mutation, tuple[str, ...], tuple[str, ...]]] =
         ("ai.onnx;Relu: type double of inputs 0",),
     ),
     "an allowed type is another one": (
-        Types.GLOBAL,
-        lambda text: text.replace("float,int64_t", "MLFloat16,int64_t"),
-        ("type float",),
-        ("type MLFloat16",),
-    ),
+        Types.GLOBAL, lambda text: text.replace("float,int64_t", "MLFloat16,int64_t"),
+        ("type float",), ("type MLFloat16",)),
 }  # fmt: skip
 
 

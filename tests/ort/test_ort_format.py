@@ -23,12 +23,7 @@ from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.errors import OdtpackError
 from odtpack.ort import session_runs
 from odtpack.ort.files import Inference, add_ort_files
-from odtpack.ort.format import (
-    RuntimeOptimizations,
-    convert_model,
-    convert_variants,
-    recorded_level,
-)
+from odtpack.ort.format import RuntimeOptimizations, convert_model, convert_variants, recorded_level
 from odtpack.ort.session_runs import TRAINING_MODELS, SampleFeeds
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.files.records import InvalidRecordError
@@ -40,6 +35,7 @@ from odtpack_simulator.memory.memory_plan import plan_arenas, plan_memory
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from tests import zoo
+from tests.model_text import LEVELS
 from tests.ort.conftest import Shared
 from tests.ort.models import BOTH_STYLES, EVERYTHING, MODELS, package_of
 from tests.packaging_tools import batch, losses_of_steps
@@ -53,15 +49,11 @@ def content(path: Path) -> list[Any]:
     module = importlib.import_module("ort_flatbuffers_py.fbs.InferenceSession")
     graph = module.InferenceSession.GetRootAsInferenceSession(path.read_bytes(), 0).Model().Graph()
     nodes = [
-        (
-            node.OpType(),
-            node.Domain(),
-            node.SinceVersion(),
-            [node.Inputs(i) for i in range(node.InputsLength())],
-            [node.Outputs(i) for i in range(node.OutputsLength())],
-        )
+        (node.OpType(), node.Domain(), node.SinceVersion(),
+         [node.Inputs(i) for i in range(node.InputsLength())],
+         [node.Outputs(i) for i in range(node.OutputsLength())])
         for node in map(graph.Nodes, range(graph.NodesLength()))
-    ]
+    ]  # fmt: skip
     tensors = map(graph.Initializers, range(graph.InitializersLength()))
     return [nodes, sorted((tensor.Name(), bytes(tensor.RawDataAsNumpy())) for tensor in tensors)]
 
@@ -69,12 +61,9 @@ def content(path: Path) -> list[Any]:
 @pytest.mark.parametrize("platform", [None, *Platform])
 @pytest.mark.parametrize("style", Style)
 def test_the_content_is_that_of_the_reference_converter(
-    style: Style,
-    platform: Platform | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    style: Style, platform: Platform | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     shared_package: Shared,
-) -> None:
+) -> None:  # fmt: skip
     from onnxruntime.tools.convert_onnx_models_to_ort import (
         OptimizationStyle,
         convert_onnx_models_to_ort,
@@ -88,12 +77,9 @@ def test_the_content_is_that_of_the_reference_converter(
         folder = tmp_path / key
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
-            convert_onnx_models_to_ort(
-                model,
-                folder,
-                [OptimizationStyle[style.name.title()]],
-                target_platform=None if platform is None else platform.value,
-            )
+            name = None if platform is None else platform.value
+            styles = [OptimizationStyle[style.name.title()]]
+            convert_onnx_models_to_ort(model, folder, styles, target_platform=name)
         (expected,) = folder.glob("*.ort")
         runtime: RuntimeOptimizations | None = "save" if style is Style.RUNTIME else None
         convert_model(model, tmp_path / "own.ort", platform=platform, runtime=runtime)
@@ -129,21 +115,14 @@ def test_names() -> None:
     assert OrtFormat().names("m") == ["m.ort"]
     assert BOTH_STYLES.names("m") == ["m.ort", "m.with_runtime_opt.ort"]
     assert OrtFormat(platforms=(Platform.ARM,)).names("m") == ["m.ort"]
-    assert EVERYTHING.names("m") == [
-        "m.arm.ort",
-        "m.arm.with_runtime_opt.ort",
-        "m.amd64.ort",
-        "m.amd64.with_runtime_opt.ort",
-    ]
+    ends = ("arm.ort", "arm.with_runtime_opt.ort", "amd64.ort", "amd64.with_runtime_opt.ort")
+    assert EVERYTHING.names("m") == [f"m.{end}" for end in ends]
 
 
 def losses_of(package: Package, models: dict[str, Path], level: str, **entries: str) -> list[float]:
     """Losses of five steps and of an evaluation."""
     options = default_session_options(models["training_model"])
-    options.graph_optimization_level = {
-        "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-        "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    }[level]
+    options.graph_optimization_level = LEVELS[level]
     for key, value in entries.items():
         options.add_session_config_entry(key.replace("__", "."), value)
     state = CheckpointState.load_checkpoint(package.checkpoint)
@@ -197,6 +176,14 @@ def test_the_manifest_lists_every_file(tmp_path: Path) -> None:
     ]
 
 
+def _claim(package: Path, path: str) -> None:
+    """The manifest says that a file lies elsewhere."""
+    manifest = json.loads((package / "manifest.json").read_text())
+    manifest["files"]["extra"][0]["path"] = path
+    del manifest["digest"]
+    (package / "manifest.json").write_text(json.dumps(manifest))
+
+
 @pytest.mark.parametrize("change", ["damaged", "missing", "outside"])
 def test_a_changed_file_is_refused(change: str, tmp_path: Path) -> None:
     path = package_of("mlp", tmp_path, OrtFormat()).ort_model("eval_model")
@@ -207,14 +194,10 @@ def test_a_changed_file_is_refused(change: str, tmp_path: Path) -> None:
     elif change == "missing":
         path.unlink()
     else:
-        manifest = json.loads((tmp_path / "manifest.json").read_text())
-        manifest["files"]["extra"][0]["path"] = "../training_model.ort"
-        del manifest["digest"]
-        (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(OdtpackError) as caught:
-        Package.open(tmp_path)
+        _claim(tmp_path, "../training_model.ort")
     codes = {"damaged": "changed", "missing": "incomplete", "outside": "path"}
-    assert caught.value.code == f"package-{codes[change]}"
+    with refused(f"package-{codes[change]}"):
+        Package.open(tmp_path)
 
 
 def test_a_model_that_is_not_held(tmp_path: Path) -> None:
@@ -275,10 +258,7 @@ def test_a_build_into_a_package_removes_nothing_that_a_manifest_claims_outside(
 ) -> None:
     package = package_of("mlp", tmp_path / "p", OrtFormat())
     (tmp_path / "mine.txt").write_text("mine")
-    manifest = json.loads((package.path / "manifest.json").read_text())
-    manifest["files"]["extra"][0]["path"] = "../mine.txt"
-    del manifest["digest"]
-    (package.path / "manifest.json").write_text(json.dumps(manifest))
+    _claim(package.path, "../mine.txt")
     build_package(MODELS["mlp"][0](), package.path, loss="cross_entropy")
     assert (tmp_path / "mine.txt").read_text() == "mine"
 

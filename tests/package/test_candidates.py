@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import onnx.parser
+import onnx
 import pytest
-from onnx import numpy_helper
 
 from odtpack.model.loading import load_model
 from odtpack.package.candidates import candidates
+from tests.model_text import parsed
 
 RANDOM = np.random.default_rng(0)
 
@@ -20,16 +20,10 @@ def _candidates(body: str, types: str = "float[2, 3] x", **values: Any) -> set[s
 
 
 def _model(body: str, types: str = "float[2, 3] x", **values: Any) -> onnx.ModelProto:
-    values.setdefault("w", _random(3, 3))
-    model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 21]> g ({types}) => (float[A, B] y) '
-        f"{{ h = MatMul(x, w) {body} }}"
-    )
-    for name, value in values.items():
-        array = np.asarray(value)
-        array = array.astype(np.float32) if array.dtype == np.float64 else array
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    return model
+    arrays = {name: np.asarray(value) for name, value in ({"w": _random(3, 3)} | values).items()}
+    arrays = {n: np.float32(a) if a.dtype == np.float64 else a for n, a in arrays.items()}
+    text = f"g ({types}) => (float[A, B] y) {{ h = MatMul(x, w) {body} }}"
+    return parsed(text, 21, ir_version=10, **arrays)
 
 
 def _random(*shape: int) -> np.ndarray:
@@ -44,29 +38,22 @@ def test_weights_biases_and_tables() -> None:
     assert found == {"w", "table", "bias"}
 
 
-@pytest.mark.parametrize(
-    ("body", "values"),
-    [
-        (
-            "u = Unsqueeze(h, z) y = Resize<mode = \"linear\">(u, , scales)",
-            {"z": np.array([0, 1]), "scales": np.array([1.0, 1.0, 2.0, 2.0])},
-        ),
-        (
-            "y = BatchNormalization(h, scale, bias, mean, variance)",
-            {"scale": np.ones(3), "bias": np.zeros(3), "mean": _random(3), "variance": np.ones(3)},
-        ),
-        ("y = Add(h, mask)", {"mask": np.array([0.0, -np.inf, 0.0])}),
-        ("y = Add(h, mask)", {"mask": np.array([0.0, np.finfo(np.float32).min, 0.0])}),
-        ("y = Mul(h, val_3)", {"val_3": np.array([0.125])}),
-        ("y = Add(h, val_3)", {"val_3": np.zeros((2, 3))}),
-        ("y = Add(h, val_3)", {"val_3": np.full((2, 3), 0.1)}),
-        ("y = Mul(h, val_3)", {"val_3": np.arange(3.0)}),
-        ("y = Mul(h, s)", {"s": np.array(2.0)}),
-        ("c = Constant<value = float[1] {0.5}>() y = Mul(h, c)", {}),
-        ("c = Constant<value = float[3] {0.5, 1.0, 2.0}>() y = Mul(h, c)", {}),
-        ("c = Constant<value_floats = [0.5, 1.0, 2.0]>() y = Mul(h, c)", {}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("body", "values"), [
+    ("u = Unsqueeze(h, z) y = Resize<mode = \"linear\">(u, , scales)",
+     {"z": np.array([0, 1]), "scales": np.array([1.0, 1.0, 2.0, 2.0])}),
+    ("y = BatchNormalization(h, scale, bias, mean, variance)",
+     {"scale": np.ones(3), "bias": np.zeros(3), "mean": _random(3), "variance": np.ones(3)}),
+    ("y = Add(h, mask)", {"mask": np.array([0.0, -np.inf, 0.0])}),
+    ("y = Add(h, mask)", {"mask": np.array([0.0, np.finfo(np.float32).min, 0.0])}),
+    ("y = Mul(h, val_3)", {"val_3": np.array([0.125])}),
+    ("y = Add(h, val_3)", {"val_3": np.zeros((2, 3))}),
+    ("y = Add(h, val_3)", {"val_3": np.full((2, 3), 0.1)}),
+    ("y = Mul(h, val_3)", {"val_3": np.arange(3.0)}),
+    ("y = Mul(h, s)", {"s": np.array(2.0)}),
+    ("c = Constant<value = float[1] {0.5}>() y = Mul(h, c)", {}),
+    ("c = Constant<value = float[3] {0.5, 1.0, 2.0}>() y = Mul(h, c)", {}),
+    ("c = Constant<value_floats = [0.5, 1.0, 2.0]>() y = Mul(h, c)", {}),
+])  # fmt: skip
 def test_what_is_no_parameter(body: str, values: dict[str, Any]) -> None:
     assert _candidates(body, **values) - {"scale", "bias"} == {"w"}
 
@@ -83,37 +70,31 @@ GUARDED = """n = IsNaN(x) z = Constant <value = float {0}>() a = Where(n, z, x)
     b = Sub(a, mean) y = Add(b, h)"""
 
 
-@pytest.mark.parametrize(
-    ("body", "values", "buffers"),
-    [
-        (NORMALIZED, {"mean": _random(3), "pixel_std": np.full((1, 3), 0.3)}, "mean pixel_std"),
-        ("y = Add(h, pe)", {"pe": _sinusoid(40, 6)}, "pe"),
-        ("y = Add(h, pe)", {"pe": _sinusoid(40, 6)[None]}, "pe"),
-        ("a = Cast <to = 1> (pe) y = Add(h, a)", {"pe": np.float16(_sinusoid(400, 6))}, "pe"),
-        ("a = Cast <to = 1> (pe) y = Add(h, a)", {"pe": np.float16(_random(400, 6) / 9)}, ""),
-        ("y = Mul(h, cos)", {"cos": _sinusoid(400, 64)[:, 1::2]}, "cos"),
-        ("y = Add(h, pe)", {"pe": _sinusoid(40, 6) + 0.01 * _random(40, 6)}, ""),
-        ("y = Add(h, table)", {"table": np.eye(8)}, ""),
-        ("y = Add(h, table)", {"table": np.zeros((8, 3))}, ""),
-        ("y = Add(h, bins)", {"bins": np.linspace(0, 5, 16).reshape(16, 1)}, "bins"),
-        ("y = Add(h, a.bias)", {"a.bias": np.zeros(16)}, ""),
-        ("y = Mul(h, loss.pos_weight)", {"loss.pos_weight": _random(3)}, "loss.pos_weight"),
-        ("y = Mul(h, loss.weight)", {"loss.weight": _random(3)}, "loss.weight"),
-        ("y = Add(h, loss.weight)", {"loss.weight": _random(4, 3)}, ""),
-        ("y = Add(h, bn.running_mean)", {"bn.running_mean": _random(3)}, "bn.running_mean"),
-        ("a = Mul(x, a.weight) y = Add(a, h)", {"a.weight": _random(3)}, ""),
-        ("a = Add(x, positions) y = Add(a, h)", {"positions": _random(2, 3)}, ""),
-        ("a = Mul(x, scale) y = Add(a, h)", {"scale": _random(3)}, ""),
-        ("a = Mul(x, std) b = Add(h, std) y = Add(a, b)", {"std": _random(3)}, ""),
-        ("a = Abs(x) b = Log(a) c = Sub(b, mean) y = Add(c, h)", {"mean": _random(3)}, "mean"),
-        (GUARDED, {"mean": _random(3)}, "mean"),
-        (
-            "a = Add(x, own) b = Log(a) c = Sub(b, mean) y = Add(c, h)",
-            {"own": _random(3), "mean": _random(3)},
-            "",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("body", "values", "buffers"), [
+    (NORMALIZED, {"mean": _random(3), "pixel_std": np.full((1, 3), 0.3)}, "mean pixel_std"),
+    ("y = Add(h, pe)", {"pe": _sinusoid(40, 6)}, "pe"),
+    ("y = Add(h, pe)", {"pe": _sinusoid(40, 6)[None]}, "pe"),
+    ("a = Cast <to = 1> (pe) y = Add(h, a)", {"pe": np.float16(_sinusoid(400, 6))}, "pe"),
+    ("a = Cast <to = 1> (pe) y = Add(h, a)", {"pe": np.float16(_random(400, 6) / 9)}, ""),
+    ("y = Mul(h, cos)", {"cos": _sinusoid(400, 64)[:, 1::2]}, "cos"),
+    ("y = Add(h, pe)", {"pe": _sinusoid(40, 6) + 0.01 * _random(40, 6)}, ""),
+    ("y = Add(h, table)", {"table": np.eye(8)}, ""),
+    ("y = Add(h, table)", {"table": np.zeros((8, 3))}, ""),
+    ("y = Add(h, bins)", {"bins": np.linspace(0, 5, 16).reshape(16, 1)}, "bins"),
+    ("y = Add(h, a.bias)", {"a.bias": np.zeros(16)}, ""),
+    ("y = Mul(h, loss.pos_weight)", {"loss.pos_weight": _random(3)}, "loss.pos_weight"),
+    ("y = Mul(h, loss.weight)", {"loss.weight": _random(3)}, "loss.weight"),
+    ("y = Add(h, loss.weight)", {"loss.weight": _random(4, 3)}, ""),
+    ("y = Add(h, bn.running_mean)", {"bn.running_mean": _random(3)}, "bn.running_mean"),
+    ("a = Mul(x, a.weight) y = Add(a, h)", {"a.weight": _random(3)}, ""),
+    ("a = Add(x, positions) y = Add(a, h)", {"positions": _random(2, 3)}, ""),
+    ("a = Mul(x, scale) y = Add(a, h)", {"scale": _random(3)}, ""),
+    ("a = Mul(x, std) b = Add(h, std) y = Add(a, b)", {"std": _random(3)}, ""),
+    ("a = Abs(x) b = Log(a) c = Sub(b, mean) y = Add(c, h)", {"mean": _random(3)}, "mean"),
+    (GUARDED, {"mean": _random(3)}, "mean"),
+    ("a = Add(x, own) b = Log(a) c = Sub(b, mean) y = Add(c, h)",
+     {"own": _random(3), "mean": _random(3)}, ""),
+])  # fmt: skip
 def test_what_looks_like_a_buffer(body: str, values: dict[str, Any], buffers: str) -> None:
     named = body
     for place, name in enumerate(values):
@@ -148,55 +129,29 @@ def test_folded_biases_of_zeros_are_parameters() -> None:
 
 def test_a_model_that_keeps_everything_in_constants() -> None:
     """As some converters write them: then weights are constants, and so are factors."""
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["": 17]>
-        g (float[2, 2] x) => (float[2, 2] y) {
-            w = Constant<value = float[2, 2] {1, 2, 3, 4}>()
-            b = Constant<value = float[2] {1, 2}>()
-            half = Constant<value = float[1] {0.5}>()
-            h = Gemm(x, w, b)
-            y = Mul(h, half)
-        }
-        """
-    )
-    assert set(candidates(load_model(model))) == {"w", "b"}
+    text = """g (float[2, 2] x) => (float[2, 2] y) {
+        w = Constant<value = float[2, 2] {1, 2, 3, 4}>() b = Constant<value = float[2] {1, 2}>()
+        half = Constant<value = float[1] {0.5}>() h = Gemm(x, w, b) y = Mul(h, half)
+    }"""
+    assert set(candidates(load_model(parsed(text)))) == {"w", "b"}
 
 
 @pytest.mark.parametrize(("bias", "layer"), [("half, b", True), ("half, x", False)])
 def test_a_layer_in_constants_beside_initializers_is_a_parameter(bias: str, layer: bool) -> None:
     """Its matrix and bias are constants; a window or a basis has no bias, and stays."""
-    model = onnx.parser.parse_model(
-        f"""
-        <ir_version: 8, opset_import: ["": 17]>
-        g (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {{1, 2, 3, 4}}> {{
-            m = Constant<value = float[2, 2] {{1, 2, 3, 4}}>()
-            b = Constant<value = float[2] {{1, 2}}>()
-            h = MatMul(x, w)
-            half = MatMul(h, m)
-            y = Add({bias})
-        }}
-        """
-    )
-    assert set(candidates(load_model(model))) == ({"w", "m", "b"} if layer else {"w"})
+    text = f"""g (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {{1, 2, 3, 4}}> {{
+        m = Constant<value = float[2, 2] {{1, 2, 3, 4}}>() b = Constant<value = float[2] {{1, 2}}>()
+        h = MatMul(x, w) half = MatMul(h, m) y = Add({bias})
+    }}"""
+    assert set(candidates(load_model(parsed(text)))) == ({"w", "m", "b"} if layer else {"w"})
 
 
 def test_constants_of_a_local_function_are_no_parameters() -> None:
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["": 17, "local": 1]>
-        g (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {1, 2, 3, 4}> {
-            h = MatMul(x, w)
-            y = local.shifted(h)
-        }
-        <domain: "local", opset_import: ["": 17]>
-        shifted (a) => (b) {
-            c = Constant<value = float[2] {1, 2}>()
-            b = Add(a, c)
-        }
-        """
-    )
-    assert set(candidates(load_model(model))) == {"w"}
+    text = """g (float[2, 2] x) => (float[2, 2] y) <float[2, 2] w = {1, 2, 3, 4}>
+    { h = MatMul(x, w) y = local.shifted(h) }
+    <domain: "local", opset_import: ["": 17]>
+    shifted (a) => (b) { c = Constant<value = float[2] {1, 2}>() b = Add(a, c) }"""
+    assert set(candidates(load_model(parsed(text, domains=["local"])))) == {"w"}
 
 
 def test_constants_that_double_level_by_level() -> None:

@@ -90,15 +90,12 @@ def test_blocks_give_the_whole(mask: str, length: int) -> None:
         np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=2e-5, err_msg=name)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("float[B, 2, T, 4] q", "float[B, 2, 200, 4] q"),  # few queries
-        ("<axis = -1>", "<axis = -2>"),
-        ("r = MatMul(p, v)", "r = MatMul(p, v) z = Identity(p)"),  # the scores are read elsewhere
-        ("r = MatMul(p, v)", "w = MatMul(p, q) u = Slice(w, o, h, i) r = Add(u, v)"),  # q twice
-    ],
-)
+@pytest.mark.parametrize(("old", "new"), [
+    ("float[B, 2, T, 4] q", "float[B, 2, 200, 4] q"),  # few queries
+    ("<axis = -1>", "<axis = -2>"),
+    ("r = MatMul(p, v)", "r = MatMul(p, v) z = Identity(p)"),  # the scores are read elsewhere
+    ("r = MatMul(p, v)", "w = MatMul(p, q) u = Slice(w, o, h, i) r = Add(u, v)"),  # q twice
+])  # fmt: skip
 def test_what_is_left_alone(old: str, new: str) -> None:
     text = _text("[1, 1, 1, T]")
     assert old in text

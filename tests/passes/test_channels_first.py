@@ -34,18 +34,14 @@ def _used(model: ir.Model) -> list[str]:
     return sorted(node.op_type for node in found)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        pytest.param("z = Clip (pa, zero, six)", id="activation"),
-        pytest.param("z = Add (pa, pb)", id="sum"),
-        pytest.param("r = Relu (pa) m = HardSigmoid (r) z = Mul (m, pb)", id="mask"),
-        pytest.param("c = Sub (pa, v) z = Mul (c, six)", id="per channel"),
-        pytest.param(
-            "z = BatchNormalization <epsilon = 0.0> (pa, w, w, zeros, ones)", id="normalization"
-        ),
-    ],
-)
+@pytest.mark.parametrize("body", [
+    pytest.param("z = Clip (pa, zero, six)", id="activation"),
+    pytest.param("z = Add (pa, pb)", id="sum"),
+    pytest.param("r = Relu (pa) m = HardSigmoid (r) z = Mul (m, pb)", id="mask"),
+    pytest.param("c = Sub (pa, v) z = Mul (c, six)", id="per channel"),
+    pytest.param("z = BatchNormalization <epsilon = 0.0> (pa, w, w, zeros, ones)",
+                 id="normalization"),
+])  # fmt: skip
 def test_what_lies_between_two_products_is_not_transposed(body: str) -> None:
     model = _model(f"{body} {_BACK.format('z', 'y')}")
     after = changed(keep_channels_first, model)
@@ -75,18 +71,12 @@ def test_other_readers_share_one_transpose() -> None:
     assert_same(model, after, random_feeds(model, N=5))
 
 
-@pytest.mark.parametrize(
-    ("body", "outputs"),
-    [
-        pytest.param("y = Relu (pa)", "float[N, 3, 2, 2] y", id="nobody wants it first"),
-        pytest.param("r = Relu (pa) y = Exp (r)", "float[N, 3, 2, 2] y", id="read by others"),
-        pytest.param(
-            f"e = Exp (pb) z = Add (pa, e) {_BACK.format('z', 'y')}",
-            "float[3, N, 4] y",
-            id="another operand lies otherwise",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("body", "outputs"), [
+    pytest.param("y = Relu (pa)", "float[N, 3, 2, 2] y", id="nobody wants it first"),
+    pytest.param("r = Relu (pa) y = Exp (r)", "float[N, 3, 2, 2] y", id="read by others"),
+    pytest.param(f"e = Exp (pb) z = Add (pa, e) {_BACK.format('z', 'y')}", "float[3, N, 4] y",
+                 id="another operand lies otherwise"),
+])  # fmt: skip
 def test_left_alone(body: str, outputs: str) -> None:
     assert_unchanged(keep_channels_first, _model(body, outputs))
 
@@ -110,30 +100,21 @@ def _convolution(x: str, w: str, attributes: str = "", bias: str = "", out: str 
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize(
-    ("x", "w", "attributes"),
-    [
-        pytest.param("N, 5, 3, 4", "6, 5, 1, 1", "", id="1x1"),
-        pytest.param("2, 5, 7, 7", "6, 5, 1, 1", "kernel_shape = [1, 1]", id="fixed batch"),
-        pytest.param("N, 6, 5, 5", "6, 1, 3, 3", "group = 6", id="depthwise"),
-        pytest.param("N, 6, 5, 4", "6, 1, 3, 3", "group = 6, pads = [1, 1, 1, 1]", id="padded"),
-        pytest.param(
-            "N, 6, 8, 7",
-            "6, 1, 3, 3",
-            "group = 6, pads = [1, 0, 2, 1], strides = [2, 2]",
-            id="strides",
-        ),
-        pytest.param("N, 6, 8, 8", "6, 1, 2, 3", "group = 6, dilations = [3, 2]", id="dilations"),
-        pytest.param(
-            "N, 6, 8, 8",
-            "6, 1, 3, 3",
-            'group = 6, auto_pad = "SAME_LOWER", strides = [3, 3]',
-            id="same",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("x", "w", "attributes"), [
+    pytest.param("N, 5, 3, 4", "6, 5, 1, 1", "", id="1x1"),
+    pytest.param("N, 5, 9", "6, 5, 1", "", id="a line"),
+    pytest.param("2, 5, 7, 7", "6, 5, 1, 1", "kernel_shape = [1, 1]", id="fixed batch"),
+    pytest.param("N, 6, 5, 5", "6, 1, 3, 3", "group = 6", id="depthwise"),
+    pytest.param("N, 6, 5, 4", "6, 1, 3, 3", "group = 6, pads = [1, 1, 1, 1]", id="padded"),
+    pytest.param("N, 6, 8, 7", "6, 1, 3, 3", "group = 6, pads = [1, 0, 2, 1], strides = [2, 2]",
+                 id="strides"),
+    pytest.param("N, 6, 8, 8", "6, 1, 2, 3", "group = 6, dilations = [3, 2]", id="dilations"),
+    pytest.param("N, 6, 8, 8", "6, 1, 3, 3", 'group = 6, auto_pad = "SAME_LOWER", strides = [3, 3]',
+                 id="same"),
+])  # fmt: skip
 def test_rewritten(x: str, w: str, attributes: str, bias: bool) -> None:
-    model = _convolution(x, w, attributes, "6" if bias else "")
+    out = ", ".join("Nohw"[: x.count(",") + 1])
+    model = _convolution(x, w, attributes, "6" if bias else "", out)
     after = changed(small_convolutions, model)
     assert "Conv" not in op_types(after.graph)
     assert {"MatMul", "Gemm"} & set(op_types(after.graph))
@@ -141,37 +122,24 @@ def test_rewritten(x: str, w: str, attributes: str, bias: bool) -> None:
     assert_same(model, after, random_feeds(model, N=3))
 
 
-def test_a_line() -> None:
-    model = _convolution("N, 5, 9", "6, 5, 1", bias="6", out="N, 6, 9")
-    after = changed(small_convolutions, model)
-    assert "Conv" not in op_types(after.graph)
-    assert_same(model, after, random_feeds(model, N=3))
-
-
-@pytest.mark.parametrize(
-    ("x", "w", "attributes"),
-    [
-        pytest.param("N, 5, 9, 9", "6, 5, 1, 1", "", id="many pixels"),
-        pytest.param("N, 6, 40, 40", "6, 1, 3, 3", "group = 6", id="a large band"),
-        pytest.param("N, 5, 3, 3", "6, 5, 3, 3", "pads = [1, 1, 1, 1]", id="a full kernel"),
-        pytest.param("N, 6, 3, 3", "6, 3, 1, 1", "group = 2", id="groups"),
-        pytest.param("N, 6, 3, 3", "12, 1, 3, 3", "group = 6", id="two features for a channel"),
-        pytest.param("N, 5, 3, 3", "6, 5, 1, 1", "strides = [2, 2]", id="1x1 with strides"),
-        pytest.param("N, 5, 3, 3", "6, 5, 1, 1", "pads = [1, 1, 1, 1]", id="1x1 with padding"),
-        pytest.param("N, 5, k, 3", "6, 5, 1, 1", "", id="unknown size"),
-    ],
-)
+@pytest.mark.parametrize(("x", "w", "attributes"), [
+    pytest.param("N, 5, 9, 9", "6, 5, 1, 1", "", id="many pixels"),
+    pytest.param("N, 6, 40, 40", "6, 1, 3, 3", "group = 6", id="a large band"),
+    pytest.param("N, 5, 3, 3", "6, 5, 3, 3", "pads = [1, 1, 1, 1]", id="a full kernel"),
+    pytest.param("N, 6, 3, 3", "6, 3, 1, 1", "group = 2", id="groups"),
+    pytest.param("N, 6, 3, 3", "12, 1, 3, 3", "group = 6", id="two features for a channel"),
+    pytest.param("N, 5, 3, 3", "6, 5, 1, 1", "strides = [2, 2]", id="1x1 with strides"),
+    pytest.param("N, 5, 3, 3", "6, 5, 1, 1", "pads = [1, 1, 1, 1]", id="1x1 with padding"),
+    pytest.param("N, 5, k, 3", "6, 5, 1, 1", "", id="unknown size"),
+])  # fmt: skip
 def test_convolutions_left_alone(x: str, w: str, attributes: str) -> None:
     assert_unchanged(small_convolutions, _convolution(x, w, attributes))
 
 
-@pytest.mark.parametrize(
-    ("given", "weight"),
-    [
-        pytest.param("", "Constant <value = float[1, 2, 1, 1] {1, 2}> ()", id="constant"),
-        pytest.param(", float[1, 2, 1, 1] v", "Neg(v)", id="computed"),
-    ],
-)
+@pytest.mark.parametrize(("given", "weight"), [
+    pytest.param("", "Constant <value = float[1, 2, 1, 1] {1, 2}> ()", id="constant"),
+    pytest.param(", float[1, 2, 1, 1] v", "Neg(v)", id="computed"),
+])  # fmt: skip
 def test_a_weight_that_is_not_stored(given: str, weight: str) -> None:
     model = parse(
         f"g (float[N, 2, 3, 3] x{given}) => (float[N, 1, 3, 3] y) {{ w = {weight} y = Conv(x, w) }}"
@@ -192,20 +160,17 @@ SHAPE = "float[N, 3, 9, 9]"
 
 
 def _pooled(body: str, outputs: str = "float[N, 3, h, w] y", shape: str = SHAPE):
-    return parse(f"g ({shape} x) => ({outputs}) {{ {body} }}", domains=', "my" : 1')
+    return parse(f"g ({shape} x) => ({outputs}) {{ {body} }}", domains=["my"])
 
 
-@pytest.mark.parametrize(
-    ("shape", "attributes"),
-    [
-        (SHAPE, "kernel_shape = [2, 2], strides = [2, 2]"),
-        (SHAPE, "kernel_shape = [3, 3], pads = [1, 1, 1, 1]"),
-        (SHAPE, "kernel_shape = [2, 2], strides = [2, 2], ceil_mode = 1"),
-        (SHAPE, 'kernel_shape = [2, 2], strides = [2, 2], auto_pad = "SAME_UPPER"'),
-        (SHAPE, "kernel_shape = [2, 2], dilations = [2, 3]"),
-        ("float[N, 3, 9]", "kernel_shape = [3]"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "attributes"), [
+    (SHAPE, "kernel_shape = [2, 2], strides = [2, 2]"),
+    (SHAPE, "kernel_shape = [3, 3], pads = [1, 1, 1, 1]"),
+    (SHAPE, "kernel_shape = [2, 2], strides = [2, 2], ceil_mode = 1"),
+    (SHAPE, 'kernel_shape = [2, 2], strides = [2, 2], auto_pad = "SAME_UPPER"'),
+    (SHAPE, "kernel_shape = [2, 2], dilations = [2, 3]"),
+    ("float[N, 3, 9]", "kernel_shape = [3]"),
+])  # fmt: skip
 def test_swapped(shape: str, attributes: str) -> None:
     outputs = shape.replace("9", "h", 1).replace("9", "w") + " y"
     model = _pooled(f"r = Relu(x) y = MaxPool <{attributes}> (r)", outputs, shape)
@@ -224,41 +189,22 @@ def test_two_in_a_row() -> None:
         "c = Relu(b) y = MaxPool <kernel_shape = [2, 2]> (c)"
     )
     after = changed(pool_before_relu, model)
-    assert op_types(after.graph) == ["MaxPool", "Relu", "MaxPool", "Relu"] or op_types(
-        after.graph
-    ) == ["MaxPool", "MaxPool", "Relu", "Relu"]
+    orders = ["MaxPool", "Relu"] * 2, ["MaxPool", "MaxPool", "Relu", "Relu"]
+    assert op_types(after.graph) in orders
     assert_same(model, after, random_feeds(model, N=2))
 
 
-@pytest.mark.parametrize(
-    ("body", "outputs"),
-    [
-        pytest.param(
-            "r = Relu(x) y = AveragePool <kernel_shape = [2, 2]> (r)", "", id="another pool"
-        ),
-        pytest.param(
-            "r = Tanh(x) y = MaxPool <kernel_shape = [2, 2]> (r)", "", id="another function"
-        ),
-        pytest.param(
-            "r = my.Relu(x) y = MaxPool <kernel_shape = [2, 2]> (r)", "", id="another domain"
-        ),
-        pytest.param(
-            "r = Relu(x) y = MaxPool <kernel_shape = [2, 2]> (r) z = Neg(r)",
-            f"float[N, 3, h, w] y, {SHAPE} z",
-            id="read elsewhere",
-        ),
-        pytest.param(
-            "r = Relu(x) y = MaxPool <kernel_shape = [2, 2]> (r)",
-            f"float[N, 3, h, w] y, {SHAPE} r",
-            id="an output",
-        ),
-        pytest.param(
-            "r = Relu(x) y, i = MaxPool <kernel_shape = [2, 2]> (r)",
-            "float[N, 3, h, w] y, int64[N, 3, h, w] i",
-            id="indices",
-        ),
-        pytest.param("y = MaxPool <kernel_shape = [2, 2]> (x)", "", id="no relu"),
-    ],
-)
+@pytest.mark.parametrize(("body", "outputs"), [
+    pytest.param("r = Relu(x) y = AveragePool <kernel_shape = [2, 2]> (r)", "", id="another pool"),
+    pytest.param("r = Tanh(x) y = MaxPool <kernel_shape = [2, 2]> (r)", "", id="another function"),
+    pytest.param("r = my.Relu(x) y = MaxPool <kernel_shape = [2, 2]> (r)", "", id="another domain"),
+    pytest.param("r = Relu(x) y = MaxPool <kernel_shape = [2, 2]> (r) z = Neg(r)",
+                 f"float[N, 3, h, w] y, {SHAPE} z", id="read elsewhere"),
+    pytest.param("r = Relu(x) y = MaxPool <kernel_shape = [2, 2]> (r)",
+                 f"float[N, 3, h, w] y, {SHAPE} r", id="an output"),
+    pytest.param("r = Relu(x) y, i = MaxPool <kernel_shape = [2, 2]> (r)",
+                 "float[N, 3, h, w] y, int64[N, 3, h, w] i", id="indices"),
+    pytest.param("y = MaxPool <kernel_shape = [2, 2]> (x)", "", id="no relu"),
+])  # fmt: skip
 def test_something_else(body: str, outputs: str) -> None:
     assert_unchanged(pool_before_relu, _pooled(body, *([outputs] if outputs else [])))

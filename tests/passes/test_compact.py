@@ -70,8 +70,7 @@ def test_names_can_be_kept() -> None:
 def test_names_in_branches_differ_from_those_around_them() -> None:
     model = parse("""
     g (float[4] x, float[1] sign) => (float[4] y) <float[1] zero = {0}> {
-      condition = Greater(sign, zero)
-      scaled = Add(x, zero)
+      condition = Greater(sign, zero) scaled = Add(x, zero)
       y = If(condition) <
         then_branch = yes () => (float[4] doubled) { inner = Neg(scaled) doubled = Neg(inner) },
         else_branch = no () => (float[4] negated) { negated = Neg(scaled) }

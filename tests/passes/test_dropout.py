@@ -8,15 +8,14 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from onnx import numpy_helper
-from onnx.parser import parse_model
 
 from odtpack import optimizers
 from odtpack.build import build_package
 from odtpack.graph import graphs
 from odtpack.passes.finishing import keep_dropout
-from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
+from tests.model_text import LEVELS, parsed, run
+from tests.packaging_tools import open_training
 from tests.passes.tools import assert_unchanged, changed, op_types, parse
 
 
@@ -26,7 +25,6 @@ def depth(mode: ir.Value | None) -> int:
     return 0 if node is None else 1 + depth(node.inputs[0])
 
 
-LEVELS = ("ORT_DISABLE_ALL", "ORT_ENABLE_BASIC", "ORT_ENABLE_EXTENDED", "ORT_ENABLE_ALL")
 HEAD = """g (float[{rows}, 64] x, bool[1] lazy_reset_grad, bool mode) => ({outputs})
     <float half = {{0.5}}, bool yes = {{1}}, bool no = {{0}},
     float none = {{0}}, float one = {{1}}> {{ {body} }}"""
@@ -44,13 +42,8 @@ def kept(model: ir.Model, level: str, mode: bool = True) -> list[np.ndarray]:
         "mode": np.array(mode),
     }  # fmt: skip
     onnxruntime.set_seed(3)
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
-    runner = onnxruntime.InferenceSession(
-        ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    named = {each.name: feeds[each.name] for each in runner.get_inputs()}
-    return [each != 0 for each in runner.run(None, named)]
+    named = {str(each.name): feeds[str(each.name)] for each in model.graph.inputs}
+    return [each != 0 for each in run(model, named, level).values()]
 
 
 BODIES = {
@@ -77,7 +70,7 @@ def test_one_whose_mask_nothing_reads(body: str, opset: int, rows: str, level: s
 
 def test_a_mode_that_the_app_gives_may_be_off() -> None:
     model = changed(keep_dropout, graph(BODIES["of a mode that the app gives"]))
-    assert all(each.all() for each in kept(model, LEVELS[-1], mode=False))
+    assert all(each.all() for each in kept(model, "all", mode=False))
 
 
 def test_settings_are_computed_once() -> None:
@@ -102,16 +95,13 @@ def test_two_of_one_value_have_masks_of_their_own(again: str, level: str) -> Non
     assert len({each.tobytes() for each in kept(model, level)}) == 3
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "a = Abs(x) d, m = Dropout(a, half, yes) y = Where(m, d, one)",
-        "a = Abs(x) d = Dropout(a, half) y = Neg(d)",
-        "a = Abs(x) d = Dropout(a, half, no) y = Neg(d)",
-        "a = Abs(x) d = Dropout(a, none, yes) y = Neg(d)",
-        "y = Abs(x)",
-    ],
-)
+@pytest.mark.parametrize("body", [
+    "a = Abs(x) d, m = Dropout(a, half, yes) y = Where(m, d, one)",
+    "a = Abs(x) d = Dropout(a, half) y = Neg(d)",
+    "a = Abs(x) d = Dropout(a, half, no) y = Neg(d)",
+    "a = Abs(x) d = Dropout(a, none, yes) y = Neg(d)",
+    "y = Abs(x)",
+])  # fmt: skip
 def test_what_needs_nothing_stays(body: str) -> None:
     assert_unchanged(keep_dropout, graph(body))
 
@@ -124,15 +114,11 @@ def test_a_model_that_does_not_train_stays() -> None:
 @pytest.mark.parametrize("step_model", ["never", "always"])
 def test_a_frozen_network_below_trains_with_dropout(step_model: str, tmp_path: Path) -> None:
     """A head trains on what a Dropout leaves, as where all is trained; evaluation drops nothing."""
-    model = parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 8] x) => (float[N, 4] y) '
-        "<float half = {0.5}, bool yes = {1}> { a = MatMul(x, body) b = Relu(a) "
-        "d = Dropout(b, half, yes) y = MatMul(d, head) }"
-    )
+    text = """g (float[N, 8] x) => (float[N, 4] y) <float half = {0.5}, bool yes = {1}>
+    { a = MatMul(x, body) b = Relu(a) d = Dropout(b, half, yes) y = MatMul(d, head) }"""
     random = np.random.default_rng(0)
-    for name, shape in {"body": (8, 32), "head": (32, 4)}.items():
-        array = random.normal(size=shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
+    shapes = {"body": (8, 32), "head": (32, 4)}
+    model = parsed(text, **{n: np.float32(random.normal(size=s)) for n, s in shapes.items()})
     batch = random.normal(size=(16, 8)).astype(np.float32), random.integers(0, 4, 16)
     losses: dict[str, list[float]] = {}
     for train in ("head", "*"):
@@ -141,12 +127,8 @@ def test_a_frozen_network_below_trains_with_dropout(step_model: str, tmp_path: P
             model, folder, loss="cross_entropy", optimizer=optimizers.SGD(), train=[train],
             step_model=step_model,
         )  # fmt: skip
-        package = Package.open(folder)
-        module = Module(
-            package.training_model, CheckpointState.load_checkpoint(package.checkpoint),
-            package.eval_model, step_model_uri=package.step_model,
-        )  # fmt: skip
-        optimizer = Optimizer(package.optimizer_model, module)
+        step = Package.open(folder).step_model
+        _, module, optimizer = open_training(folder, step_model_uri=step)
         optimizer.set_learning_rate(0.0)
         losses[train] = []
         for seed in range(1, 6):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx.parser
 import onnx_ir as ir
 import pytest
 import torch
@@ -18,6 +17,7 @@ from odtpack.package.task import Task
 from odtpack.package.training import build_graphs
 from odtpack.passes import patterns
 from tests.autodiff.oracle import add_gradients
+from tests.model_text import parsed
 from tests.passes.tools import op_types, outline, parse, run
 
 X = np.linspace(-3, 3, 24, dtype=np.float32)[np.random.default_rng(0).permutation(24)].reshape(3, 8)
@@ -33,9 +33,7 @@ def pair(dtype: str, shape: str, attributes: str = "", opset: int = 17, zero: bo
         f"q = QuantizeLinear{attributes}(x, {names}) y = DequantizeLinear{attributes}(q, {names})"
     )
     inputs = f"float[3, 8] x, float{shape} s, {dtype}{shape} z"
-    return parse(
-        f"g ({inputs}) => (float[3, 8] y) {{ {body} }}", opset, f', "{INTERNAL_DOMAIN}" : 1'
-    )
+    return parse(f"g ({inputs}) => (float[3, 8] y) {{ {body} }}", opset, domains=[INTERNAL_DOMAIN])
 
 
 def gradients(model: ir.Model, feeds: dict[str, np.ndarray]) -> tuple[np.ndarray, ...]:
@@ -51,21 +49,18 @@ def gradients(model: ir.Model, feeds: dict[str, np.ndarray]) -> tuple[np.ndarray
     return found["y"], found[names["x"]], found[names["s"]]
 
 
-@pytest.mark.parametrize(
-    ("opset", "dtype", "axis", "block"),
-    [
-        (12, "uint8", None, 0),
-        (17, "uint8", None, 0),
-        (17, "int8", None, 0),
-        (17, "int8", 1, 0),
-        (13, "uint8", 0, 0),
-        (21, "uint16", 0, 0),
-        (21, "int8", 1, 4),
-        (21, "int8", 1, 3),
-        (24, "int8", 1, 4),
-        (25, "int8", None, 0),
-    ],
-)
+@pytest.mark.parametrize(("opset", "dtype", "axis", "block"), [
+    (12, "uint8", None, 0),
+    (17, "uint8", None, 0),
+    (17, "int8", None, 0),
+    (17, "int8", 1, 0),
+    (13, "uint8", 0, 0),
+    (21, "uint16", 0, 0),
+    (21, "int8", 1, 4),
+    (21, "int8", 1, 3),
+    (24, "int8", 1, 4),
+    (25, "int8", None, 0),
+])  # fmt: skip
 def test_gradients_are_those_of_the_straight_through_estimator(
     opset: int, dtype: str, axis: int | None, block: int
 ) -> None:
@@ -126,15 +121,12 @@ def test_lowering_restores_the_model() -> None:
     assert outline(model) == before
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, t, z)",
-        "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s)",
-        "q = QuantizeLinear<axis = 0>(x, s, z) y = DequantizeLinear(q, s, z)",
-        "q = Cast<to = 3>(x) y = DequantizeLinear(q, s, z)",
-    ],
-)
+@pytest.mark.parametrize("body", [
+    "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, t, z)",
+    "q = QuantizeLinear(x, s, z) y = DequantizeLinear(q, s)",
+    "q = QuantizeLinear<axis = 0>(x, s, z) y = DequantizeLinear(q, s, z)",
+    "q = Cast<to = 3>(x) y = DequantizeLinear(q, s, z)",
+])  # fmt: skip
 def test_what_is_no_pair_stays_and_lets_no_gradient_through(body: str) -> None:
     model = pair("int8", "", body=f"t = Add(s, s) {body}")
     before = outline(model)
@@ -147,12 +139,11 @@ def test_what_is_no_pair_stays_and_lets_no_gradient_through(body: str) -> None:
 
 def test_a_model_with_simulated_quantization_trains_through_it() -> None:
     """Weights before a pair are parameters, and the emitted model still rounds."""
-    text = """<ir_version: 8, opset_import: ["" : 17]>
-    g (float[n, 4] x) => (float[n, 2] y)
+    text = """g (float[n, 4] x) => (float[n, 2] y)
     <float[4, 2] w = {0.31, -0.52, 0.11, 0.97, -0.44, 0.05, 5.0, -0.73},
      float s = {0.03}, int8 z = {0}>
     { q = QuantizeLinear(w, s, z) r = DequantizeLinear(q, s, z) y = MatMul(x, r) }"""
-    model = load_model(onnx.parser.parse_model(text))
+    model = load_model(parsed(text))
     assert resolve(model, (), ()) == (("w",), ())
     training = build_graphs(Task(model, ("w",), (), make_loss("mse"))).training
     assert {node.domain for node in training.graph} == {""}

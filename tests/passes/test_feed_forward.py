@@ -16,8 +16,7 @@ TEXT = """
     g (float[B, tokens, 8] x, float[8, 40] w, float[8, 40] v, float[40, 8] d, float[2, 8] a,
        float[40, 2] b, float[2, 40] e, float[8, 2] f, float[40] c)
     => (float[B, tokens, 8] z) <float s = {2.0}, int64[2] k = {24, 16}> {
-        xx = Mul(x, s)
-        p = MatMul(xx, w) at = Transpose <perm = [1, 0]> (a) q = MatMul(xx, at)
+        xx = Mul(x, s) p = MatMul(xx, w) at = Transpose <perm = [1, 0]> (a) q = MatMul(xx, at)
         bt = Transpose <perm = [1, 0]> (b) r = MatMul(q, bt) r2 = Mul(r, s) g1 = Add(p, r2)
         g2 = Add(g1, c) sg = Sigmoid(g2) act = Mul(g2, sg) u = MatMul(xx, v) h = Mul(act, u)
         h1, h2 = Split <axis = -1> (h, k) d1, d2 = Split <axis = 0> (d, k)
@@ -77,15 +76,12 @@ def test_blocks_give_the_whole(
         assert error < 1e-6, (name, error)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("float[B, tokens, 8] x", "float[2, 128, 8] x"),  # few tokens
-        ("h = Mul(act, u)", "o = Softmax <axis = 1> (act) h = Mul(o, u)"),  # tokens are mixed
-        ("h = Mul(act, u)", "h = Mul(act, u) kept = ReduceSum(h)"),  # it is read elsewhere
-        ("sg = Sigmoid(g2)", "sg = Sqrt(g2)"),  # no gradient at the zeros that fill a block
-    ],
-)
+@pytest.mark.parametrize(("old", "new"), [
+    ("float[B, tokens, 8] x", "float[2, 128, 8] x"),  # few tokens
+    ("h = Mul(act, u)", "o = Softmax <axis = 1> (act) h = Mul(o, u)"),  # tokens are mixed
+    ("h = Mul(act, u)", "h = Mul(act, u) kept = ReduceSum(h)"),  # it is read elsewhere
+    ("sg = Sigmoid(g2)", "sg = Sqrt(g2)"),  # no gradient at the zeros that fill a block
+])  # fmt: skip
 def test_what_is_left_alone(old: str, new: str) -> None:
     assert old in TEXT
     model = parse(TEXT.replace(old, new).replace("float[B, tokens, 8] z", "float[P, Q, 8] z"))

@@ -19,15 +19,12 @@ FORWARD = "g (double[N, 4, 7, 6] x) => (double[N, c, h, w] y) {{ {node} }}"
 
 # A node that ONNX Runtime has no kernel for in double, and the same function in PyTorch.
 NODES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
-    "AveragePool": (
-        "y = AveragePool <kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 1, 0],"
-        " count_include_pad = 1>(x)",
-        lambda x: F.avg_pool2d(x, (3, 2), (2, 1), (1, 0)),
-    ),
+    "AveragePool": ("y = AveragePool <kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 1, 0],"
+                    " count_include_pad = 1>(x)",
+                    lambda x: F.avg_pool2d(x, (3, 2), (2, 1), (1, 0))),
     "AveragePool-counted": (
         "y = AveragePool <kernel_shape = [3, 3], strides = [2, 2], pads = [1, 1, 1, 1]>(x)",
-        lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
-    ),
+        lambda x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)),
     "AveragePool-gaps": (  # which ONNX Runtime's own kernel would refuse along the last axis
         'y = AveragePool <kernel_shape = [1, 1], strides = [3, 3], auto_pad = "SAME_UPPER">(x)',
         lambda x: x[:, :, ::3, ::3],
@@ -35,19 +32,14 @@ NODES: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     "Elu": ("y = Elu <alpha = 0.5>(x)", lambda x: F.elu(x, 0.5)),
     "Erf": ("y = Erf(x)", torch.erf),
     "GlobalAveragePool": ("y = GlobalAveragePool(x)", lambda x: x.mean((2, 3), keepdim=True)),
-    "GlobalLpPool": (
-        "y = GlobalLpPool <p = 3>(x)",
-        lambda x: (x.abs() ** 3).sum((2, 3), keepdim=True) ** (1 / 3),
-    ),
+    "GlobalLpPool": ("y = GlobalLpPool <p = 3>(x)",
+                     lambda x: (x.abs() ** 3).sum((2, 3), keepdim=True) ** (1 / 3)),
     "GlobalMaxPool": ("y = GlobalMaxPool(x)", lambda x: x.amax((2, 3), keepdim=True)),
-    "HardSigmoid": (
-        "y = HardSigmoid <alpha = 0.25, beta = 0.5>(x)", lambda x: (x * 0.25 + 0.5).clip(0, 1),
-    ),
+    "HardSigmoid": ("y = HardSigmoid <alpha = 0.25, beta = 0.5>(x)",
+                    lambda x: (x * 0.25 + 0.5).clip(0, 1)),
     "LeakyRelu": ("y = LeakyRelu <alpha = 0.125>(x)", lambda x: F.leaky_relu(x, 0.125)),
-    "LpPool": (
-        "y = LpPool <kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 1, 0]>(x)",
-        lambda x: F.avg_pool2d(x * x, (3, 2), (2, 1), (1, 0)).mul(6).sqrt(),
-    ),
+    "LpPool": ("y = LpPool <kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 1, 0]>(x)",
+               lambda x: F.avg_pool2d(x * x, (3, 2), (2, 1), (1, 0)).mul(6).sqrt()),
     "Mean": ("s = Mul(x, x) y = Mean(x, s)", lambda x: (x + x * x) / 2),
     "Softplus": ("y = Softplus(x)", F.softplus),
     "Softsign": ("y = Softsign(x)", F.softsign),

@@ -63,16 +63,10 @@ def test_errors_for_the_user_stay_what_they_are() -> None:
 CNN = """
 g (float[N, 3, 8, 8] x, float[4, 3, 3, 3] w, float[4] s, float[4] b, float[4] m, float[4] v)
     => (float[N, k] y) {
-    c = Conv <pads = [1, 1, 1, 1]> (x, w)
-    positive = Abs(v)
-    n = BatchNormalization (c, s, b, m, positive)
-    r = Relu(n)
-    p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (r)
-    f = Flatten(p)
-    l = LogSoftmax(f)
-    i = Identity(l)
-    q = Add(i, i)
-    y = LeakyRelu(q)
+    c = Conv <pads = [1, 1, 1, 1]> (x, w) positive = Abs(v)
+    n = BatchNormalization (c, s, b, m, positive) r = Relu(n)
+    p = MaxPool <kernel_shape = [2, 2], strides = [2, 2]> (r) f = Flatten(p) l = LogSoftmax(f)
+    i = Identity(l) q = Add(i, i) y = LeakyRelu(q)
 }
 """
 
@@ -117,8 +111,7 @@ g (bool c, float[1, 1, 4, 4] x, float[k, 4] rois, int64[k] batch) => (float[k, 1
             t = RoiAlign <output_height = 2, output_width = 2> (x, rois, batch)
         },
         else_branch = b () => (float[k, 1, 2, 2] e) {
-            z = RoiAlign <output_height = 2, output_width = 2> (x, rois, batch)
-            e = Neg(z)
+            z = RoiAlign <output_height = 2, output_width = 2> (x, rois, batch) e = Neg(z)
         }
     >
 }

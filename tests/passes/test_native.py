@@ -14,10 +14,7 @@ from tests.passes.tools import check, op_types, parse
 
 MOMENTUM = """momentum (float[n] p, float[n] g, float[n] b, float[1] rate)
     => (float[n] "p.out", float[n] "b.out") <float keep = {0.9}> {
-    kept = Mul(b, keep)
-    "b.out" = Add(kept, g)
-    step = Mul("b.out", rate)
-    "p.out" = Sub(p, step)
+    kept = Mul(b, keep) "b.out" = Add(kept, g) step = Mul("b.out", rate) "p.out" = Sub(p, step)
 }"""
 
 
@@ -37,40 +34,33 @@ def test_an_update_is_one_function_whose_body_is_its_nodes() -> None:
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize(
-    ("text", "left"),
-    [
-        # A chain in the middle of a model: its inputs would live to its end.
-        ("m (float[n] x) => (float[n] y) { a = Mul(x, x) b = Sqrt(a) c = Add(b, x)"
-         " y = Softmax(c) }",
-         ["Mul", "Sqrt", "Add", "Softmax"]),
-        # Too small to be worth a call, of a type without kernels, one node.
-        ('m (float[8] x) => (float[8] y) { a = Mul(x, x) y = Sqrt(a) }', ["Mul", "Sqrt"]),
-        ("m (double[n] x) => (double[n] y) { a = Mul(x, x) y = Sqrt(a) }", ["Mul", "Sqrt"]),
-        ('m (float[n] x) => (float[n] y) { y = Sqrt(x) }', ["Sqrt"]),
-        # What is read besides stays outside, with all before it.
-        ("m (float[n] x) => (float[n] y, float z) { a = Mul(x, x) b = Abs(a) z = ReduceSum"
+@pytest.mark.parametrize(("text", "left"), [
+    # A chain in the middle of a model: its inputs would live to its end.
+    ("m (float[n] x) => (float[n] y) { a = Mul(x, x) b = Sqrt(a) c = Add(b, x)" " y = Softmax(c) }",
+     ["Mul", "Sqrt", "Add", "Softmax"]),
+    # Too small to be worth a call, of a type without kernels, one node.
+    ('m (float[8] x) => (float[8] y) { a = Mul(x, x) y = Sqrt(a) }', ["Mul", "Sqrt"]),
+    ("m (double[n] x) => (double[n] y) { a = Mul(x, x) y = Sqrt(a) }", ["Mul", "Sqrt"]),
+    ('m (float[n] x) => (float[n] y) { y = Sqrt(x) }', ["Sqrt"]),
+    # What is read besides stays outside, with all before it.
+    ("m (float[n] x) => (float[n] y, float z) { a = Mul(x, x) b = Abs(a) z = ReduceSum"
          "<keepdims = 0>(b) c = Neg(b) y = Sqrt(c) }", ["Mul", "Abs", "ReduceSum", "Kernel0"]),
-    ],
-)  # fmt: skip
+])  # fmt: skip
 def test_what_stays_as_it_is(text: str, left: list[str]) -> None:
     model = wrap(parse(text))
     assert op_types(model.graph) == left
     assert len(model.functions) == left.count("Kernel0")
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "attributes", "native"),
-    [
-        ("[200, 40]", "[200, 16]", "transA = 1", True),
-        ("[n, 40]", "[200, 16]", "transA = 1", False),  # a batch
-        ("[64, 40]", "[64, 16]", "transA = 1", False),  # few rows
-        ("[200, 8]", "[200, 16]", "transA = 1", False),
-        ("[200, 40]", "[16, 200]", "transA = 1, transB = 1", False),
-        ("[200, 40]", "[200, 16]", "transA = 1, alpha = 0.5", False),
-        ("[40, 200]", "[200, 16]", "transA = 0", False),
-    ],
-)
+@pytest.mark.parametrize(("a", "b", "attributes", "native"), [
+    ("[200, 40]", "[200, 16]", "transA = 1", True),
+    ("[n, 40]", "[200, 16]", "transA = 1", False),  # a batch
+    ("[64, 40]", "[64, 16]", "transA = 1", False),  # few rows
+    ("[200, 8]", "[200, 16]", "transA = 1", False),
+    ("[200, 40]", "[16, 200]", "transA = 1, transB = 1", False),
+    ("[200, 40]", "[200, 16]", "transA = 1, alpha = 0.5", False),
+    ("[40, 200]", "[200, 16]", "transA = 0", False),
+])  # fmt: skip
 def test_products_whose_first_operand_is_transposed(
     a: str, b: str, attributes: str, native: bool
 ) -> None:

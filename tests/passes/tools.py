@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import onnx.parser
+import onnx
 import onnx_ir as ir
-import onnxruntime
 
 from odtpack import targets
 from odtpack.graph.graphs import Ops
 from odtpack.graph.inference import infer_shapes
+from tests import model_text
+from tests.model_text import inferred
 
 Rewrite = Callable[[Ops, ir.Graph], bool | None]
 
 
-def parse(text: str, opset: int = 17, domains: str = "") -> ir.Model:
-    """A graph in ONNX's text form, with shapes inferred; ``domains`` as in ', "my" : 1'."""
-    head = f'<ir_version: 8, opset_import: ["" : {opset}{domains}]> '
-    return infer_shapes(ir.from_proto(onnx.parser.parse_model(head + text)))
+parse = inferred
 
 
 def op_types(graph: ir.Graph) -> list[str]:
@@ -63,26 +61,18 @@ def check(model: ir.Model) -> ir.Model:
 
 def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """All outputs by name, computed as the graph is written."""
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    names = [node.name for node in session.get_outputs()]
-    return dict(zip(names, session.run(names, feeds), strict=True))
+    return model_text.run(model, feeds, "off")
 
 
 def random_feeds(model: ir.Model, seed: int = 0, **sizes: int) -> dict[str, np.ndarray]:
     """Standard normal values for every float input; ``sizes`` for symbols."""
     random = np.random.default_rng(seed)
-    return {
-        value.name: random.standard_normal(
-            [dim if isinstance(dim, int) else sizes[dim.value] for dim in value.shape],
-            dtype=np.float32,
-        )
-        for value in model.graph.inputs
-    }
+
+    def dims(value: ir.Value) -> list[int]:
+        return [dim if isinstance(dim, int) else sizes[dim.value] for dim in value.shape]
+
+    inputs = model.graph.inputs
+    return {each.name: random.standard_normal(dims(each), dtype=np.float32) for each in inputs}
 
 
 def assert_same(one: ir.Model, other: ir.Model, feeds: dict[str, np.ndarray]) -> None:

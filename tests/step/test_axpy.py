@@ -6,13 +6,13 @@ from collections import Counter
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
 from odtpack.graph.graphs import Ops, static_dims
 from odtpack.optimizers import SGD, Adam, AdamW, Lion, Optimizer
 from odtpack.passes import aliases
 from odtpack.step import chunks
+from tests.model_text import run_in_place, session
 
 STEP, RATE = 3, 0.01
 
@@ -22,10 +22,9 @@ def model_of(formula: Optimizer, dtype: ir.DataType) -> ir.Model:
     shape = (1, 24)
     names = ["params", *(vector.name for vector in formula.state)]
     kept = {name: ir.val(name, dtype=dtype, shape=shape) for name in names}
-    left = ir.val("left", dtype=dtype, shape=[5, shape[0]])
-    right = ir.val("right", dtype=dtype, shape=[5, shape[1]])
-    rate = ir.val("rate", dtype=dtype, shape=[1])
-    step = ir.val("step", dtype=ir.DataType.INT64, shape=[1])
+    left = ir.val("left", dtype, [5, shape[0]])
+    right = ir.val("right", dtype, [5, shape[1]])
+    rate, step = ir.val("rate", dtype, [1]), ir.val("step", ir.DataType.INT64, [1])
     graph = ir.Graph(
         [*kept.values(), left, right, rate, step], [], nodes=[], opset_imports={"": 17}, name="g"
     )
@@ -44,21 +43,11 @@ def model_of(formula: Optimizer, dtype: ir.DataType) -> ir.Model:
 
 def run(model: ir.Model, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The new values, each written over the old one."""
-    session = onnxruntime.InferenceSession(
-        ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"]
-    )
     memory = {name: np.array(array) for name, array in feeds.items()}
-    binding = session.io_binding()
-    for node in session.get_inputs():
-        array = memory[node.name]
-        where = ("cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        binding.bind_input(node.name, *where)
-    for node in session.get_outputs():
-        array = memory[node.name.removesuffix(".out")]
-        where = ("cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        binding.bind_output(node.name, *where)
-    session.run_with_iobinding(binding)
-    return {n.name: memory[n.name.removesuffix(".out")] for n in session.get_outputs()}
+    names = [str(value.name) for value in model.graph.outputs]
+    outputs = {name: memory[name.removesuffix(".out")] for name in names}
+    run_in_place(session(model), memory, outputs)
+    return outputs
 
 
 def feeds_of(model: ir.Model) -> dict[str, np.ndarray]:
@@ -72,21 +61,17 @@ def feeds_of(model: ir.Model) -> dict[str, np.ndarray]:
     return feeds
 
 
-@pytest.mark.parametrize(
-    ("formula", "products"),
-    [
-        # Gemms, that of the gradient included
-        (AdamW(), 4),
-        (AdamW(weight_decay=0.1), 4),
-        (AdamW(weight_decay=0.1, formula="pytorch"), 4),
-        (Adam(weight_decay=0.1), 4),
-        (Lion(weight_decay=0.1), 4),
-        (SGD(), 2),
-        (SGD(weight_decay=0.1), 2),
-        (SGD(momentum=0.9, nesterov=True), 3),
-    ],
-    ids=lambda value: value.kind if isinstance(value, Optimizer) else None,
-)
+@pytest.mark.parametrize(("formula", "products"), [
+    # Gemms, that of the gradient included
+    (AdamW(), 4),
+    (AdamW(weight_decay=0.1), 4),
+    (AdamW(weight_decay=0.1, formula="pytorch"), 4),
+    (Adam(weight_decay=0.1), 4),
+    (Lion(weight_decay=0.1), 4),
+    (SGD(), 2),
+    (SGD(weight_decay=0.1), 2),
+    (SGD(momentum=0.9, nesterov=True), 3),
+], ids=lambda value: value.kind if isinstance(value, Optimizer) else None)  # fmt: skip
 def test_values_are_those_of_the_formula(formula: Optimizer, products: int) -> None:
     """In float64 nothing is fused."""
     single = model_of(formula, ir.DataType.FLOAT)

@@ -11,28 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.parser
+import onnx
 import onnx_ir as ir
-import onnxruntime
 import pytest
 import torch
-from onnxruntime import GraphOptimizationLevel as Level
 
 from odtpack import losses
 from odtpack.build import build_package
 from odtpack.model.loading import load_model
-from odtpack.optimizers import (
-    SGD,
-    Adafactor,
-    Adam,
-    AdamW,
-    GroupRule,
-    Lion,
-)
-from odtpack.optimizers import (
-    Optimizer as Formula,
-)
-from odtpack.package.task import Task, resolve_update
+from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, GroupRule, Lion
+from odtpack.optimizers import Optimizer as Formula
+from odtpack.package.task import Graphs, Task, resolve_update
 from odtpack.package.training import build_graphs
 from odtpack.spec import MemorySpec
 from odtpack.step import chunks
@@ -47,7 +36,8 @@ from odtpack_simulator.latency import HostTiming
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
 from odtpack_simulator.replay.job import Job
 from tests import zoo
-from tests.packaging_tools import batch, statistic_names
+from tests.model_text import LEVELS, run, run_in_place, session
+from tests.packaging_tools import batch, open_training, statistic_names
 from tests.refused import refused
 from tests.simulator.packages import make_profile
 from tests.torch_twins import twin
@@ -55,12 +45,6 @@ from tests.training.tables import tables
 
 STEPS = 10
 UPDATE = ".update.out"
-LEVELS = {
-    "disabled": Level.ORT_DISABLE_ALL,
-    "basic": Level.ORT_ENABLE_BASIC,
-    "extended": Level.ORT_ENABLE_EXTENDED,
-    "all": Level.ORT_ENABLE_ALL,
-}
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "mlp": lambda: zoo.mlp((40, 30, 10)),
     "cnn": lambda: zoo.cnn(size=14, width=(8, 12), hidden=32),
@@ -82,10 +66,7 @@ def sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def package_of(
-    model: onnx.ModelProto,
-    folder: Path,
-    formula: Formula,
-    update: Mapping[str, Any] | None = None,
+    model: onnx.ModelProto, folder: Path, formula: Formula, update: Mapping[str, Any] | None = None
 ) -> Package:
     onnx.save(model, folder / "model.onnx")
     build_package(
@@ -95,16 +76,17 @@ def package_of(
     return Package.open(folder / "package")
 
 
+def opened(package: Package, *, whole: bool = True, **options: Any) -> Any:
+    """Checkpoint state, module and optimizer, which steps with the step model or the others."""
+    step = package.step_model if whole else None
+    return open_training(package.path, step_model_uri=step, **options)
+
+
 def train(
     package: Package, feeds: list[np.ndarray], rate: float, *, steps: int = STEPS, whole: bool
 ) -> tuple[list[float], dict[str, np.ndarray]]:
-    state = CheckpointState.load_checkpoint(package.checkpoint)
     options = default_session_options(package.training_model, 1)
-    module = Module(
-        package.training_model, state, session_options=options,
-        step_model_uri=package.step_model if whole else None,
-    )  # fmt: skip
-    optimizer = Optimizer(package.optimizer_model, module)
+    state, module, optimizer = opened(package, whole=whole, session_options=options)
     optimizer.set_learning_rate(rate)
     found = [train_step(module, optimizer, [feeds]) for _ in range(steps)]
     values = {name: parameter.data.copy() for name, parameter in state.parameters}
@@ -117,49 +99,36 @@ class InMemory:
     """A step model on memory of this object; new values over the old ones, or beside them."""
 
     def __init__(
-        self, package: Package, feeds: list[np.ndarray], level: Level, pattern: bool, aliased: bool
+        self, package: Package, feeds: list[np.ndarray], level: str, pattern: bool, aliased: bool
     ) -> None:
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = level
-        options.enable_mem_pattern = pattern
-        options.intra_op_num_threads = 1
-        options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(
-            str(package.step_model), options, providers=["CPUExecutionProvider"]
-        )
-        self.session, self.binding = session, session.io_binding()
+        model = onnx.load(package.step_model)
+        self.session = session(model, level, enable_mem_pattern=pattern)
         state = CheckpointState.load_checkpoint(package.checkpoint)
         known = {**state.arrays(trainable=True), **state.arrays(trainable=False)}
-        user = [node.name for node in session.get_inputs()][: len(feeds)]
+        user = [node.name for node in self.session.get_inputs()][: len(feeds)]
         known |= dict(zip(user, feeds, strict=True))
         known["update.step"] = np.zeros(1, np.int64)
         self.memory: dict[str, np.ndarray] = {}
-        for node in session.get_inputs():
+        for node in self.session.get_inputs():
             array = known.get(node.name)
             if array is None:
                 fill = 1e-3 if node.name == "update.learning_rate" else 0
                 array = np.full(node.shape, fill, np.float32)
             self.memory[node.name] = np.array(array)
-            self.bind(self.binding.bind_input, node.name, self.memory[node.name])
-        self.beside: dict[str, np.ndarray] = {}
-        for node in session.get_outputs():
-            name = node.name.removesuffix(UPDATE)
-            if name == node.name:
-                continue
-            memory = self.memory[name].reshape(node.shape)
-            if not aliased:
-                memory = self.beside[name] = np.empty_like(memory)
-            self.bind(self.binding.bind_output, node.name, memory)
         self.loss = np.zeros((), np.float32)
-        self.bind(self.binding.bind_output, session.get_outputs()[0].name, self.loss)
-
-    @staticmethod
-    def bind(call: Callable[..., None], name: str, array: np.ndarray) -> None:
-        call(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        self.outputs = {self.session.get_outputs()[0].name: self.loss}
+        self.beside: dict[str, np.ndarray] = {}
+        for node in self.session.get_outputs():
+            name = node.name.removesuffix(UPDATE)
+            if name != node.name:
+                memory = self.memory[name].reshape(node.shape)
+                if not aliased:
+                    memory = self.beside[name] = np.empty_like(memory)
+                self.outputs[node.name] = memory
 
     def step(self) -> float:
         self.memory["update.step"] += 1
-        self.session.run_with_iobinding(self.binding)
+        run_in_place(self.session, self.memory, self.outputs)
         for name, array in self.beside.items():
             np.copyto(self.memory[name], array.reshape(self.memory[name].shape))
         return float(self.loss)
@@ -177,13 +146,13 @@ def test_in_place_as_beside_on_every_level(name: str, formula: Formula, tmp_path
     model = MODELS[name]()
     package = package_of(model, tmp_path, formula)
     feeds = [*batch(model, 4)] if name != "tables" else _tokens()
-    for level, pattern in (*((each, False) for each in LEVELS.values()), (LEVELS["all"], True)):
+    for level, pattern in (*((each, False) for each in LEVELS), ("all", True)):
         runs = [InMemory(package, feeds, level, pattern, aliased) for aliased in (True, False)]
         for _ in range(3):
-            one, other = (run.step() for run in runs)
+            one, other = (each.step() for each in runs)
             assert one == other
-            for run in runs:  # so that gradients turn against Lion's moment
-                run.memory["labels"][:] = run.memory["labels"][::-1].copy()
+            for each in runs:  # so that gradients turn against Lion's moment
+                each.memory["labels"][:] = each.memory["labels"][::-1].copy()
         for key, array in runs[0].memory.items():
             np.testing.assert_array_equal(array, runs[1].memory[key], err_msg=key)
 
@@ -193,7 +162,7 @@ def _tokens() -> list[np.ndarray]:
     return [random.integers(0, 40, (4, 6)), random.integers(0, 10, 4)]
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ["disabled", "basic", "extended", "all"])
 @pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("mobilenet")])
 @pytest.mark.usefixtures("sizes")
 def test_what_reads_a_parameter_runs_before_its_update(
@@ -247,13 +216,10 @@ FORMULAS: dict[str, tuple[Formula, dict[str, Any]]] = {
     "sgd": (SGD(), {}),
     "sgd-nesterov": (SGD(momentum=0.9, nesterov=True, weight_decay=0.01), {}),
     "lion": (Lion(weight_decay=0.01), {}),
-    "groups": (
-        AdamW(weight_decay=0.1),
-        {
-            "groups": (GroupRule("*norm*", 0.3, 0.0), GroupRule("layers.0.*", 0.7)),
-            "decay_vectors": False,
-        },
-    ),
+    "groups": (AdamW(weight_decay=0.1), {
+        "groups": (GroupRule("*norm*", 0.3, 0.0), GroupRule("layers.0.*", 0.7)),
+        "decay_vectors": False,
+    }),
 }  # fmt: skip
 
 
@@ -333,44 +299,33 @@ def test_with_a_memory_budget(share: float, monkeypatch: pytest.MonkeyPatch) -> 
     assert graphs.memory.decisions
     step = resolve_update(graphs).step_model(graphs)
     assert step is not None  # every alias was proven on the way
-    again = ir.to_proto(step).SerializeToString()
-    session = onnxruntime.InferenceSession(again, providers=["CPUExecutionProvider"])
-    feeds = _feeds(session, graphs, model)
-    outputs = [node.name for node in session.get_outputs()]
-    values = dict(zip(outputs, session.run(outputs, feeds), strict=True))
-    plain = build_graphs(dataclasses.replace(task, memory=None))
-    training = onnxruntime.InferenceSession(
-        ir.to_proto(plain.training).SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    feeds = _feeds(training, graphs, model)
-    wanted = [node.name for node in training.get_outputs()]
-    gradients = dict(zip(wanted, training.run(wanted, feeds), strict=True))
+    values = run(step, _feeds(step, graphs, model))
+    plain = build_graphs(dataclasses.replace(task, memory=None)).training
+    feeds = _feeds(plain, graphs, model)
+    gradients = run(plain, feeds)
     for name in names:
         moved = values[f"{name}{UPDATE}"].reshape(feeds[name].shape)
         expected = feeds[name] - np.float32(0.1) * gradients[f"{name}_grad.accumulation.out"]
         np.testing.assert_allclose(moved, expected, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
-def _feeds(session, graphs, model) -> dict[str, np.ndarray]:
+def _feeds(step: ir.Model, graphs: Graphs, model: onnx.ModelProto) -> dict[str, np.ndarray]:
     data, labels = batch(model, 4)
     known = {p.name: p.value() for p in graphs.parameters}
     known |= {
         "input": data, "labels": labels, "lazy_reset_grad": np.ones(1, np.bool_),
         "update.learning_rate": np.full(1, 0.1, np.float32), "update.step": np.ones(1, np.int64),
     }  # fmt: skip
-    return {
-        node.name: known[node.name] if node.name in known else np.zeros(node.shape, np.float32)
-        for node in session.get_inputs()
-    }
+    zeros = {
+        str(value.name): np.zeros(value.shape.numpy(), np.float32)
+        for value in step.graph.inputs if value.name not in known
+    }  # fmt: skip
+    return zeros | {str(v.name): known[str(v.name)] for v in step.graph.inputs if v.name in known}
 
 
 @pytest.mark.parametrize(
     ("formula", "update", "steps"),
-    [
-        (AdamW(), {"clip_norm": 1.0}, 1),
-        (Adafactor(), {}, 1),
-        (AdamW(), {}, 2),
-    ],
+    [(AdamW(), {"clip_norm": 1.0}, 1), (Adafactor(), {}, 1), (AdamW(), {}, 2)],
 )
 def test_no_step_model_where_all_gradients_are_needed(
     formula: Formula, update: dict[str, Any], steps: int, tmp_path: Path
@@ -418,11 +373,7 @@ def test_the_training_model_is_loaded_on_demand(tmp_path: Path) -> None:
     model = MODELS["mlp"]()
     package = package_of(model, tmp_path, AdamW())
     feeds = [*batch(model, 4)]
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(
-        package.training_model, state, package.eval_model, step_model_uri=package.step_model
-    )
-    optimizer = Optimizer(package.optimizer_model, module)
+    state, module, optimizer = opened(package)
     assert module.input_names() == ["input", "labels"]
     assert module.output_names() == ["loss"]
     moved = package.training_model.rename(tmp_path / "elsewhere.onnx")
@@ -450,10 +401,7 @@ def test_a_training_goes_on_from_the_other_way(tmp_path: Path) -> None:
     _, wanted = train(package, feeds, 1e-3, steps=5, whole=False)
     checkpoint = package.checkpoint
     for whole, steps in ((True, 2), (False, 3)):
-        state = CheckpointState.load_checkpoint(checkpoint)
-        step = package.step_model if whole else None
-        module = Module(package.training_model, state, step_model_uri=step)
-        optimizer = Optimizer(package.optimizer_model, module)
+        state, module, optimizer = opened(package, whole=whole, checkpoint=checkpoint)
         optimizer.set_learning_rate(1e-3)
         for _ in range(steps):
             train_step(module, optimizer, [feeds])
@@ -466,9 +414,7 @@ def test_a_training_goes_on_from_the_other_way(tmp_path: Path) -> None:
 def test_gradients_are_kept_where_something_asks_for_them(tmp_path: Path) -> None:
     model = MODELS["mlp"]()
     package = package_of(model, tmp_path, SGD())
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, state, step_model_uri=package.step_model)
-    optimizer = Optimizer(package.optimizer_model, module)
+    _, module, optimizer = opened(package)
     feeds = [*batch(model, 4)]
     seen: list[float] = []
     train_step(
@@ -486,9 +432,7 @@ def test_gradients_are_kept_where_something_asks_for_them(tmp_path: Path) -> Non
 def test_bad_input_changes_nothing(tmp_path: Path) -> None:
     model = MODELS["mlp"]()
     package = package_of(model, tmp_path, SGD())
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, state, step_model_uri=package.step_model)
-    optimizer = Optimizer(package.optimizer_model, module)
+    state, _, optimizer = opened(package)
     before = {name: p.data.copy() for name, p in state.parameters}
     data, labels = batch(model, 4)
     with refused("label-out-of-range"):

@@ -130,12 +130,10 @@ def batch_norm(*shape: int, usual: bool = False, **options):  # type: ignore[no-
     """With ``usual`` without the attribute epsilon, on variances so small that it counts."""
     channels, epsilon = shape[1], 1e-5 if usual else 1e-3
     inputs = {
-        "x": normal(*shape, seed=1) + 0.5,
-        "scale": normal(channels, seed=2),
-        "bias": normal(channels, seed=3),
-        "mean": normal(channels, seed=4),
+        "x": normal(*shape, seed=1) + 0.5, "scale": normal(channels, seed=2),
+        "bias": normal(channels, seed=3), "mean": normal(channels, seed=4),
         "var": spread(channels, low=0.5, high=2) * np.float32(1e-2 if usual else 1),
-    }
+    }  # fmt: skip
 
     def function(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
         scale, bias, mean, var = (v.reshape(-1, *[1] * (x.ndim - 2)) for v in rest)

@@ -23,26 +23,15 @@ GAP = 1e-3  # of the inputs of a gate to a kink
 
 
 def arrays(
-    op: str,
-    names: str,
-    *,
-    two: bool = False,
-    seed: int = 0,
-    scale: float = 1.0,
-    steps: int = T,
+    op: str, names: str, *, two: bool = False, seed: int = 0, scale: float = 1.0, steps: int = T,
     lengths: tuple[int, ...] = (3, 4, 1),
-) -> dict[str, Array | None]:
+) -> dict[str, Array | None]:  # fmt: skip
     """Inputs of a node: x, w and r, and those in ``names`` (of b, lengths, h0, c0, p)."""
     d, g = 1 + two, GATES[op]
     shapes = {
-        "x": (steps, B, I),
-        "w": (d, g * H, I),
-        "r": (d, g * H, H),
-        "b": (d, 2 * g * H),
-        "h0": (d, B, H),
-        "c0": (d, B, H),
-        "p": (d, 3 * H),
-    }
+        "x": (steps, B, I), "w": (d, g * H, I), "r": (d, g * H, H), "b": (d, 2 * g * H),
+        "h0": (d, B, H), "c0": (d, B, H), "p": (d, 3 * H),
+    }  # fmt: skip
     wanted = ["x", "w", "r", *names.split()]
     result: dict[str, Array | None] = {
         name: normal(*shape, seed=seed + 10 * at, scale=scale if name != "r" else 0.6)

@@ -32,16 +32,10 @@ def affine_map(case: Case) -> tuple[Array, Array]:
 
 
 def resize(
-    opset: int,
-    *,
-    shape: Sequence[int] = (1, 2, 4, 5),
-    sizes: Sequence[int] | None = None,
-    scales: Sequence[float] | None = None,
-    roi: Sequence[float] | None = None,
-    symbolic: Sequence[int] = (),
-    runtime: Sequence[str] = (),
-    **attrs: Any,
-) -> Case:
+    opset: int, *, shape: Sequence[int] = (1, 2, 4, 5), sizes: Sequence[int] | None = None,
+    scales: Sequence[float] | None = None, roi: Sequence[float] | None = None,
+    symbolic: Sequence[int] = (), runtime: Sequence[str] = (), **attrs: Any,
+) -> Case:  # fmt: skip
     if attrs.get("coordinate_transformation_mode") == "tf_crop_and_resize" and roi is None:
         roi = REGION
     inputs: dict[str, Array | None] = {
@@ -104,14 +98,10 @@ def at_run_time() -> list[Case]:
     """
     found, line = [], {"shape": (1, 1, 4, 8)}
     kinds: list[dict[str, Any]] = [
-        {"mode": "nearest", "nearest_mode": "floor"},
-        {"mode": "nearest"},
-        {"mode": "linear"},
-        {"mode": "cubic"},
-        {"mode": "cubic", "exclude_outside": 1},
-        {"mode": "linear", "antialias": 1},
-        {"mode": "cubic", "antialias": 1, "exclude_outside": 1},
-    ]
+        {"mode": "nearest", "nearest_mode": "floor"}, {"mode": "nearest"}, {"mode": "linear"},
+        {"mode": "cubic"}, {"mode": "cubic", "exclude_outside": 1},
+        {"mode": "linear", "antialias": 1}, {"mode": "cubic", "antialias": 1, "exclude_outside": 1},
+    ]  # fmt: skip
     for place, kind, opset in itertools.product(COORDINATES, kinds, (12, 19)):
         if opset < 19 and (kind.get("antialias") or place == "half_pixel_symmetric"):
             continue

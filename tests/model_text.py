@@ -1,0 +1,79 @@
+"""Models from ONNX's text form, and what ONNX Runtime computes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx.parser
+import onnx_ir as ir
+import onnxruntime
+from onnx import numpy_helper
+
+from odtpack.graph.inference import infer_shapes
+
+Level = onnxruntime.GraphOptimizationLevel
+LEVELS = {
+    "off": Level.ORT_DISABLE_ALL,
+    "basic": Level.ORT_ENABLE_BASIC,
+    "extended": Level.ORT_ENABLE_EXTENDED,
+    "all": Level.ORT_ENABLE_ALL,
+}
+
+
+def parsed(
+    text: str, opset: int = 17, *, ir_version: int = 8, domains: Sequence[str] = (), **values: Any
+) -> onnx.ModelProto:
+    """The model of a graph's text, further domains of version 1, and arrays as initializers."""
+    imports = ", ".join([f'"" : {opset}', *(f'"{domain}" : 1' for domain in domains)])
+    model = onnx.parser.parse_model(f"<ir_version: {ir_version}, opset_import: [{imports}]> {text}")
+    add_initializers(model, values)
+    return model
+
+
+def inferred(text: str, opset: int = 17, **options: Any) -> ir.Model:
+    """The same as a graph with shapes."""
+    return infer_shapes(ir.from_proto(parsed(text, opset, **options)))
+
+
+def add_initializers(model: onnx.ModelProto, values: Mapping[str, Any]) -> None:
+    model.graph.initializer.extend(
+        numpy_helper.from_array(np.asarray(array), name) for name, array in values.items()
+    )
+
+
+def session(
+    model: ir.Model | onnx.ModelProto, level: str = "all", **settings: Any
+) -> onnxruntime.InferenceSession:
+    """On one thread of the CPU, in silence; ``settings`` are those of the session options."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = LEVELS[level]
+    for name, value in ({"intra_op_num_threads": 1, "log_severity_level": 4} | settings).items():
+        setattr(options, name, value)
+    proto = ir.to_proto(model) if isinstance(model, ir.Model) else model
+    return onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+
+
+def run(
+    model: ir.Model | onnx.ModelProto, feeds: Mapping[str, Any], level: str = "all"
+) -> dict[str, np.ndarray]:
+    """All outputs by name."""
+    opened = session(model, level)
+    names = [node.name for node in opened.get_outputs()]
+    return dict(zip(names, opened.run(names, dict(feeds)), strict=True))
+
+
+def run_in_place(
+    opened: onnxruntime.InferenceSession,
+    inputs: Mapping[str, np.ndarray],
+    outputs: Mapping[str, np.ndarray],
+) -> None:
+    """Run on these arrays, of which an output may be an input."""
+    binding = opened.io_binding()
+    for bind, arrays in ((binding.bind_input, inputs), (binding.bind_output, outputs)):
+        for name, array in arrays.items():
+            bind(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+    opened.run_with_iobinding(binding)
