@@ -259,7 +259,7 @@ COMPUTED = {
         *("bad-loss-input-names", "bad-additional-output-names"),
     },
     "packager/odtpack/fit/search_context.py": {
-        *("bad-epochs", "bad-trials", "bad-finalists", "bad-threads"),
+        *("bad-epochs", "bad-trials", "bad-finalists", "bad-threads")
     },
     "packager/odtpack/text.py": {"template-invalid", "tokenizer-invalid"},
     "runtime/odtpack_runtime/checkpoint/flatbuffer.py": {"checkpoint-corrupt"},
@@ -273,7 +273,7 @@ COMPUTED = {
         "gradient-not-finite",
     },
     "runtime/odtpack_simulator/replay/job.py": {
-        *("bad-batch-size", "bad-epochs", "bad-seed", "bad-pieces"),
+        *("bad-batch-size", "bad-epochs", "bad-seed", "bad-pieces")
     },
     "runtime/odtpack_simulator/values/text.py": {
         *(f"{what}-{how}" for what in KINDS for how in READ),

@@ -174,10 +174,7 @@ def secure(job: dict[str, Any]) -> dict[str, Any]:
         return reply
 
     app = client_app(
-        package,
-        samples,
-        mods=[spy, secaggplus_mod, legacy_mod(package)],
-        **job["client"],
+        package, samples, mods=[spy, secaggplus_mod, legacy_mod(package)], **job["client"]
     )
     found: dict[str, Any] = {"server": {}}
     server = ServerApp()

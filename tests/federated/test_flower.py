@@ -63,12 +63,7 @@ def parameters(path: Path) -> dict[str, np.ndarray]:
     ],
 )
 def test_a_fleet_of_ideal_devices_is_flowers_to_the_last_bit(
-    folder: Path,
-    play: Play,
-    strategy: str,
-    options: dict[str, float],
-    keys: str,
-    tolerance: float,
+    folder: Path, play: Play, strategy: str, options: dict[str, float], keys: str, tolerance: float
 ) -> None:
     flower = play(
         task="simulate", rounds=3, clients=6, client=SETTINGS, strategy=strategy, options=options,

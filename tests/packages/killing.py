@@ -207,11 +207,7 @@ def main(action: str, folder: Path, every: int) -> None:
         rubbish = [p.name for p in attempt.rglob(".*") if act_again or ended]
         print(
             json.dumps(
-                {
-                    "state": found,
-                    "again": state(attempt) if act_again else None,
-                    "rubbish": rubbish,
-                }
+                {"state": found, "again": state(attempt) if act_again else None, "rubbish": rubbish}
             ),
             flush=True,
         )

@@ -486,8 +486,7 @@ def test_08_dropout_without_a_mask(tmp_path: Path) -> None:
 
 def test_08_a_transpose_without_perm(tmp_path: Path) -> None:
     model = parsed(
-        "(float[4, 3] x) => (float[2, 4] y) { h = MatMul(x, w) y = Transpose(h) }",
-        w=random(3, 2),
+        "(float[4, 3] x) => (float[2, 4] y) { h = MatMul(x, w) y = Transpose(h) }", w=random(3, 2)
     )
     follows(tmp_path, model, ["w"], random(4, 3), lambda x, w: (x @ w).T)
 

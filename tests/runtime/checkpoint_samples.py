@@ -138,11 +138,7 @@ class Foreign:
     def group(self, name: str = "group0", states: Sequence[int] = (), step: int = 1) -> int:
         label, entries = self.b.CreateString(name), self.vector(states)
         return self.table(
-            {
-                0: ("UOffsetTRelative", label),
-                1: ("Int64", step),
-                3: ("UOffsetTRelative", entries),
-            }
+            {0: ("UOffsetTRelative", label), 1: ("Int64", step), 3: ("UOffsetTRelative", entries)}
         )
 
     def state(self, name: str, moments: Sequence[int]) -> int:

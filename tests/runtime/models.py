@@ -176,10 +176,7 @@ def regression(folder: Path) -> Files:
             "W": rng.standard_normal((3, 2)).astype(np.float32),
             "b": rng.standard_normal(2).astype(np.float32),
         },
-        frozen={
-            "scale": np.array([1, -2, 0.5], np.float32),
-            "mean": np.zeros(3, np.float32),
-        },
+        frozen={"scale": np.array([1, -2, 0.5], np.float32), "mean": np.zeros(3, np.float32)},
     )
     write_checkpoint(folder / "checkpoint", data)
     return Files(

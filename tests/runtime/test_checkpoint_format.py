@@ -122,11 +122,7 @@ def test_arrays_need_not_be_contiguous(tmp_path: Path) -> None:
 
 def test_nominal_state_keeps_names_and_types_only(tmp_path: Path) -> None:
     data = CheckpointData(
-        {"w": np.ones((2, 2), np.float32)},
-        {"t": np.ones(3, np.int64)},
-        True,
-        None,
-        {"round": 7},
+        {"w": np.ones((2, 2), np.float32)}, {"t": np.ones(3, np.int64)}, True, None, {"round": 7}
     )
     write_checkpoint(tmp_path / "c", data)
     back = read_checkpoint(tmp_path / "c")

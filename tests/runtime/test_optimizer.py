@@ -333,9 +333,7 @@ def test_the_moment_that_the_reference_saves_with_sgd_is_dropped(
     assert data.optimizer is not None
     for value, accepted in ((0, True), (1, False)):
         data.optimizer = OptimizerState(
-            2,
-            0.5,
-            {name: [np.full_like(a, value)] for name, a in data.trainable.items()},
+            2, 0.5, {name: [np.full_like(a, value)] for name, a in data.trainable.items()}
         )
         write_checkpoint(tmp_path / "c", data)
         if accepted:
@@ -465,10 +463,7 @@ def group(*names: str, scale: Any = 1.0, decay: Any = 0.0) -> dict[str, Any]:
     ],
 )
 def test_shapes_of_what_is_kept(
-    shape: tuple[int, ...],
-    seen: tuple[int, ...],
-    rows: tuple[int, ...],
-    columns: tuple[int, ...],
+    shape: tuple[int, ...], seen: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...]
 ) -> None:
     assert matrix(shape) == seen
     for axis, stored in ((0, rows), (1, columns)):

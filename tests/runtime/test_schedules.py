@@ -57,8 +57,7 @@ def open_optimizer(files: models.Files, checkpoint: Path | None = None) -> Optim
         (
             Cosine(5, 25),
             lambda o: Torch.LambdaLR(
-                o,
-                lambda s: s / 5 if s < 5 else 0.5 * (1 + math.cos(math.pi * (s - 5) / 20)),
+                o, lambda s: s / 5 if s < 5 else 0.5 * (1 + math.cos(math.pi * (s - 5) / 20))
             ),
         ),
         (Constant(6), lambda o: Torch.LambdaLR(o, lambda s: min(1.0, s / 6))),

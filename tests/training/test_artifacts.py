@@ -85,11 +85,7 @@ def test_metadata_for_the_runtime(tmp_path: Path) -> None:
         model = onnx.load(tmp_path / f"{name}_model.onnx")
         return {entry.key: entry.value for entry in model.metadata_props}
 
-    training = {
-        "odtpack.format": "1",
-        "odtpack.loss": "cross_entropy",
-        "odtpack.class_count": "2",
-    }
+    training = {"odtpack.format": "1", "odtpack.loss": "cross_entropy", "odtpack.class_count": "2"}
     assert training.items() <= metadata("training").items()
     assert metadata("eval") == training
     optimizer = metadata("optimizer")

@@ -97,10 +97,7 @@ def test_mobilenet_as_it_starts(stages: int, tmp_path: Path) -> None:
 
 
 def _compare(
-    model: onnx.ModelProto,
-    data: tuple[np.ndarray, np.ndarray],
-    learning_rate: float,
-    folder: Path,
+    model: onnx.ModelProto, data: tuple[np.ndarray, np.ndarray], learning_rate: float, folder: Path
 ) -> runs.Run:
     """Both runs agree; return PyTorch's."""
     generate(model, folder, frozen_params=statistic_names(model))

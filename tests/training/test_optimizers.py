@@ -12,13 +12,7 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.choices import OrtFormat
-from odtpack.optimizers import (
-    OPTIMIZERS,
-    AdamW,
-    Clip,
-    Group,
-    optimizer_model,
-)
+from odtpack.optimizers import OPTIMIZERS, AdamW, Clip, Group, optimizer_model
 from odtpack.option import options_of
 from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime import Optimizer as RuntimeOptimizer
