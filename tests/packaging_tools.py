@@ -60,11 +60,9 @@ def open_training(
     """Open a generated folder through the training runtime."""
     state = CheckpointState.load_checkpoint(checkpoint or folder / "checkpoint")
     module = Module(
-        folder / "training_model.onnx",
-        state,
-        folder / "eval_model.onnx",
+        folder / "training_model.onnx", state, folder / "eval_model.onnx",
         session_options=session_options,
-    )
+    )  # fmt: skip
     return state, module, Optimizer(folder / "optimizer_model.onnx", module)
 
 

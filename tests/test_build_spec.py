@@ -183,20 +183,13 @@ def test_what_a_manifest_records_is_what_was_asked_for(tmp_path: Path) -> None:
     assert manifest.self_check is None
 
 
-@pytest.mark.parametrize(
-    ("wrong", "code"),
-    [
-        ({"accumulation_steps": 0}, "bad-accumulation"),
-        ({"adapter_rank": 0}, "bad-adapter"),
-        ({"clip_norm": 0.0}, "bad-hyperparameter"),
-        ({"clip_norm": "1"}, "bad-argument"),
-        ({"memory_budget": "60"}, "bad-memory-budget"),
-        ({"memory_batch": 0}, "bad-batch-size"),
-        ({"onnxruntime": "new"}, "bad-version"),
-        ({"schedule": 3}, "bad-argument"),
-        ({"head": "mean"}, "bad-argument"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "code"), [
+    ({"accumulation_steps": 0}, "bad-accumulation"), ({"adapter_rank": 0}, "bad-adapter"),
+    ({"clip_norm": 0.0}, "bad-hyperparameter"), ({"clip_norm": "1"}, "bad-argument"),
+    ({"memory_budget": "60"}, "bad-memory-budget"), ({"memory_batch": 0}, "bad-batch-size"),
+    ({"onnxruntime": "new"}, "bad-version"), ({"schedule": 3}, "bad-argument"),
+    ({"head": "mean"}, "bad-argument"),
+])  # fmt: skip
 def test_bounds_are_checked_wherever_a_value_comes_from(wrong: dict[str, Any], code: str) -> None:
     with refused(code) as error:
         BuildSpec(MODEL, "mse", **wrong)

@@ -129,9 +129,6 @@ def test_what_modules_export_is_public() -> None:
     """The names in ``__all__`` of what users import are those of the page."""
     listed = {module: set(re.findall(r"`(\w+)`", names)) for module, names in PUBLIC}
     for module in (
-        "odtpack_runtime",
-        "odtpack_simulator",
-        "odtpack.artifacts",
-        "odtpack.onnxblock",
-    ):
+        "odtpack_runtime", "odtpack_simulator", "odtpack.artifacts", "odtpack.onnxblock",
+    ):  # fmt: skip
         assert set(import_module(module).__all__) == listed[module], module

@@ -282,12 +282,10 @@ COMPUTED = {
 }
 # Pass on the error of another process.
 PASSED_ON = {
-    "runtime/odtpack_runtime/apart/worker.py",
-    "runtime/odtpack_simulator/replay/executor.py",
-    "runtime/odtpack_simulator/replay/replay.py",
-    "packager/odtpack/cli/_app.py",
+    "runtime/odtpack_runtime/apart/worker.py", "runtime/odtpack_simulator/replay/executor.py",
+    "runtime/odtpack_simulator/replay/replay.py", "packager/odtpack/cli/_app.py",
     "packager/odtpack/cli/device/devices.py",
-}
+}  # fmt: skip
 
 
 def raised() -> Iterator[tuple[str, int, str | None]]:

@@ -36,11 +36,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def files(folder: Path, fleet: str = "fleet.toml") -> dict[str, Path]:
     return {
-        "package": folder / "package",
-        "data": folder / "digits.npz",
-        "fleet": folder / fleet,
+        "package": folder / "package", "data": folder / "digits.npz", "fleet": folder / fleet,
         "out": folder / "federated.ckpt",
-    }
+    }  # fmt: skip
 
 
 def parameters(path: Path) -> dict[str, np.ndarray]:
@@ -111,13 +109,9 @@ def test_answers_that_would_spoil_the_model_are_refused_and_the_rounds_go_on(
 ) -> None:
     attacks = {"0": "nan", "2": "shape", "3": "huge", "5": "name", "6": "weight", "7": "loss"}
     found = play(
-        task="simulate",
-        rounds=2,
-        clients=8,
-        client=SETTINGS,
-        attacks=attacks,
+        task="simulate", rounds=2, clients=8, client=SETTINGS, attacks=attacks,
         **files(folder, "even.toml"),
-    )
+    )  # fmt: skip
     assert len(found["refused"]) == 2 * len(attacks)
     for number in (1, 2):
         reasons = [reason for when, _, reason in found["refused"] if when == number]
@@ -149,18 +143,11 @@ def test_answers_that_flower_would_end_at_are_refused_and_the_rounds_go_on(
     assert found["clients"]["2"]["loss"] > 0
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        {"strategy": "QFedAvg", "options": {"client_learning_rate": 0.05, "q": 0.1}},
-        {
-            "private": [
-                "DifferentialPrivacyServerSideFixedClipping",
-                {"noise_multiplier": 0.0, "clipping_norm": 1.0, "num_sampled_clients": 8},
-            ]
-        },
-    ],
-)
+@pytest.mark.parametrize("job", [
+    {"strategy": "QFedAvg", "options": {"client_learning_rate": 0.05, "q": 0.1}},
+    {"private": ["DifferentialPrivacyServerSideFixedClipping",
+                 {"noise_multiplier": 0.0, "clipping_norm": 1.0, "num_sampled_clients": 8}]},
+])  # fmt: skip
 def test_a_strategy_that_goes_by_place_has_arrays_in_their_order(
     folder: Path, play: Play, job: dict[str, Any]
 ) -> None:
@@ -217,27 +204,18 @@ def test_a_configuration_that_no_client_understands_is_one_error(folder: Path, p
         )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("strategy", "options"),
-    [
-        ("FedProx", {"proximal_mu": 0.1}),
-        ("FedMedian", {}),
-        ("QFedAvg", {"client_learning_rate": 0.05, "q": 0.1}),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "options"), [
+    ("FedProx", {"proximal_mu": 0.1}),
+    ("FedMedian", {}),
+    ("QFedAvg", {"client_learning_rate": 0.05, "q": 0.1}),
+])  # fmt: skip
 def test_other_strategies_of_flower_learn(
     folder: Path, play: Play, strategy: str, options: dict[str, float]
 ) -> None:
     found = play(
-        task="simulate",
-        rounds=3,
-        clients=6,
-        client=SETTINGS,
-        strategy=strategy,
-        options=options,
-        evaluate=1.0,
-        **files(folder, "even.toml"),
-    )
+        task="simulate", rounds=3, clients=6, client=SETTINGS, strategy=strategy, options=options,
+        evaluate=1.0, **files(folder, "even.toml"),
+    )  # fmt: skip
     assert found["server"]["3"]["loss"] < found["server"]["0"]["loss"]
     # The clients' samples are drawn from those that the server evaluates on.
     assert found["clients"]["3"]["loss"] == pytest.approx(found["server"]["3"]["loss"], rel=0.1)
@@ -256,14 +234,10 @@ def test_differential_privacy_of_flower_learns_less(
     for noise in (0.001, 3.0):
         settings = {"noise_multiplier": noise, "clipping_norm": 1.0, "num_sampled_clients": 6}
         found = play(
-            task="simulate",
-            rounds=3,
-            clients=6,
-            client=SETTINGS,
-            mods=mods,
+            task="simulate", rounds=3, clients=6, client=SETTINGS, mods=mods,
             private=[f"DifferentialPrivacy{side}FixedClipping", settings],
             **files(folder, "even.toml"),
-        )
+        )  # fmt: skip
         losses.append(found["server"]["3"]["loss"])
         assert found["refused"] == []
     assert losses[0] < found["server"]["0"]["loss"]
@@ -320,18 +294,11 @@ def test_a_client_keeps_its_optimizer_and_says_what_it_cannot_do(
     write_digits(tmp_path, optimizer="adamw")
     (tmp_path / "fleet.toml").write_text(IDEAL)
     found = play(
-        task="by_hand",
-        client=SETTINGS | {"keep_optimizer_state": True, "learning_rate": 0.001},
-        configs=[
-            {},
-            {"local-epochs": 3},
-            {"batch-size": 0},
-            {"lr": "much"},
-            {"learning-rate": 0.1},
-            {"epochs": 2},
-        ],
+        task="by_hand", client=SETTINGS | {"keep_optimizer_state": True, "learning_rate": 0.001},
+        configs=[{}, {"local-epochs": 3}, {"batch-size": 0}, {"lr": "much"}, {"learning-rate": 0.1},
+                 {"epochs": 2}],
         **files(tmp_path),
-    )
+    )  # fmt: skip
     first, second, third, fourth, *unknown, evaluation = found["steps"]
     assert evaluation["metrics"]["loss"] > 0
     assert first["metrics"]["train_loss"] == first["metrics"]["loss"]

@@ -72,36 +72,21 @@ CASES = {
     "l1": Case(SMALL_MLP, CLIPPED_ADAMW, 0.02, "l1"),
     "bce": Case(SMALL_MLP, CLIPPED_ADAMW, 0.02, "bce_with_logits"),
     "cross-entropy": Case(SMALL_MLP, CLIPPED_ADAMW, 0.02),
-    "frozen": Case(
-        SMALL_MLP,
-        CLIPPED_ADAMW,
-        0.02,
-        prefix="phone_",
-        options={
-            "frozen": ["fc1.weight", "fc1.bias"],
-            "additional_output_names": ["output", "relu1/Relu"],
-            "nominal_checkpoint": True,
-        },
-    ),
+    "frozen": Case(SMALL_MLP, CLIPPED_ADAMW, 0.02, prefix="phone_",
+                   options={"frozen": ["fc1.weight", "fc1.bias"],
+                            "additional_output_names": ["output", "relu1/Relu"],
+                            "nominal_checkpoint": True}),
     "batch-norm": Case(models.small, "sgd", 0.1, options=BATCH_NORM),
     "opset12": Case(lambda: zoo.mlp((20, 30, 10), opset=12), "adamw", 1e-2),
     "batch-norm-opset13": Case(models.small_opset13, "sgd", 0.1, options=BATCH_NORM),
-    "own-loss": Case(
-        lambda: models.small(WEIGHTED),
-        "sgd",
-        0.1,
-        "none",
-        options=BATCH_NORM,
-        found="cross_entropy",
-    ),
+    "own-loss": Case(lambda: models.small(WEIGHTED), "sgd", 0.1, "none", options=BATCH_NORM,
+                     found="cross_entropy"),
     "classes-on-axis-1": Case(models.by_position, "sgd", 0.1),
-    "target-first": Case(
-        models.turned, "adamw", 0.02, "none", found="mse", options={"requires_grad": ["w"]}
-    ),
-    "unknown-loss": Case(
-        lambda: models.small(SQUARED), "sgd", 0.1, "none", options=BATCH_NORM, found="none"
-    ),
-}
+    "target-first": Case(models.turned, "adamw", 0.02, "none", found="mse",
+                         options={"requires_grad": ["w"]}),
+    "unknown-loss": Case(lambda: models.small(SQUARED), "sgd", 0.1, "none", options=BATCH_NORM,
+                         found="none"),
+}  # fmt: skip
 IN_TRAINING_MODE = {"batch-norm", "batch-norm-opset13", "own-loss", "unknown-loss"}
 
 

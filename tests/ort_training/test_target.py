@@ -93,25 +93,19 @@ def test_ten_steps_follow_pytorch(name: str, tmp_path: Path) -> None:
 OPTIMIZERS: dict[str, tuple[Optimizer, dict[str, Any], float]] = {
     "sgd-clip": (SGD(), {"clip_norm": 0.2}, 0.2),
     "adamw": (AdamW(), {}, 0.01),
-    "adamw-settings": (
-        AdamW(weight_decay=0.1, beta1=0.7, beta2=0.95, epsilon=1e-3),
-        {"clip_norm": 0.2},
-        0.01,
-    ),
+    "adamw-settings": (AdamW(weight_decay=0.1, beta1=0.7, beta2=0.95, epsilon=1e-3),
+                       {"clip_norm": 0.2}, 0.01),
     "adamw-pytorch": (AdamW(weight_decay=0.1, formula="pytorch"), {}, 0.01),
     "adamw-uncorrected": (AdamW(bias_correction=False, epsilon=1e-3), {}, 0.01),
-}
+}  # fmt: skip
 
 
 @peer
 @needs_peer
-@pytest.mark.parametrize(
-    ("name", "loss"),
-    [
-        *itertools.product(OPTIMIZERS, ["cross_entropy"]),
-        *itertools.product(["sgd-clip"], ["mse", "l1", "bce_with_logits"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "loss"), [
+    *itertools.product(OPTIMIZERS, ["cross_entropy"]),
+    *itertools.product(["sgd-clip"], ["mse", "l1", "bce_with_logits"]),
+])  # fmt: skip
 def test_both_runtimes_agree(name: str, loss: str, tmp_path: Path) -> None:
     """Optimizers, losses, accumulation and additional outputs, on stock ONNX Runtime and there."""
     optimizer, update, rate = OPTIMIZERS[name]

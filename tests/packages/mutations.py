@@ -279,13 +279,9 @@ def _paths() -> Iterator[Mutation]:
 
 def _duplicate_keys() -> Iterator[Mutation]:
     for key, value in (
-        ('"schema_version"', "1"),
-        ('"files"', "{}"),
-        ('"path"', '"checkpoint"'),
-        ('"sha256"', '"' + "0" * 64 + '"'),
-        ('"ai.onnx"', "{}"),
-        ('"digest"', '"' + "0" * 64 + '"'),
-    ):
+        ('"schema_version"', "1"), ('"files"', "{}"), ('"path"', '"checkpoint"'),
+        ('"sha256"', '"' + "0" * 64 + '"'), ('"ai.onnx"', "{}"), ('"digest"', '"' + "0" * 64 + '"'),
+    ):  # fmt: skip
         for first in (True, False):
             yield f"{key} twice", _on_bytes("manifest.json", _twice(key, value, first=first))
 

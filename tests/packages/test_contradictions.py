@@ -41,11 +41,9 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_ort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ort") / "package"
     build_package(
-        zoo.mlp((4, 3, 2)),
-        folder,
-        loss="cross_entropy",
+        zoo.mlp((4, 3, 2)), folder, loss="cross_entropy",
         ort_format=OrtFormat((Style.FIXED, Style.RUNTIME)),
-    )
+    )  # fmt: skip
     return folder
 
 

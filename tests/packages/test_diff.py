@@ -67,16 +67,13 @@ def _renamed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @pytest.mark.parametrize(
     ("new", "notes"),
-    [
-        ({"model": _with_tanh(small_model())}, ["the model computes something else"]),
-        ({"loss_options": {"label_smoothing": 0.1}}, ["the loss has other options"]),
-        ({"model": with_values(small_model())}, []),
-        ({"optimizer": SGD()}, []),
-        ({"model": _renamed(small_model())}, []),
-        ({"outputs": [small_model().graph.node[0].output[0]]}, []),
-    ],
+    [({"model": _with_tanh(small_model())}, ["the model computes something else"]),
+     ({"loss_options": {"label_smoothing": 0.1}}, ["the loss has other options"]),
+     ({"model": with_values(small_model())}, []), ({"optimizer": SGD()}, []),
+     ({"model": _renamed(small_model())}, []),
+     ({"outputs": [small_model().graph.node[0].output[0]]}, [])],
     ids=["another operator", "loss options", "values", "optimizer", "names", "one more output"],
-)
+)  # fmt: skip
 def test_a_model_that_computes_something_else(
     new: dict[str, object], notes: list[str], tmp_path: Path
 ) -> None:

@@ -24,13 +24,9 @@ from tests.refused import refused
 from tests.sweep import split
 
 NAMES = [
-    "training_model.onnx",
-    "eval_model.onnx",
-    "optimizer_model.onnx",
-    "checkpoint",
-    "nominal_checkpoint",
-    "manifest.json",
-]
+    "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint",
+    "nominal_checkpoint", "manifest.json",
+]  # fmt: skip
 # How many: a part of them in every run, all of them in the sweep.
 DAMAGED = split([120, 1000], lambda count: count == 120)
 FORGED = split([100, 600], lambda count: count == 100)

@@ -102,15 +102,10 @@ def test_why_there_is_none(tmp_path: Path) -> None:
         self_check(Package.open(tmp_path / "without"))
 
 
-@pytest.mark.parametrize(
-    ("node", "drawn"),
-    [
-        ("Dropout(h, half, yes)", "Dropout"),
-        ("Dropout(h, none, yes)", None),
-        ("Dropout(h, half)", None),
-        ("RandomNormalLike(h)", "RandomNormalLike"),
-    ],
-)
+@pytest.mark.parametrize(("node", "drawn"), [
+    ("Dropout(h, half, yes)", "Dropout"), ("Dropout(h, none, yes)", None),
+    ("Dropout(h, half)", None), ("RandomNormalLike(h)", "RandomNormalLike"),
+])  # fmt: skip
 def test_what_draws_numbers_has_no_losses(node: str, drawn: str | None, tmp_path: Path) -> None:
     model = onnx.parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 8] x) => (float[N, 4] y) '
@@ -142,16 +137,10 @@ def test_verify_compares_the_losses(tmp_path: Path) -> None:
         verify_package(tmp_path / "p")
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("losses", [1.0]),
-        ("tolerances", []),
-        ("learning_rate", None),
-        ("inputs", []),
-        ("reason", "both"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), [
+    ("losses", [1.0]), ("tolerances", []), ("learning_rate", None), ("inputs", []),
+    ("reason", "both"),
+])  # fmt: skip
 def test_half_a_self_check_is_refused(key: str, value: object, tmp_path: Path) -> None:
     build(tmp_path / "p")
     path = tmp_path / "p" / "manifest.json"

@@ -211,22 +211,19 @@ def test_the_command_refuses_and_writes_nothing(copy: Path, tmp_path: Path) -> N
         assert victim.read_text() == "my only copy"
 
 
-@pytest.mark.parametrize(
-    "session",
-    [
-        {"optimization_level": "all", "config": {"session.force_spinning_stop": "0"}},
-        {"optimization_level": "all", "config": {"session.force_spinning_stop": 1}},
-        {"optimization_level": "all", "config": {"": ""}},
-        {"optimization_level": "all", "config": []},
-        {"optimization_level": "all", "profiling": "x"},
-        {"optimization_level": "all", "threads": 257},
-        {"optimization_level": "all", "threads": 0},
-        {"optimization_level": "odd"},
-        {},
-        [],
-        3,
-    ],
-)
+@pytest.mark.parametrize("session", [
+    {"optimization_level": "all", "config": {"session.force_spinning_stop": "0"}},
+    {"optimization_level": "all", "config": {"session.force_spinning_stop": 1}},
+    {"optimization_level": "all", "config": {"": ""}},
+    {"optimization_level": "all", "config": []},
+    {"optimization_level": "all", "profiling": "x"},
+    {"optimization_level": "all", "threads": 257},
+    {"optimization_level": "all", "threads": 0},
+    {"optimization_level": "odd"},
+    {},
+    [],
+    3,
+])  # fmt: skip
 def test_an_invalid_session_is_not_replaced_by_defaults(copy: Path, session: Any) -> None:
     content = json.loads((copy / "manifest.json").read_text())
     content.pop("digest")

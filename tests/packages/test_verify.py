@@ -88,25 +88,22 @@ def _edit(package: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path.write_bytes(seal(content))
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (lambda c: c["inputs"][0].update(dtype="float64"), "inputs"),
-        (lambda c: c["inputs"][0].update(shape=["batch", 7]), "inputs"),
-        (lambda c: c["inputs"][1].update(class_count=4), "class_count"),
-        (lambda c: c["outputs"][0].update(name="cost"), "outputs"),
-        (lambda c: c["opsets"].update({"": 18}), "opsets"),
-        (lambda c: c.update(ir_version=7), "IR version"),
-        (lambda c: c.update(loss="mse"), "odtpack.loss"),
-        (lambda c: c.update(accumulation_steps=3), "odtpack.accumulation_steps"),
-        (lambda c: c["optimizer"].update(kind="adam"), "odtpack.optimizer"),
-        (lambda c: c["parameters"].reverse(), "parameters"),
-        (lambda c: c["parameters"][0].update(role="frozen"), "gradient buffers"),
-        (lambda c: c["operators"]["eval_model"]["ai.onnx"].update(Gemm=11), "operators"),
-        (lambda c: c["operators"]["optimizer_model"]["ai.onnx"].pop("Sqrt"), "operators"),
-        (lambda c: c["operators"]["training_model"].update(x={"Y": 1}), "operators"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    (lambda c: c["inputs"][0].update(dtype="float64"), "inputs"),
+    (lambda c: c["inputs"][0].update(shape=["batch", 7]), "inputs"),
+    (lambda c: c["inputs"][1].update(class_count=4), "class_count"),
+    (lambda c: c["outputs"][0].update(name="cost"), "outputs"),
+    (lambda c: c["opsets"].update({"": 18}), "opsets"),
+    (lambda c: c.update(ir_version=7), "IR version"),
+    (lambda c: c.update(loss="mse"), "odtpack.loss"),
+    (lambda c: c.update(accumulation_steps=3), "odtpack.accumulation_steps"),
+    (lambda c: c["optimizer"].update(kind="adam"), "odtpack.optimizer"),
+    (lambda c: c["parameters"].reverse(), "parameters"),
+    (lambda c: c["parameters"][0].update(role="frozen"), "gradient buffers"),
+    (lambda c: c["operators"]["eval_model"]["ai.onnx"].update(Gemm=11), "operators"),
+    (lambda c: c["operators"]["optimizer_model"]["ai.onnx"].pop("Sqrt"), "operators"),
+    (lambda c: c["operators"]["training_model"].update(x={"Y": 1}), "operators"),
+])  # fmt: skip
 def test_a_manifest_that_says_otherwise(
     package: Path, change: Callable[[dict[str, Any]], None], says: str
 ) -> None:

@@ -116,22 +116,14 @@ class Foreign:
         bag: int = 0,
     ) -> bytes:
         a, b = self.vector(trainable), self.vector(frozen)
-        module = self.table(
-            {
-                0: ("UOffsetTRelative", a),
-                1: ("UOffsetTRelative", b),
-                2: ("Bool", nominal),
-                3: ("Bool", external),
-            }
-        )
-        root = self.table(
-            {
-                0: ("Int32", version),
-                1: ("UOffsetTRelative", module),
-                2: ("UOffsetTRelative", groups),
-                3: ("UOffsetTRelative", bag),
-            }
-        )
+        module = self.table({
+            0: ("UOffsetTRelative", a), 1: ("UOffsetTRelative", b), 2: ("Bool", nominal),
+            3: ("Bool", external),
+        })  # fmt: skip
+        root = self.table({
+            0: ("Int32", version), 1: ("UOffsetTRelative", module), 2: ("UOffsetTRelative", groups),
+            3: ("UOffsetTRelative", bag),
+        })  # fmt: skip
         self.b.Finish(root, b"ODTC")
         return bytes(self.b.Output())
 

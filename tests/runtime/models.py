@@ -172,21 +172,17 @@ def regression(folder: Path) -> Files:
     """A linear model with two trainable parameters, a frozen one and a running mean."""
     rng = np.random.default_rng(7)
     data = CheckpointData(
-        trainable={
-            "W": rng.standard_normal((3, 2)).astype(np.float32),
-            "b": rng.standard_normal(2).astype(np.float32),
-        },
+        trainable={"W": rng.standard_normal((3, 2)).astype(np.float32),
+                   "b": rng.standard_normal(2).astype(np.float32)},
         frozen={"scale": np.array([1, -2, 0.5], np.float32), "mean": np.zeros(3, np.float32)},
-    )
+    )  # fmt: skip
     write_checkpoint(folder / "checkpoint", data)
     return Files(
-        folder,
-        write(folder, "training_model.onnx", REGRESSION_TRAINING, {"odtpack.format": "1"}),
+        folder, write(folder, "training_model.onnx", REGRESSION_TRAINING, {"odtpack.format": "1"}),
         write(folder, "eval_model.onnx", REGRESSION_EVAL, {"odtpack.format": "1"}),
         write(folder, "optimizer_model.onnx", ADAMW, {"odtpack.optimizer": "adamw"}),
-        write(folder, "sgd_model.onnx", SGD, {"odtpack.optimizer": "sgd"}),
-        folder / "checkpoint",
-    )
+        write(folder, "sgd_model.onnx", SGD, {"odtpack.optimizer": "sgd"}), folder / "checkpoint",
+    )  # fmt: skip
 
 
 def classifier(folder: Path, metadata: dict[str, str] | None = None) -> Files:
@@ -196,13 +192,10 @@ def classifier(folder: Path, metadata: dict[str, str] | None = None) -> Files:
     write_checkpoint(folder / "checkpoint", data)
     metadata = {"odtpack.class_count": "3"} if metadata is None else metadata
     return Files(
-        folder,
-        write(folder, "training_model.onnx", CLASSIFIER_TRAINING, metadata),
-        None,
-        write(folder, "optimizer_model.onnx", ADAMW),
-        write(folder, "sgd_model.onnx", SGD),
+        folder, write(folder, "training_model.onnx", CLASSIFIER_TRAINING, metadata), None,
+        write(folder, "optimizer_model.onnx", ADAMW), write(folder, "sgd_model.onnx", SGD),
         folder / "checkpoint",
-    )
+    )  # fmt: skip
 
 
 @dataclass

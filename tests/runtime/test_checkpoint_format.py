@@ -93,11 +93,9 @@ properties = st.dictionaries(
 
 
 @given(
-    st.dictionaries(names, float_arrays, max_size=4),
-    st.dictionaries(names, arrays, max_size=4),
-    properties,
-    st.integers(0, 2**63 - 1) | st.none(),
-)
+    st.dictionaries(names, float_arrays, max_size=4), st.dictionaries(names, arrays, max_size=4),
+    properties, st.integers(0, 2**63 - 1) | st.none(),
+)  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_round_trip(tmp_path_factory, trainable, frozen, properties, step) -> None:
     frozen = {name: array for name, array in frozen.items() if name not in trainable}

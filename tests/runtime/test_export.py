@@ -119,19 +119,11 @@ def test_values_of_unknown_type_can_be_outputs(regression: models.Files, tmp_pat
     np.testing.assert_allclose(run(path, input=X)[0], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("names", "kind"),
-    [
-        (["nothing"], UnknownNameError),
-        (["prediction", "nothing"], UnknownNameError),
-        (["input"], UnknownNameError),
-        (["W"], UnknownNameError),
-        ([], OdtpackError),
-        (["prediction", "prediction"], OdtpackError),
-        ("prediction", TypeError),
-        ([1], TypeError),
-    ],
-)
+@pytest.mark.parametrize(("names", "kind"), [
+    (["nothing"], UnknownNameError), (["prediction", "nothing"], UnknownNameError),
+    (["input"], UnknownNameError), (["W"], UnknownNameError), ([], OdtpackError),
+    (["prediction", "prediction"], OdtpackError), ("prediction", TypeError), ([1], TypeError),
+])  # fmt: skip
 def test_names_that_cannot_be_outputs(
     regression: models.Files, tmp_path: Path, names: list[str], kind: type[Exception]
 ) -> None:

@@ -264,15 +264,10 @@ def test_a_view_of_the_contiguous_parameters_outlives_the_ortvalue(
     assert all(np.array_equal(view, expected) for view in views)
 
 
-@pytest.mark.parametrize(
-    ("buffer", "code"),
-    [
-        (np.zeros(7, np.float32), "buffer-size"),
-        (np.zeros(14, np.float32), "buffer-size"),
-        (np.zeros(8), "buffer-type"),
-        ([0.0] * 8, "buffer-type"),
-    ],
-)
+@pytest.mark.parametrize(("buffer", "code"), [
+    (np.zeros(7, np.float32), "buffer-size"), (np.zeros(14, np.float32), "buffer-size"),
+    (np.zeros(8), "buffer-type"), ([0.0] * 8, "buffer-type"),
+])  # fmt: skip
 def test_buffers_that_do_not_fit(regression: models.Files, buffer: object, code: str) -> None:
     module, state = open_module(regression)
     before = state.parameters["W"].data.copy()

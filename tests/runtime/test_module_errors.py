@@ -19,26 +19,23 @@ from tests.runtime import models
 X, T = np.zeros((5, 3), np.float32), np.zeros((5, 2), np.float32)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "code", "says"),
-    [
-        ((), "input-count", "takes 2 inputs and 0"),
-        ((X,), "input-count", "takes 2 inputs and 1"),
-        ((X, T, T), "input-count", "takes 2 inputs and 3"),
-        ((X.astype(np.float64), T), "input-type", "'input' must be float32"),
-        ((X, T.astype(np.int64)), "input-type", "'target' must be float32"),
-        ((X.astype(">f4"), T), "input-type", "'input'"),
-        ((X[:, :2], T), "input-shape", r"float32\[batch, 3\], and its shape is \[5, 2\]"),
-        ((X[0], T), "input-shape", r"shape is \[3\]"),
-        ((X[None], T), "input-shape", "'input'"),
-        ((X, T[:4]), "input-sizes-differ", "'batch' is 5 in input 'input' and 4 in input 'target'"),
-        ((X[:0], T[:0]), "empty-batch", "'input' is empty"),
-        (([], []), "input-shape", "'input'"),
-        (([[1, 2, 3], [1]], T), "input-shape", "not a regular array"),
-        (("text", T), "input-type", "'input'"),
-        ((None, T), "input-type", "'input'"),
-    ],
-)
+@pytest.mark.parametrize(("inputs", "code", "says"), [
+    ((), "input-count", "takes 2 inputs and 0"),
+    ((X,), "input-count", "takes 2 inputs and 1"),
+    ((X, T, T), "input-count", "takes 2 inputs and 3"),
+    ((X.astype(np.float64), T), "input-type", "'input' must be float32"),
+    ((X, T.astype(np.int64)), "input-type", "'target' must be float32"),
+    ((X.astype(">f4"), T), "input-type", "'input'"),
+    ((X[:, :2], T), "input-shape", r"float32\[batch, 3\], and its shape is \[5, 2\]"),
+    ((X[0], T), "input-shape", r"shape is \[3\]"),
+    ((X[None], T), "input-shape", "'input'"),
+    ((X, T[:4]), "input-sizes-differ", "'batch' is 5 in input 'input' and 4 in input 'target'"),
+    ((X[:0], T[:0]), "empty-batch", "'input' is empty"),
+    (([], []), "input-shape", "'input'"),
+    (([[1, 2, 3], [1]], T), "input-shape", "not a regular array"),
+    (("text", T), "input-type", "'input'"),
+    ((None, T), "input-type", "'input'"),
+])  # fmt: skip
 def test_inputs_that_do_not_fit(
     regression: models.Files, inputs: tuple[object, ...], code: str, says: str
 ) -> None:
@@ -165,21 +162,18 @@ def _extra(data: CheckpointData) -> None:
     data.frozen["extra"] = np.zeros(2, np.float32)
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (_without("W"), "'scale'|'W'|W_grad"),
-        (_without("scale"), "'scale' belongs to no parameter"),
-        (_without("b"), "'b' belongs to no parameter"),
-        (_without("mean"), "'mean' belongs to no parameter"),
-        (_reshaped, r"'W' is float32\[3, 2\] in the model, and float32\[2, 3\] in the checkpoint"),
-        (_retyped, r"'scale' is float32\[3\] in the model, and float64\[3\]"),
-        (_double, "no gradient for 'extra'"),
-        (_frozen_weight, "W_grad.accumulation.buffer"),
-        (_trained_scale, "no gradient for 'scale'"),
-        (_extra, "no input 'extra'"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    (_without("W"), "'scale'|'W'|W_grad"),
+    (_without("scale"), "'scale' belongs to no parameter"),
+    (_without("b"), "'b' belongs to no parameter"),
+    (_without("mean"), "'mean' belongs to no parameter"),
+    (_reshaped, r"'W' is float32\[3, 2\] in the model, and float32\[2, 3\] in the checkpoint"),
+    (_retyped, r"'scale' is float32\[3\] in the model, and float64\[3\]"),
+    (_double, "no gradient for 'extra'"),
+    (_frozen_weight, "W_grad.accumulation.buffer"),
+    (_trained_scale, "no gradient for 'scale'"),
+    (_extra, "no input 'extra'"),
+])  # fmt: skip
 def test_models_and_checkpoints_that_do_not_go_together(
     regression: models.Files, change: Callable[[CheckpointData], None], says: str
 ) -> None:

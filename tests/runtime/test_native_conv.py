@@ -59,13 +59,8 @@ class Case:
         weight = self.lies[2] if self.kind != native.WEIGHT_GRADIENT else 0
         bias = self.bias and self.kind == native.FORWARD
         return [
-            self.kind,
-            *self.lies[:2],
-            weight,
-            self.channels,
-            *itertools.chain(*axes),
-            int(bias),
-        ]
+            self.kind, *self.lies[:2], weight, self.channels, *itertools.chain(*axes), int(bias),
+        ]  # fmt: skip
 
 
 def axis(least: int, most: int) -> st.SearchStrategy[list[int]]:

@@ -345,22 +345,16 @@ def test_the_moment_that_the_reference_saves_with_sgd_is_dropped(
                 Run(regression, tmp_path / "c", kind="sgd")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "culprit"),
-    [
-        ("gradients", "gradient", "'gradient'"),
-        ("int64[1] step", "int32[1] step", "'step'"),
-        ("float[1] learning_rate", "float[n] learning_rate", None),
-        ("float[n] params,", "float[8] params,", "'params'"),
-        ("params_out", "result", "'params.out'"),
-        (", float[n] gradients", ", float[n] gradients, float[n] extra", "'extra'"),
-        (
-            ", float[n] gradients",
-            ", float[n] gradients, float[n] second_order_moments",
-            "'second_order_moments.out'",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "culprit"), [
+    ("gradients", "gradient", "'gradient'"),
+    ("int64[1] step", "int32[1] step", "'step'"),
+    ("float[1] learning_rate", "float[n] learning_rate", None),
+    ("float[n] params,", "float[8] params,", "'params'"),
+    ("params_out", "result", "'params.out'"),
+    (", float[n] gradients", ", float[n] gradients, float[n] extra", "'extra'"),
+    (", float[n] gradients", ", float[n] gradients, float[n] second_order_moments",
+     "'second_order_moments.out'"),
+])  # fmt: skip
 def test_models_that_are_no_optimizers(
     regression: models.Files, old: str, new: str, culprit: str | None
 ) -> None:
@@ -447,21 +441,18 @@ def group(*names: str, scale: Any = 1.0, decay: Any = 0.0) -> dict[str, Any]:
     return {"learning_rate_scale": scale, "weight_decay": decay, "parameters": list(names)}
 
 
-@pytest.mark.parametrize(
-    ("shape", "seen", "rows", "columns"),
-    [
-        ((), (1, 1), (), ()),
-        ((7,), (1, 7), (1,), (7,)),
-        ((5, 7), (5, 7), (5, 1), (1, 7)),
-        ((1, 7), (1, 7), (1, 1), (1, 7)),
-        ((64, 32, 3, 3), (64, 288), (64, 1, 1, 1), (1, 32, 3, 3)),
-        ((320, 64, 1, 1), (320, 64), (320, 1, 1, 1), (1, 64, 1, 1)),
-        ((96, 1, 3, 3), (96, 9), (96, 1, 1, 1), (1, 1, 3, 3)),
-        ((8, 64, 64), (512, 64), (8, 64, 1), (1, 1, 64)),
-        ((1, 4, 4), (4, 4), (1, 4, 1), (1, 1, 4)),
-        ((0, 3), (0, 3), (0, 1), (1, 3)),
-    ],
-)
+@pytest.mark.parametrize(("shape", "seen", "rows", "columns"), [
+    ((), (1, 1), (), ()),
+    ((7,), (1, 7), (1,), (7,)),
+    ((5, 7), (5, 7), (5, 1), (1, 7)),
+    ((1, 7), (1, 7), (1, 1), (1, 7)),
+    ((64, 32, 3, 3), (64, 288), (64, 1, 1, 1), (1, 32, 3, 3)),
+    ((320, 64, 1, 1), (320, 64), (320, 1, 1, 1), (1, 64, 1, 1)),
+    ((96, 1, 3, 3), (96, 9), (96, 1, 1, 1), (1, 1, 3, 3)),
+    ((8, 64, 64), (512, 64), (8, 64, 1), (1, 1, 64)),
+    ((1, 4, 4), (4, 4), (1, 4, 1), (1, 1, 4)),
+    ((0, 3), (0, 3), (0, 1), (1, 3)),
+])  # fmt: skip
 def test_shapes_of_what_is_kept(
     shape: tuple[int, ...], seen: tuple[int, ...], rows: tuple[int, ...], columns: tuple[int, ...]
 ) -> None:
@@ -503,24 +494,12 @@ def test_metadata_are_read() -> None:
 
 
 BAD_STATE: list[Any] = [
-    {},
-    "x",
-    ["x"],
-    [{}],
-    [{"name": ""}],
-    [{"name": 3}],
-    [{"name": "params"}],
-    [{"name": "weight_decay"}],
-    [{"name": "m"}, {"name": "m"}],
-    [{"name": "m", "axes": 1}],
-    [{"name": "m", "axes": [2]}],
-    [{"name": "m", "axes": [-1]}],
-    [{"name": "m", "axes": [True]}],
-    [{"name": "m", "axes": [1, 0]}],
-    [{"name": "m", "axes": [0, 0]}],
-    [{"name": "m", "axes": [0]}, {"name": "v"}],
-    [{"name": f"m{i}"} for i in range(9)],
-]
+    {}, "x", ["x"], [{}], [{"name": ""}], [{"name": 3}], [{"name": "params"}],
+    [{"name": "weight_decay"}], [{"name": "m"}, {"name": "m"}], [{"name": "m", "axes": 1}],
+    [{"name": "m", "axes": [2]}], [{"name": "m", "axes": [-1]}], [{"name": "m", "axes": [True]}],
+    [{"name": "m", "axes": [1, 0]}], [{"name": "m", "axes": [0, 0]}],
+    [{"name": "m", "axes": [0]}, {"name": "v"}], [{"name": f"m{i}"} for i in range(9)],
+]  # fmt: skip
 BAD_GROUPS: list[Any] = [
     {},
     [1],
@@ -538,36 +517,25 @@ BAD_GROUPS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("key", "text"),
-    [
-        *(("odtpack.state", json.dumps(value)) for value in BAD_STATE),
-        *(("odtpack.groups", json.dumps(value)) for value in BAD_GROUPS),
-        ("odtpack.groups", json.dumps([group("a", scale=float("nan"))])),
-        ("odtpack.state", "["),
-        ("odtpack.state", "[" * 100_000),
-        ("odtpack.groups", ""),
-    ],
-)
+@pytest.mark.parametrize(("key", "text"), [
+    *(("odtpack.state", json.dumps(value)) for value in BAD_STATE),
+    *(("odtpack.groups", json.dumps(value)) for value in BAD_GROUPS),
+    ("odtpack.groups", json.dumps([group("a", scale=float("nan"))])),
+    ("odtpack.state", "["),
+    ("odtpack.state", "[" * 100_000),
+    ("odtpack.groups", ""),
+])  # fmt: skip
 def test_wrong_metadata_are_refused(key: str, text: str) -> None:
     with refused("bad-metadata") as caught:
         read_contract({key: text}, INPUTS, "some.onnx")
     assert "some.onnx" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("metadata", "inputs"),
-    [
-        ({}, (*INPUTS, "weight_decay")),
-        (
-            {
-                "odtpack.groups": json.dumps([group("a"), group("b")]),
-                "odtpack.elementwise": "false",
-            },
-            INPUTS,
-        ),
-    ],
-)
+@pytest.mark.parametrize(("metadata", "inputs"), [
+    ({}, (*INPUTS, "weight_decay")),
+    ({"odtpack.groups": json.dumps([group("a"), group("b")]), "odtpack.elementwise": "false"},
+     INPUTS),
+])  # fmt: skip
 def test_contradictions_are_refused(metadata: dict[str, str], inputs: tuple[str, ...]) -> None:
     with refused("bad-metadata"):
         read_contract(metadata, inputs, "m")
@@ -577,15 +545,12 @@ def open_module(files: models.Files) -> Module:
     return Module(files.training, CheckpointState.load_checkpoint(files.checkpoint))
 
 
-@pytest.mark.parametrize(
-    ("metadata", "code"),
-    [
-        ({"odtpack.groups": json.dumps([group("W")])}, "model-mismatch"),
-        ({"odtpack.groups": json.dumps([group("W", "b", "scale")])}, "model-mismatch"),
-        ({"odtpack.state": json.dumps([{"name": "first_order_moments"}])}, "not-an-optimizer"),
-        ({"odtpack.state": json.dumps([{"name": "m", "axes": [0]}])}, "not-an-optimizer"),
-    ],
-)
+@pytest.mark.parametrize(("metadata", "code"), [
+    ({"odtpack.groups": json.dumps([group("W")])}, "model-mismatch"),
+    ({"odtpack.groups": json.dumps([group("W", "b", "scale")])}, "model-mismatch"),
+    ({"odtpack.state": json.dumps([{"name": "first_order_moments"}])}, "not-an-optimizer"),
+    ({"odtpack.state": json.dumps([{"name": "m", "axes": [0]}])}, "not-an-optimizer"),
+])  # fmt: skip
 def test_models_that_do_not_keep_their_word(
     regression: models.Files, metadata: dict[str, str], code: str
 ) -> None:

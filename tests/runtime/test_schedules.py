@@ -97,16 +97,13 @@ def test_warm_up_comes_first(schedule: LearningRateSchedule) -> None:
     assert schedule.factor(4) < 1
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        Constant(3),
-        Linear(3, 17),
-        Cosine(3, 17, floor=0.1),
-        Step(3, period=4, gamma=0.7),
-        MultiStep(3, milestones=(5, 8, 13), gamma=1 / 3),
-    ],
-)
+@pytest.mark.parametrize("schedule", [
+    Constant(3),
+    Linear(3, 17),
+    Cosine(3, 17, floor=0.1),
+    Step(3, period=4, gamma=0.7),
+    MultiStep(3, milestones=(5, 8, 13), gamma=1 / 3),
+])  # fmt: skip
 def test_an_interrupted_run_goes_on_bit_by_bit(
     schedule: LearningRateSchedule, regression: models.Files, tmp_path: Path
 ) -> None:
@@ -152,35 +149,27 @@ def test_without_a_schedule_nothing_is_restored(regression: models.Files) -> Non
     assert LRScheduler.restore(open_optimizer(regression)) is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "null",
-        "[]",
-        "{}",
-        "[" * 100_000,
-        '{"kind": "linear", "initial_lr": 1, "warmup_steps": 0, "total_steps": 5}',
-        '{"kind": "linear", "initial_lr": NaN, "warmup_steps": 0, "total_steps": 5}',
-        '{"kind": "linear", "initial_lr": 1e999, "warmup_steps": 0, "total_steps": 5}',
-        '{"kind": "linear", "initial_lr": 0.1, "warmup_steps": 6, "total_steps": 5}',
-        '{"kind": "linear", "initial_lr": 0.1, "total_steps": 5.0}',
-        '{"kind": "linear", "initial_lr": 0.1, "total_steps": true}',
-        '{"kind": "linear", "initial_lr": 0.1}',
-        '{"kind": "linear", "initial_lr": 0.1, "total_steps": 5, "floor": 0}',
-        '{"kind": "cosine", "initial_lr": 0.1, "total_steps": 5, "floor": "0"}',
-        '{"kind": "cosine", "initial_lr": 0.1, "total_steps": 5, "floor": 2}',
-        '{"kind": "step", "initial_lr": 0.1, "period": 0}',
-        '{"kind": "step", "initial_lr": 0.1, "period": 1, "gamma": 0}',
-        '{"kind": "multistep", "initial_lr": 0.1, "milestones": []}',
-        '{"kind": "multistep", "initial_lr": 0.1, "milestones": [5, 3]}',
-        '{"kind": "multistep", "initial_lr": 0.1, "milestones": ["5"]}',
-        '{"kind": "multistep", "initial_lr": 0.1, "milestones": 5}',
-        '{"kind": "sine", "initial_lr": 0.1}',
-        '{"kind": ["sine"], "initial_lr": 0.1}',
-        '{"initial_lr": 0.1}',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "", "null", "[]", "{}", "[" * 100_000,
+    '{"kind": "linear", "initial_lr": 1, "warmup_steps": 0, "total_steps": 5}',
+    '{"kind": "linear", "initial_lr": NaN, "warmup_steps": 0, "total_steps": 5}',
+    '{"kind": "linear", "initial_lr": 1e999, "warmup_steps": 0, "total_steps": 5}',
+    '{"kind": "linear", "initial_lr": 0.1, "warmup_steps": 6, "total_steps": 5}',
+    '{"kind": "linear", "initial_lr": 0.1, "total_steps": 5.0}',
+    '{"kind": "linear", "initial_lr": 0.1, "total_steps": true}',
+    '{"kind": "linear", "initial_lr": 0.1}',
+    '{"kind": "linear", "initial_lr": 0.1, "total_steps": 5, "floor": 0}',
+    '{"kind": "cosine", "initial_lr": 0.1, "total_steps": 5, "floor": "0"}',
+    '{"kind": "cosine", "initial_lr": 0.1, "total_steps": 5, "floor": 2}',
+    '{"kind": "step", "initial_lr": 0.1, "period": 0}',
+    '{"kind": "step", "initial_lr": 0.1, "period": 1, "gamma": 0}',
+    '{"kind": "multistep", "initial_lr": 0.1, "milestones": []}',
+    '{"kind": "multistep", "initial_lr": 0.1, "milestones": [5, 3]}',
+    '{"kind": "multistep", "initial_lr": 0.1, "milestones": ["5"]}',
+    '{"kind": "multistep", "initial_lr": 0.1, "milestones": 5}',
+    '{"kind": "sine", "initial_lr": 0.1}', '{"kind": ["sine"], "initial_lr": 0.1}',
+    '{"initial_lr": 0.1}',
+])  # fmt: skip
 def test_properties_that_are_no_schedule(regression: models.Files, text: str) -> None:
     optimizer = open_optimizer(regression)
     optimizer.checkpoint_state.properties[SCHEDULE_PROPERTY] = text
@@ -191,16 +180,13 @@ def test_properties_that_are_no_schedule(regression: models.Files, text: str) ->
         LRScheduler.restore(optimizer)
 
 
-@pytest.mark.parametrize(
-    ("text", "spec"),
-    [
-        ("constant", ScheduleSpec("constant", {})),
-        ("linear:total=9,lr=0.5", ScheduleSpec("linear", {"total_steps": 9}, 0.5)),
-        ("cosine:warmup=3,floor=0.1", ScheduleSpec("cosine", {"warmup_steps": 3, "floor": 0.1})),
-        ("step:period=4,gamma=0.5", ScheduleSpec("step", {"period": 4, "gamma": 0.5})),
-        ("multistep:milestones=3+8", ScheduleSpec("multistep", {"milestones": (3, 8)})),
-    ],
-)
+@pytest.mark.parametrize(("text", "spec"), [
+    ("constant", ScheduleSpec("constant", {})),
+    ("linear:total=9,lr=0.5", ScheduleSpec("linear", {"total_steps": 9}, 0.5)),
+    ("cosine:warmup=3,floor=0.1", ScheduleSpec("cosine", {"warmup_steps": 3, "floor": 0.1})),
+    ("step:period=4,gamma=0.5", ScheduleSpec("step", {"period": 4, "gamma": 0.5})),
+    ("multistep:milestones=3+8", ScheduleSpec("multistep", {"milestones": (3, 8)})),
+])  # fmt: skip
 def test_texts(text: str, spec: ScheduleSpec) -> None:
     assert ScheduleSpec.parse(text) == spec
 
@@ -223,16 +209,10 @@ def open_scaled(files: models.Files, checkpoint: Path | None = None) -> Optimize
     return Optimizer(files.sgd, Module(files.training, state))
 
 
-@pytest.mark.parametrize(
-    ("warmup", "total", "expected"),
-    [
-        (2, 6, [0, 0.1, 0.2, 0.15, 0.1, 0.05, 0, 0]),
-        (0, 4, [0.2, 0.15, 0.1, 0.05, 0, 0]),
-        (1, 2, [0, 0.2, 0, 0]),
-        (3, 3, [0, 0.2 / 3, 0.4 / 3, 0, 0]),
-        (0, 1, [0.2, 0, 0]),
-    ],
-)
+@pytest.mark.parametrize(("warmup", "total", "expected"), [
+    (2, 6, [0, 0.1, 0.2, 0.15, 0.1, 0.05, 0, 0]), (0, 4, [0.2, 0.15, 0.1, 0.05, 0, 0]),
+    (1, 2, [0, 0.2, 0, 0]), (3, 3, [0, 0.2 / 3, 0.4 / 3, 0, 0]), (0, 1, [0.2, 0, 0]),
+])  # fmt: skip
 def test_warm_up_and_decay(
     regression: models.Files, warmup: int, total: int, expected: list[float]
 ) -> None:

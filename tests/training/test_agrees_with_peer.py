@@ -77,12 +77,9 @@ def theirs(name: str, folder: Path) -> dict[str, dict[str, Any]]:
         run = f"{name}-{optimizer}"
         place = folder / "theirs" / run
         train = {
-            "command": "train",
-            "folder": place,
-            "inputs": folder / f"{name}.npz",
-            "steps": STEPS,
+            "command": "train", "folder": place, "inputs": folder / f"{name}.npz", "steps": STEPS,
             "learning_rate": CASES[name].rates[optimizer],
-        }
+        }  # fmt: skip
         jobs += [
             {
                 "command": "generate",

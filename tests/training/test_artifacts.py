@@ -33,13 +33,10 @@ def test_files_and_names(tmp_path: Path) -> None:
     make(linear(), tmp_path)
     assert set(contents(tmp_path)) == FILES | OWN
     assert names(tmp_path / "training_model.onnx") == (
-        [
-            *("x", "target", "w", "b"),
-            *("w_grad.accumulation.buffer", "b_grad.accumulation.buffer"),
-            "lazy_reset_grad",
-        ],
+        [*("x", "target", "w", "b"), *("w_grad.accumulation.buffer", "b_grad.accumulation.buffer"),
+         "lazy_reset_grad"],
         ["loss", "w_grad.accumulation.out", "b_grad.accumulation.out"],
-    )
+    )  # fmt: skip
     assert names(tmp_path / "eval_model.onnx") == (["x", "target", "w", "b"], ["loss"])
     assert names(tmp_path / "optimizer_model.onnx") == (
         ["learning_rate", "step", "params", "gradients"],
@@ -129,12 +126,9 @@ def test_every_form_of_a_model(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
     forms = {
-        "proto": model,
-        "path": path,
-        "str": str(path),
-        "ir": ir.from_proto(model),
+        "proto": model, "path": path, "str": str(path), "ir": ir.from_proto(model),
         "ir-file": ir.load(path),
-    }
+    }  # fmt: skip
     written = [contents(make(form, tmp_path / name)) for name, form in forms.items()]
     assert all(files == written[0] for files in written)
 
@@ -192,18 +186,14 @@ def test_parameters_in_the_order_of_the_initializers(tmp_path: Path) -> None:
     inputs, outputs = names(tmp_path / "training_model.onnx")
     trained = [name for name in order if name != "b"]
     assert inputs == [
-        *("x", "target"),
-        *order,
-        *(f"{name}_grad.accumulation.buffer" for name in trained),
+        *("x", "target"), *order, *(f"{name}_grad.accumulation.buffer" for name in trained),
         "lazy_reset_grad",
-    ]
+    ]  # fmt: skip
     assert outputs == ["loss", *(f"{name}_grad.accumulation.out" for name in trained)]
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     assert {name: p.requires_grad for name, p in state.parameters} == {
-        "w": True,
-        "b": False,
-        "s": True,
-    }
+        "w": True, "b": False, "s": True,
+    }  # fmt: skip
 
 
 def test_what_is_neither_trained_nor_frozen_stays_inside(tmp_path: Path) -> None:
@@ -294,12 +284,9 @@ def test_loss_inputs(tmp_path: Path) -> None:
     losses = {}
     for chosen in ([], ["y"], ["other"], ["h"], ["other", "wanted"], ["y", "other"]):
         folder = make(
-            linear(**TWO_HEADS),
-            tmp_path / "-".join(["reads", *chosen]),
-            requires_grad=["w"],
-            frozen_params=["b"],
-            loss_input_names=chosen,
-        )
+            linear(**TWO_HEADS), tmp_path / "-".join(["reads", *chosen]), requires_grad=["w"],
+            frozen_params=["b"], loss_input_names=chosen,
+        )  # fmt: skip
         state, module, _ = open_training(folder)
         adds = len(chosen) < 2
         assert module.input_names() == ["x", "wanted", "target"][: 2 + adds]
@@ -392,10 +379,7 @@ def test_statistics_are_state(tmp_path: Path) -> None:
 
 def test_the_enumerations_are_the_references() -> None:
     assert {kind.name: kind.value for kind in artifacts.LossType} == {
-        "MSELoss": 1,
-        "CrossEntropyLoss": 2,
-        "BCEWithLogitsLoss": 3,
-        "L1Loss": 4,
-    }
+        "MSELoss": 1, "CrossEntropyLoss": 2, "BCEWithLogitsLoss": 3, "L1Loss": 4,
+    }  # fmt: skip
     assert {kind.name: kind.value for kind in artifacts.OptimType} == {"AdamW": 1, "SGD": 2}
     assert set(LOSSES.values()) == set(artifacts.LossType)

@@ -39,12 +39,10 @@ def _sparse() -> onnx.ModelProto:
     model = linear()
     del model.graph.initializer[0]
     model.graph.sparse_initializer.add().CopyFrom(
-        onnx.helper.make_sparse_tensor(
-            numpy_helper.from_array(np.ones(1, np.float32), "w"),
-            numpy_helper.from_array(np.zeros(1, np.int64), "w_indices"),
-            [3, 2],
-        )
-    )
+        onnx.helper.make_sparse_tensor(numpy_helper.from_array(np.ones(1, np.float32), "w"),
+                                       numpy_helper.from_array(np.zeros(1, np.int64), "w_indices"),
+                                       [3, 2]),
+    )  # fmt: skip
     return model
 
 
@@ -205,18 +203,15 @@ def test_external_data_stays_in_the_folder(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("location", "entries", "code"),
-    [
-        ("missing", {}, "external-data-missing"),
-        (".", {}, "external-data-missing"),
-        ("data", {"offset": 4, "length": 24}, "external-data-short"),
-        ("data", {"offset": -4, "length": 24}, "external-data-short"),
-        ("data", {"length": 1 << 62}, "external-data-short"),
-        ("data", {"offset": "x"}, "external-data-short"),
-        ("data", {"length": 20}, "initializer-size"),
-    ],
-)
+@pytest.mark.parametrize(("location", "entries", "code"), [
+    ("missing", {}, "external-data-missing"),
+    (".", {}, "external-data-missing"),
+    ("data", {"offset": 4, "length": 24}, "external-data-short"),
+    ("data", {"offset": -4, "length": 24}, "external-data-short"),
+    ("data", {"length": 1 << 62}, "external-data-short"),
+    ("data", {"offset": "x"}, "external-data-short"),
+    ("data", {"length": 20}, "initializer-size"),
+])  # fmt: skip
 def test_external_data_is_there(
     location: str, entries: dict[str, object], code: str, tmp_path: Path
 ) -> None:

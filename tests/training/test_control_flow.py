@@ -24,11 +24,9 @@ STEPS, RATE = 6, 0.2
 
 _GENERATOR = np.random.default_rng(0)
 WEIGHTS = {
-    "w": _GENERATOR.normal(size=(4, 4)) * 0.4,
-    "u": _GENERATOR.normal(size=(4, 4)) * 0.4,
-    "b": _GENERATOR.normal(size=4) * 0.1,
-    "head": _GENERATOR.normal(size=(4, 3)) * 0.5,
-}
+    "w": _GENERATOR.normal(size=(4, 4)) * 0.4, "u": _GENERATOR.normal(size=(4, 4)) * 0.4,
+    "b": _GENERATOR.normal(size=4) * 0.1, "head": _GENERATOR.normal(size=(4, 3)) * 0.5,
+}  # fmt: skip
 WEIGHTS = {name: value.astype(np.float32) for name, value in WEIGHTS.items()}
 X = _GENERATOR.normal(size=(6, 5, 4)).astype(np.float32)
 LABELS = _GENERATOR.integers(0, 3, 6)
@@ -95,10 +93,8 @@ def choice(x: torch.Tensor, p: Tensors, stop: str = "") -> torch.Tensor:
 LIMIT = 0.103
 
 CASES: dict[str, tuple[str, Callable[[torch.Tensor, Tensors], torch.Tensor]]] = {
-    "Scan": (SCAN, scan),
-    "Loop": (LOOP, loop),
-    "If": (CHOICE, choice),
-}
+    "Scan": (SCAN, scan), "Loop": (LOOP, loop), "If": (CHOICE, choice),
+}  # fmt: skip
 
 
 def build(body: str, opset: int) -> onnx.ModelProto:
@@ -232,12 +228,10 @@ def test_a_weight_that_is_stored_in_a_body_is_trained(tmp_path: Path) -> None:
 def test_dropout_in_a_body_is_off_in_evaluation(tmp_path: Path) -> None:
     body = SCAN.replace("t = Tanh(biased)", "q = Tanh(biased) t = Dropout(q, half, training)")
     model = build(body, 17)
-    model.graph.initializer.extend(
-        [
-            onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"),
-            onnx.numpy_helper.from_array(np.array(True), "training"),
-        ]
-    )
+    model.graph.initializer.extend([
+        onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"),
+        onnx.numpy_helper.from_array(np.array(True), "training"),
+    ])  # fmt: skip
     folder = tmp_path / "package"
     build_package(model, folder, loss="cross_entropy", optimizer=optimizers.SGD())
     _, module, _ = open_training(folder)

@@ -148,12 +148,9 @@ def test_int8_rounds_ties_to_even() -> None:
 def test_only_large_weights_are_stored_so(tmp_path: Path) -> None:
     """Norms, biases, embeddings of positions that are added, and small weights stay float32."""
     manifest = build_package(
-        model_of("transformer"),
-        tmp_path / "p",
-        loss="cross_entropy",
-        train=["classifier.*"],
+        model_of("transformer"), tmp_path / "p", loss="cross_entropy", train=["classifier.*"],
         frozen_storage="int8",
-    )
+    )  # fmt: skip
     parameters = {p.name: p for p in manifest.parameters}
     for name, parameter in parameters.items():
         if parameter.dtype == "int8":
@@ -175,18 +172,13 @@ def linear(weight: np.ndarray, opset: int = 17) -> onnx.ModelProto:
     """Two layers: weight [n, m] frozen, head [m, 3] trained."""
     n, m = weight.shape
     graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "weight"], ["h"]),
-            helper.make_node("MatMul", ["h", "head"], ["y"]),
-        ],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", n])],
+        [helper.make_node("MatMul", ["x", "weight"], ["h"]),
+         helper.make_node("MatMul", ["h", "head"], ["y"])],
+        "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", n])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
-        [
-            numpy_helper.from_array(weight.astype(np.float32), "weight"),
-            numpy_helper.from_array(np.full((m, 3), 0.1, np.float32), "head"),
-        ],
-    )
+        [numpy_helper.from_array(weight.astype(np.float32), "weight"),
+         numpy_helper.from_array(np.full((m, 3), 0.1, np.float32), "head")],
+    )  # fmt: skip
     model = onnx.ModelProto(graph=graph, opset_import=[helper.make_opsetid("", opset)])
     model.ir_version = 7
     return model

@@ -136,11 +136,9 @@ def test_what_is_computed_in_float16(tmp_path: Path) -> None:
 
 
 STEPS = {
-    "two models": {},
-    "step model": {"step_model": "always"},
-    "accumulation": {"accumulation_steps": 2},
-    "clip by norm": {"clip_norm": 0.5},
-}
+    "two models": {}, "step model": {"step_model": "always"},
+    "accumulation": {"accumulation_steps": 2}, "clip by norm": {"clip_norm": 0.5},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("options", STEPS.values(), ids=STEPS)
@@ -234,14 +232,11 @@ def test_the_scale_is_saved_and_resumed(tmp_path: Path) -> None:
     assert contents(again) == contents(module)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"runtime": "ort-training"},
-        {"privacy_clip": 1.0},
-        {"segments": True, "adapter": "lora", "adapter_on": ("fc1",)},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {"runtime": "ort-training"},
+    {"privacy_clip": 1.0},
+    {"segments": True, "adapter": "lora", "adapter_on": ("fc1",)},
+])  # fmt: skip
 def test_what_keeps_no_loss_scale_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     with refused("mixed-precision"):
         build_package(MLP, tmp_path / "p", loss="cross_entropy", precision="mixed", **options)

@@ -267,13 +267,9 @@ def test_ort_format(kind: str, tmp_path: Path) -> None:
     model = zoo.cnn(size=8, width=(4, 8), classes=3)
     update = UPDATES["groups-and-clip"]
     build_package(
-        model,
-        tmp_path,
-        loss="cross_entropy",
-        optimizer=KINDS[kind],
-        **update,
+        model, tmp_path, loss="cross_entropy", optimizer=KINDS[kind], **update,
         ort_format=OrtFormat(),
-    )
+    )  # fmt: skip
     data, results = batch(model, 6, classes=3), []
     for suffix in ("onnx", "ort"):
         state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")

@@ -183,18 +183,15 @@ def test_a_step_with_gradients_that_are_not_private_is_refused(tmp_path: Path) -
         train_step(module, optimizer, [[batch()[0], batch()[1][:3]]])
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "words"),
-    [
-        ("mlp", {"privacy_clip": 0.0, "privacy_noise": 1.0}, "above 0"),
-        ("mlp", {"privacy_clip": 1.0, "privacy_noise": float("nan")}, "0 or more"),
-        ("mlp", {"clip_norm": 1.0, "privacy_clip": 1.0, "privacy_noise": 1.0}, "not a second time"),
-        ("mlp", {"accumulation_steps": 2}, "sample by sample"),
-        ("batch norm", {}, "statistic of whole batches"),
-        ("mlp", {"runtime": "ort-training"}, "stock ONNX Runtime"),
-        ("fixed", {}, "single samples"),
-    ],
-)
+@pytest.mark.parametrize(("model", "options", "words"), [
+    ("mlp", {"privacy_clip": 0.0, "privacy_noise": 1.0}, "above 0"),
+    ("mlp", {"privacy_clip": 1.0, "privacy_noise": float("nan")}, "0 or more"),
+    ("mlp", {"clip_norm": 1.0, "privacy_clip": 1.0, "privacy_noise": 1.0}, "not a second time"),
+    ("mlp", {"accumulation_steps": 2}, "sample by sample"),
+    ("batch norm", {}, "statistic of whole batches"),
+    ("mlp", {"runtime": "ort-training"}, "stock ONNX Runtime"),
+    ("fixed", {}, "single samples"),
+])  # fmt: skip
 def test_what_cannot_be_private_is_an_error(
     model: str, options: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
@@ -392,17 +389,9 @@ def test_command_line(tmp_path: Path, run: Run) -> None:
     assert run("build", "--recipe", recipe, "--out", same).code == 0
     assert Package.open(path).manifest.recipe_digest == Package.open(same).manifest.recipe_digest
     outcome = run(
-        "train",
-        path,
-        "--data",
-        tmp_path / "data.npz",
-        "--lr",
-        "0.02",
-        "--epochs",
-        "4",
-        "--json",
+        "train", path, "--data", tmp_path / "data.npz", "--lr", "0.02", "--epochs", "4", "--json",
         code=0,
-    )
+    )  # fmt: skip
     result = json.loads(outcome.out)
     assert result["eval_loss_after"] < result["eval_loss_before"]
     assert result["privacy"]["sampling_rate"] == pytest.approx(32 / 240)

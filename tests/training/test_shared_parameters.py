@@ -148,13 +148,10 @@ def test_gradients(case: str, level: str, tmp_path: Path) -> None:
     subject = CASES[case]
     trained = {n: a for n, a in subject.parameters.items() if a.dtype == np.float32}
     generate_artifacts(
-        _model(subject),
-        requires_grad=list(trained),
-        loss=LossType.MSELoss,
-        optimizer=OptimType.SGD,
-        additional_output_names=list(subject.outputs),
+        _model(subject), requires_grad=list(trained), loss=LossType.MSELoss,
+        optimizer=OptimType.SGD, additional_output_names=list(subject.outputs),
         artifact_directory=tmp_path,
-    )
+    )  # fmt: skip
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = LEVELS[level]
     state, module, _ = open_training(tmp_path, options)
@@ -228,12 +225,9 @@ def test_a_copy_that_is_named_is_a_parameter_of_its_own(tmp_path: Path) -> None:
     manifest = build_package(model, tmp_path / "a", loss="mse", train=["e", "onnx::MatMul_7"])
     assert _roles(manifest) == {"e": "trainable", "onnx::MatMul_7": "trainable"}
     generate_artifacts(
-        model,
-        requires_grad=["onnx::MatMul_7"],
-        loss=LossType.MSELoss,
-        optimizer=OptimType.SGD,
+        model, requires_grad=["onnx::MatMul_7"], loss=LossType.MSELoss, optimizer=OptimType.SGD,
         artifact_directory=tmp_path / "b",
-    )
+    )  # fmt: skip
     content = (tmp_path / "b" / "manifest.json").read_bytes()
     assert _roles(Manifest.from_json(content, "manifest.json")) == {"onnx::MatMul_7": "trainable"}
 

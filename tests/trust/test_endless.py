@@ -117,19 +117,16 @@ def commands(path: Path, out: Path) -> list[list[str]]:
     ]
 
 
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [
-        (functions(40), "functions-too-large"),
-        (functions(12), None),
-        (functions(400, calls=9), "functions-too-large"),
-        (loop(None), "endless-loop"),
-        (loop(None, grows=True), "endless-loop"),
-        (loop(2**62), "endless-loop"),
-        (loop(10), None),
-        (loop(2**62, computed=True), None),
-    ],
-)
+@pytest.mark.parametrize(("content", "code"), [
+    (functions(40), "functions-too-large"),
+    (functions(12), None),
+    (functions(400, calls=9), "functions-too-large"),
+    (loop(None), "endless-loop"),
+    (loop(None, grows=True), "endless-loop"),
+    (loop(2**62), "endless-loop"),
+    (loop(10), None),
+    (loop(2**62, computed=True), None),
+])  # fmt: skip
 def test_what_the_graph_says_is_refused_at_once(
     content: bytes, code: str | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -236,17 +236,13 @@ def test_after_close_every_call_is_closed_and_the_state_can_be_saved(
         optimizer = Optimizer(package.optimizer_model, module)
         optimizer.step_on(*batch(0))
     for call in (
-        lambda: module(*batch(0)),
-        lambda: module.eval()(*batch(0)),
-        optimizer.step,
-        lambda: optimizer.step_on(*batch(0)),
-        lambda: optimizer.set_learning_rate(0.1),
-        module.lazy_reset_grad,
-        module.get_contiguous_parameters,
+        lambda: module(*batch(0)), lambda: module.eval()(*batch(0)), optimizer.step,
+        lambda: optimizer.step_on(*batch(0)), lambda: optimizer.set_learning_rate(0.1),
+        module.lazy_reset_grad, module.get_contiguous_parameters,
         lambda: module.copy_buffer_to_parameters(np.zeros(1, np.float32)),
         lambda: module.export_model_for_inferencing(tmp_path / "m.onnx", ["output"]),
         lambda: Optimizer(package.optimizer_model, module),
-    ):
+    ):  # fmt: skip
         with refused("closed"):
             call()
     assert module.train().input_names() == ["input", "labels"]
