@@ -37,9 +37,11 @@ Torch = torch.optim.lr_scheduler
 MakeTorch = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
-def open_optimizer(files: models.Files, checkpoint: Path | None = None) -> Optimizer:
+def open_optimizer(
+    files: models.Files, checkpoint: Path | None = None, kind: str = "adamw"
+) -> Optimizer:
     state = CheckpointState.load_checkpoint(checkpoint or files.checkpoint)
-    return Optimizer(files.adamw, Module(files.training, state))
+    return Optimizer(getattr(files, kind), Module(files.training, state))
 
 
 @pytest.mark.parametrize(
@@ -107,40 +109,32 @@ def test_warm_up_comes_first(schedule: LearningRateSchedule) -> None:
 def test_an_interrupted_run_goes_on_bit_by_bit(
     schedule: LearningRateSchedule, regression: models.Files, tmp_path: Path
 ) -> None:
-    def run(
-        optimizer: Optimizer, module_state: CheckpointState, steps: range
-    ) -> tuple[list[float], dict[str, bytes]]:
+    def run(optimizer: Optimizer, steps: range) -> tuple[list[float], dict[str, bytes]]:
         scheduler = LRScheduler.restore(optimizer)
         assert scheduler.schedule == schedule
-        module = Module(regression.training, module_state)
-        rates = []
+        state = optimizer.checkpoint_state
+        module, rates = Module(regression.training, state), []
         for index in steps:
-            rng = np.random.default_rng(index)
-            module(
-                rng.standard_normal((4, 3)).astype(np.float32),
-                rng.standard_normal((4, 2)).astype(np.float32),
-            )
+            module(*models.feeds(index))
             rates.append(optimizer.get_learning_rate())
             optimizer.step()
             scheduler.step()
             module.lazy_reset_grad()
-        return rates, {name: p.data.tobytes() for name, p in module_state.parameters}
+        return rates, {name: p.data.tobytes() for name, p in state.parameters}
 
     rate = 0.1 / 3  # no float32
     straight = open_optimizer(regression)
     LRScheduler(straight, schedule, rate)
-    rates, values = run(straight, straight.checkpoint_state, range(16))
+    rates, values = run(straight, range(16))
     assert len(set(rates)) > 2
 
     first = open_optimizer(regression)
     LRScheduler(first, schedule, rate)
-    head, _ = run(first, first.checkpoint_state, range(7))
-    CheckpointState.save_checkpoint(
-        first.checkpoint_state, tmp_path / "c", include_optimizer_state=True
-    )
+    head, _ = run(first, range(7))
+    CheckpointState.save_checkpoint(first.checkpoint_state, tmp_path / "c", True)
     second = open_optimizer(regression, tmp_path / "c")
     assert second.get_learning_rate() == first.get_learning_rate()
-    tail, resumed = run(second, second.checkpoint_state, range(7, 16))
+    tail, resumed = run(second, range(7, 16))
     assert head + tail == rates
     assert resumed == values
 
@@ -204,11 +198,6 @@ def test_settings_make_the_schedule_again() -> None:
         assert make_schedule(schedule.kind, schedule.settings()) == schedule
 
 
-def open_scaled(files: models.Files, checkpoint: Path | None = None) -> Optimizer:
-    state = CheckpointState.load_checkpoint(checkpoint or files.checkpoint)
-    return Optimizer(files.sgd, Module(files.training, state))
-
-
 @pytest.mark.parametrize(("warmup", "total", "expected"), [
     (2, 6, [0, 0.1, 0.2, 0.15, 0.1, 0.05, 0, 0]), (0, 4, [0.2, 0.15, 0.1, 0.05, 0, 0]),
     (1, 2, [0, 0.2, 0, 0]), (3, 3, [0, 0.2 / 3, 0.4 / 3, 0, 0]), (0, 1, [0.2, 0, 0]),
@@ -216,7 +205,7 @@ def open_scaled(files: models.Files, checkpoint: Path | None = None) -> Optimize
 def test_warm_up_and_decay(
     regression: models.Files, warmup: int, total: int, expected: list[float]
 ) -> None:
-    optimizer = open_scaled(regression)
+    optimizer = open_optimizer(regression, kind="sgd")
     scheduler = LinearLRScheduler(optimizer, warmup, total, 0.2)
     seen = [optimizer.get_learning_rate()]
     for _ in expected[1:]:
@@ -227,15 +216,13 @@ def test_warm_up_and_decay(
 
 
 def test_a_resumed_run_stays_on_the_line(regression: models.Files, tmp_path: Path) -> None:
-    optimizer = open_scaled(regression)
+    optimizer = open_optimizer(regression, kind="sgd")
     scheduler = LinearLRScheduler(optimizer, 2, 10, 0.2)
     for _ in range(5):
         optimizer.step()
         scheduler.step()
-    module_state = CheckpointState.load_checkpoint(regression.checkpoint)
-    module_state.optimizer = optimizer._state
-    CheckpointState.save_checkpoint(module_state, tmp_path / "c", include_optimizer_state=True)
-    resumed = open_scaled(regression, tmp_path / "c")
+    CheckpointState.save_checkpoint(optimizer.checkpoint_state, tmp_path / "c", True)
+    resumed = open_optimizer(regression, tmp_path / "c", "sgd")
     assert resumed.get_learning_rate() == optimizer.get_learning_rate()
     LinearLRScheduler(resumed, 2, 10, 0.2)
     assert resumed.get_learning_rate() == optimizer.get_learning_rate()
@@ -252,7 +239,7 @@ def test_numbers_of_numpy_and_lists_are_taken() -> None:
 
 @pytest.mark.parametrize(("warmup", "total"), [(5, 4), (-1, 4), (0, 0), (0, -1)])
 def test_schedules_that_make_no_sense(regression: models.Files, warmup: int, total: int) -> None:
-    optimizer = open_scaled(regression)
+    optimizer = open_optimizer(regression, kind="sgd")
     with refused("bad-schedule"):
         LinearLRScheduler(optimizer, warmup, total, 0.2)
     assert optimizer.get_learning_rate() == float(np.float32(0.001))

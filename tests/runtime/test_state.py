@@ -86,7 +86,7 @@ def test_a_value_of_another_shape_or_type_is_refused(
 
 
 def test_a_module_places_parameters_in_aligned_flat_memory(regression: models.Files) -> None:
-    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    state = regression.state()
     before = {name: parameter.data.copy() for name, parameter in state.parameters}
     frozen = [state.parameters[name].data for name in ("mean", "scale")]
     module = Module(regression.training, state, regression.evaluation)
