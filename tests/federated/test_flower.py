@@ -46,20 +46,13 @@ def parameters(path: Path) -> dict[str, np.ndarray]:
     return {name: parameter.data for name, parameter in state.parameters}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "options", "keys", "tolerance"),
-    [
-        ("FedAvg", {}, "", 0.0),
-        (
-            "FedAvgM",
-            {"server_momentum": 0.5, "server_learning_rate": 0.75},
-            'strategy = "fedavgm"\nserver_momentum = 0.5\nserver_learning_rate = 0.75\n',
-            0.0,
-        ),
-        # Flower's goes on in float64.
-        ("FedAdam", {"eta": 0.02}, 'strategy = "fedadam"\nserver_learning_rate = 0.02\n', 2e-5),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "options", "keys", "tolerance"), [
+    ("FedAvg", {}, "", 0.0),
+    ("FedAvgM", {"server_momentum": 0.5, "server_learning_rate": 0.75},
+     'strategy = "fedavgm"\nserver_momentum = 0.5\nserver_learning_rate = 0.75\n', 0.0),
+    # Flower's goes on in float64.
+    ("FedAdam", {"eta": 0.02}, 'strategy = "fedadam"\nserver_learning_rate = 0.02\n', 2e-5),
+])  # fmt: skip
 def test_a_fleet_of_ideal_devices_is_flowers_to_the_last_bit(
     folder: Path, play: Play, strategy: str, options: dict[str, float], keys: str, tolerance: float
 ) -> None:

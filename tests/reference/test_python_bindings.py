@@ -173,23 +173,11 @@ def test_cuda_execution_provider(package: Path) -> None:
         Module(package / "training_model.onnx", state, device="cuda")
 
 
-@pytest.mark.parametrize(
-    ("value", "kept"),
-    [
-        (0, 0),
-        (5, 5),
-        (-7, -7),
-        (2**40, 2**40),
-        (True, 1),
-        (0.0, 0.0),
-        (1.0, 1.0),
-        (-0.25, -0.25),
-        (np.float32(2.0), 2.0),  # an int in the reference
-        ("", ""),
-        ("Hello", "Hello"),
-        (b"bytes", "bytes"),
-    ],
-)
+@pytest.mark.parametrize(("value", "kept"), [
+    (0, 0), (5, 5), (-7, -7), (2**40, 2**40), (True, 1), (0.0, 0.0), (1.0, 1.0), (-0.25, -0.25),
+    (np.float32(2.0), 2.0),  # an int in the reference
+    ("", ""), ("Hello", "Hello"), (b"bytes", "bytes"),
+])  # fmt: skip
 @pytest.mark.parametrize("with_module", [True, False])
 def test_add_get_property(
     value: object, kept: object, with_module: bool, package: Path, tmp_path: Path

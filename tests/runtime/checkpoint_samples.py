@@ -20,11 +20,8 @@ def sample() -> CheckpointData:
     }
     return CheckpointData(
         weights,
-        {
-            "table": np.arange(5, dtype=np.int64),
-            "mask": np.array([True, False]),
-            "half": np.ones((2, 1), np.float16),
-        },
+        {"table": np.arange(5, dtype=np.int64), "mask": np.array([True, False]),
+         "half": np.ones((2, 1), np.float16)},
         False,
         OptimizerState(
             41,
@@ -36,7 +33,7 @@ def sample() -> CheckpointData:
             kind="adamw",
         ),
         {"epoch": 3, "loss": float(np.float32(0.1)), "note": "grüße", "zero": 0},
-    )
+    )  # fmt: skip
 
 
 def assert_same(left: CheckpointData, right: CheckpointData) -> None:

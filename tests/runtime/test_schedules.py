@@ -44,27 +44,22 @@ def open_optimizer(
     return Optimizer(getattr(files, kind), Module(files.training, state))
 
 
-@pytest.mark.parametrize(
-    ("schedule", "make"),
-    [
-        (Constant(), lambda o: Torch.ConstantLR(o, factor=1.0)),
-        (Linear(0, 20), lambda o: Torch.LinearLR(o, 1.0, 0.0, total_iters=20)),
-        (Cosine(0, 30), lambda o: Torch.CosineAnnealingLR(o, T_max=30)),
-        (Cosine(0, 30, floor=0.2), lambda o: Torch.CosineAnnealingLR(o, 30, eta_min=0.2 * RATE)),
-        (Step(period=7, gamma=0.5), lambda o: Torch.StepLR(o, 7, 0.5)),
-        (
-            MultiStep(milestones=(3, 3, 11, 20), gamma=0.3),
-            lambda o: Torch.MultiStepLR(o, [3, 3, 11, 20], 0.3),
+@pytest.mark.parametrize(("schedule", "make"), [
+    (Constant(), lambda o: Torch.ConstantLR(o, factor=1.0)),
+    (Linear(0, 20), lambda o: Torch.LinearLR(o, 1.0, 0.0, total_iters=20)),
+    (Cosine(0, 30), lambda o: Torch.CosineAnnealingLR(o, T_max=30)),
+    (Cosine(0, 30, floor=0.2), lambda o: Torch.CosineAnnealingLR(o, 30, eta_min=0.2 * RATE)),
+    (Step(period=7, gamma=0.5), lambda o: Torch.StepLR(o, 7, 0.5)),
+    (MultiStep(milestones=(3, 3, 11, 20), gamma=0.3),
+     lambda o: Torch.MultiStepLR(o, [3, 3, 11, 20], 0.3)),
+    (
+        Cosine(5, 25),
+        lambda o: Torch.LambdaLR(
+            o, lambda s: s / 5 if s < 5 else 0.5 * (1 + math.cos(math.pi * (s - 5) / 20))
         ),
-        (
-            Cosine(5, 25),
-            lambda o: Torch.LambdaLR(
-                o, lambda s: s / 5 if s < 5 else 0.5 * (1 + math.cos(math.pi * (s - 5) / 20))
-            ),
-        ),
-        (Constant(6), lambda o: Torch.LambdaLR(o, lambda s: min(1.0, s / 6))),
-    ],
-)
+    ),
+    (Constant(6), lambda o: Torch.LambdaLR(o, lambda s: min(1.0, s / 6))),
+])  # fmt: skip
 def test_follows_pytorch(
     schedule: LearningRateSchedule, make: MakeTorch, regression: models.Files
 ) -> None:

@@ -57,11 +57,9 @@ def test_small_models(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("batch_norm", "size", "seed", "learning_rate"),
     # Batches for which no activation comes near a kink in ten steps, see tests.training.settled.
-    split_rows(
-        [("fold", 2, 3, 0.002), ("eval", 2, 3, 0.002), ("train", 3, 10, 0.02)],
-        lambda batch_norm, *_: batch_norm == "train",
-    ),
-)
+    split_rows([("fold", 2, 3, 0.002), ("eval", 2, 3, 0.002), ("train", 3, 10, 0.02)],
+               lambda batch_norm, *_: batch_norm == "train"),
+)  # fmt: skip
 def test_mobilenet(
     batch_norm: str, size: int, seed: int, learning_rate: float, tmp_path: Path
 ) -> None:

@@ -169,16 +169,13 @@ def test_an_overflow_skips_one_step(tmp_path: Path, options: dict[str, Any]) -> 
     assert {n for n in without if without[n] != with_one[n]} == {SCALE, GOOD}
 
 
-@pytest.mark.parametrize(
-    ("scale", "good", "spoil", "expected"),
-    [
-        (2.0**20, 7, False, (2.0**19, 0)),
-        (2.0**4, 0, False, (2.0**4, 1)),
-        (2.0**4, GROWS_AFTER - 1, False, (2.0**5, GROWS_AFTER)),
-        (2.0**5, GROWS_AFTER, False, (2.0**5, 1)),
-        (2.0**20, 7, True, (2.0**20, 7)),  # it is the loss: another scale changes nothing
-    ],
-)
+@pytest.mark.parametrize(("scale", "good", "spoil", "expected"), [
+    (2.0**20, 7, False, (2.0**19, 0)),
+    (2.0**4, 0, False, (2.0**4, 1)),
+    (2.0**4, GROWS_AFTER - 1, False, (2.0**5, GROWS_AFTER)),
+    (2.0**5, GROWS_AFTER, False, (2.0**5, 1)),
+    (2.0**20, 7, True, (2.0**20, 7)),  # it is the loss: another scale changes nothing
+])  # fmt: skip
 def test_the_scale_follows_the_gradients(
     tmp_path: Path, scale: float, good: float, spoil: bool, expected: tuple[float, float]
 ) -> None:
