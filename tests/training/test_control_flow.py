@@ -255,10 +255,8 @@ def test_an_operator_without_a_gradient_in_a_body_is_named(tmp_path: Path) -> No
     model.opset_import.add(domain="odd", version=1)
     names_nodes(model, "Turn", "turning")
     names_nodes(model, "Scan", "steps")
-    with refused("no-gradient", "Turn") as error:
+    with refused("no-gradient", "Turn", "'turning'", "Scan 'steps'"):
         build_package(model, tmp_path / "package", loss="cross_entropy")
-    assert "'turning'" in str(error.value)
-    assert "Scan 'steps'" in str(error.value)
 
 
 # torch.jit exports squeeze(d) of a dynamic axis as this; with both branches the rank is unknown.
