@@ -230,8 +230,7 @@ def _large_extras() -> list[bytes]:
 def _verify(path: Path) -> None:
     """Verify a stranger's package with this manifest."""
     with tempfile.TemporaryDirectory(dir=path.parent) as name:
-        folder = Path(name) / "package"
-        shutil.copytree(packages() / "old", folder)
+        folder = Path(shutil.copytree(packages() / "old", Path(name) / "package"))
         data = path.read_bytes()
         (folder / "manifest.json").write_bytes(data)
         if data in _large_extras():

@@ -25,6 +25,7 @@ from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.packages.samples import small_model, with_values
 from tests.refused import refused
+from tests.training.test_types import retyped
 
 _HEAD = ["fc.*"]
 
@@ -103,7 +104,7 @@ CASES = {
     "another name": Case(
         "incompatible", False, new_model=renamed(small_model(), "fc.weight", "head.weight")
     ),
-    "float64": Case("incompatible", False, new={"dtype": "float64"}),
+    "float64": Case("incompatible", False, new_model=retyped(small_model(), np.float64)),
     "without a layer": Case("incompatible", False, old_model=small_model(hidden=4)),
     "statistics become constants": Case(
         "incompatible", False, old_model=mobilenet("train"), new_model=mobilenet("eval")
@@ -111,23 +112,7 @@ CASES = {
 }  # fmt: skip
 
 
-def as_float64(model: onnx.ModelProto) -> onnx.ModelProto:
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
-    double = onnx.TensorProto.DOUBLE
-    for tensor in changed.graph.initializer:
-        if tensor.data_type == onnx.TensorProto.FLOAT:
-            array = onnx.numpy_helper.to_array(tensor).astype(np.float64)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
-    for value in (*changed.graph.input, *changed.graph.output):
-        value.type.tensor_type.elem_type = double
-    return changed
-
-
 def build(folder: Path, model: onnx.ModelProto, options: dict[str, Any]) -> Package:
-    options = dict(options)
-    if options.pop("dtype", None) == "float64":
-        model = as_float64(model)
     build_package(model, folder, **{"loss": "cross_entropy", **options})
     return Package.open(folder)
 

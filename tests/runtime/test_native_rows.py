@@ -21,7 +21,7 @@ from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.session.native import DOMAIN, ENTRY, VARIABLE
 from odtpack_runtime.session.options import default_session_options
 from tests import native_library, packaging_tools, zoo
-from tests.native_library import kernel_model, session
+from tests.native_library import kernel_model, session, unaligned
 
 N = onnx.helper.make_node
 GELU_GRADIENT = [
@@ -84,13 +84,6 @@ def row_model(name: str, dims: tuple[int, ...], *, fresh: bool) -> onnx.ModelPro
             call = model.graph.node[-1]
             call.input[place] = f"{each}.fresh"
     return model
-
-
-def unaligned(array: np.ndarray) -> np.ndarray:
-    """A copy that begins in the middle of a vector."""
-    memory = np.empty(array.size + 1, array.dtype)[1:].reshape(array.shape)
-    memory[...] = array
-    return memory
 
 
 @pytest.mark.kernels

@@ -18,7 +18,15 @@ from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.onnxblock.loss import CrossEntropyLoss
 from odtpack_runtime import CheckpointState, Module
 from tests import zoo
-from tests.packaging_tools import LOSSES, generate, open_training, statistic_names, trainable_names
+from tests.packaging_tools import (
+    LOSSES,
+    generate,
+    open_module,
+    open_training,
+    parsed,
+    statistic_names,
+    trainable_names,
+)
 from tests.refused import refused
 from tests.training.forward import contents, linear, make, names, renamed
 
@@ -213,10 +221,8 @@ def test_nothing_to_train(tmp_path: Path) -> None:
         linear(), frozen_params=["w"], loss=LossType.MSELoss, artifact_directory=tmp_path / "b"
     )
     assert names(tmp_path / "b" / "training_model.onnx") == (["x", "target", "w"], ["loss"])
-    state = CheckpointState.load_checkpoint(tmp_path / "b" / "checkpoint")
-    module = Module(tmp_path / "b" / "training_model.onnx", state)
     x, target = np.ones((2, 3), np.float32), np.zeros((2, 2), np.float32)
-    assert float(module(x, target)) > 0
+    assert float(open_module(tmp_path / "b")(x, target)) > 0
 
 
 ENDS_IN_LOSS = {
@@ -331,9 +337,8 @@ def test_labels_drop_the_class_axis(tmp_path: Path) -> None:
 
 def test_classes_on_another_axis_than_in_the_reference_are_told(tmp_path: Path) -> None:
     """Where the last size is the only one that is known."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[N, A, 3] x) => (float[N, A, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}>
-        { y = MatMul(x, w) }""")
+    w = np.float32([[1, 2], [3, 4], [5, 6]])
+    model = parsed("(float[N, A, 3] x) => (float[N, A, 2] y) { y = MatMul(x, w) }", w=w)
     x, labels = np.eye(3, dtype=np.float32)[None, :2], np.array([[1, 0]])
     losses = []
     for loss in (LossType.CrossEntropyLoss, CrossEntropyLoss()):
@@ -341,7 +346,7 @@ def test_classes_on_another_axis_than_in_the_reference_are_told(tmp_path: Path) 
             generate_artifacts(model, ["w"], [], loss, None, tmp_path, "last_")
         losses.append(_loss(tmp_path / "last_", x, labels))
     generate_artifacts(model, ["w"], [], CrossEntropyLoss(layout="NC"), None, tmp_path, "first_")
-    scores = torch.tensor(x @ np.float32([[1, 2], [3, 4], [5, 6]]))
+    scores = torch.tensor(x @ w)
     last = torch.nn.functional.cross_entropy(scores.mT, torch.tensor(labels))
     first = torch.nn.functional.cross_entropy(scores, torch.tensor(labels))
     assert losses == pytest.approx([float(last)] * 2)

@@ -14,6 +14,7 @@ from onnx import TensorProto, numpy_helper
 
 from odtpack.artifacts import LossType
 from odtpack.errors import OdtpackError, UnknownNameError
+from tests.packaging_tools import parsed
 from tests.refused import refused
 from tests.training.forward import contents, linear, make, renamed
 
@@ -251,22 +252,15 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "here"
 
 
-NORM = """
-<ir_version: 8, opset_import: ["" : 17]>
-g (float[N, 3] x{inputs}) => (float[N, 3] y) {{
-    {first} y, m2, v2 = BatchNormalization <training_mode = 1> (x, scale, bias, {mean}, var)
-}}"""
-
-
 @pytest.mark.parametrize(
     ("inputs", "first", "mean"),
     [("", "copy = Identity(mean)", "copy"), (", float[3] given", "", "given")],
 )
 def test_statistics_must_be_stored(inputs: str, first: str, mean: str, tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(NORM.format(inputs=inputs, first=first, mean=mean))
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.ones(3, np.float32), name)
-        for name in ("scale", "bias", "mean", "var")
+    layer = f"BatchNormalization <training_mode = 1> (x, scale, bias, {mean}, var)"
+    model = parsed(
+        f"(float[N, 3] x{inputs}) => (float[N, 3] y) {{ {first} y, m2, v2 = {layer} }}",
+        **dict.fromkeys(("scale", "bias", "mean", "var"), np.ones(3, np.float32)),
     )
     with refused("statistic-not-stored", f"'{mean}'"):
         make(model, tmp_path, requires_grad=["scale", "bias"])

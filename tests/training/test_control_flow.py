@@ -16,7 +16,7 @@ from odtpack import optimizers
 from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
-from tests.packaging_tools import losses_of_steps, open_training
+from tests.packaging_tools import losses_of_steps, open_training, parsed
 from tests.refused import refused
 
 Tensors = dict[str, torch.Tensor]
@@ -99,17 +99,11 @@ CASES: dict[str, tuple[str, Callable[[torch.Tensor, Tensors], torch.Tensor]]] = 
 
 def build(body: str, opset: int) -> onnx.ModelProto:
     """A model whose weights are initializers."""
-    model = onnx.parser.parse_model(
-        f'<ir_version: 7, opset_import: ["" : {opset}]>\n'
-        f"net (float[batch, 5, 4] x) => (float[batch, 3] logits) <int64 zero = {{0}}, "
-        f"int64 one = {{1}}, float nought = {{0.0}}, float limit = {{{LIMIT}}}> {{ {body} }}"
-    )
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(value, name)
-        for name, value in WEIGHTS.items()
-        if f" {name})" in body
-    )
-    return model
+    return parsed(
+        "(float[batch, 5, 4] x) => (float[batch, 3] logits) <int64 zero = {0}, int64 one = {1}, "
+        f"float nought = {{0.0}}, float limit = {{{LIMIT}}}> {{ {body} }}",
+        opset, **{name: value for name, value in WEIGHTS.items() if f" {name})" in body},
+    )  # fmt: skip
 
 
 def pytorch(
@@ -275,16 +269,11 @@ SQUEEZE = """
 
 @pytest.mark.parametrize("steps", ["steps", "1", "5"])
 def test_a_squeeze_of_a_dynamic_axis_takes_its_branch(steps: str, tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 17]> net (float[batch, {steps}, 4] x) => '
-        "(float[batch, 3] logits) <int64[1] one = {1}, int64[1] ones = {1}, int64[1] twos = {2}> "
-        f"{{ {SQUEEZE} }}"
-    )
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(value, name)
-        for name, value in {**WEIGHTS, "dead": WEIGHTS["u"]}.items()
-        if name in ("w", "head", "dead")
-    )
+    model = parsed(
+        f"(float[batch, {steps}, 4] x) => (float[batch, 3] logits) <int64[1] one = {{1}}, "
+        f"int64[1] ones = {{1}}, int64[1] twos = {{2}}> {{ {SQUEEZE} }}",
+        w=WEIGHTS["w"], head=WEIGHTS["head"], dead=WEIGHTS["u"],
+    )  # fmt: skip
     said: list[str] = []
     x = X if steps == "5" else X[:, :1]
     if steps == "5":

@@ -25,6 +25,7 @@ from tests import zoo
 from tests.packaging_tools import open_training
 from tests.refused import refused
 from tests.training.test_not_finite import contents, opened, package_of
+from tests.training.test_types import retyped
 
 SCALE, GOOD = "mixed.loss_scale", "mixed.good_steps"
 MLP = zoo.mlp((6, 5, 3))
@@ -198,13 +199,7 @@ def test_the_scale_follows_the_gradients(
 def test_a_float16_model_keeps_its_types_and_gets_a_scale(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float16)
     batch = (x, np.array([0, 1, 2, 1]))
-    model = onnx.ModelProto.FromString(MLP.SerializeToString())
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
-    for weight in model.graph.initializer:
-        array = onnx.numpy_helper.to_array(weight).astype(np.float16)
-        weight.CopyFrom(onnx.numpy_helper.from_array(array, weight.name))
-    losses = []
+    model, losses = retyped(MLP, np.float16), []
     for precision in ("model", "mixed"):
         folder = tmp_path / precision
         folder.mkdir()
