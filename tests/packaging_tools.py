@@ -90,7 +90,7 @@ def parsed(text: str, opset: int = 17, more: str = "", **values: np.ndarray) -> 
 
 
 def drawn(
-    random: np.random.Generator, scale: float = 1.0, **shapes: tuple[int, ...]
+    random: np.random.Generator, scale: float = 1.0, /, **shapes: tuple[int, ...]
 ) -> dict[str, np.ndarray]:
     """Normal float32 values for :func:`parsed`."""
     return {name: random.normal(0, scale, s).astype(np.float32) for name, s in shapes.items()}

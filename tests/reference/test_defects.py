@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +21,7 @@ from odtpack.artifacts import LossType, OptimType
 from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError
 from tests import zoo
 from tests.packaging_tools import computed, generate, open_module, open_training, parsed
+from tests.programs import started
 from tests.reference.packaged import follows, package, random
 from tests.refused import refused
 from tests.training.forward import linear, make
@@ -229,11 +228,7 @@ while True:
 def test_11_killed_while_it_saves(tmp_path: Path) -> None:
     generate(zoo.mlp((784, 500, 10)), tmp_path)
     target = tmp_path / "progress"
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED_WHILE_SAVING, tmp_path / "checkpoint", target],
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
+    with started(KILLED_WHILE_SAVING, tmp_path / "checkpoint", target) as process:
         for _ in range(5):
             process.stdout.readline()
         process.send_signal(signal.SIGKILL)

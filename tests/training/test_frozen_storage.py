@@ -208,7 +208,7 @@ def test_values_beyond_int8_are_refused(tmp_path: Path, bad: float) -> None:
 
 def test_nothing_to_store_is_an_error(tmp_path: Path) -> None:
     with refused("storage-not-used"):
-        linear(tmp_path, ONES, "float16", train=None)
+        linear(tmp_path, ONES, "float16", train=())
 
 
 def test_what_a_base_stores_is_stored_already(tmp_path: Path) -> None:
