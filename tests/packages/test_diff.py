@@ -174,25 +174,17 @@ def test_settings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
-    [
-        ({"prediction": False}, {}, "output 'output' is new: float32[batch, 3] (prediction)"),
-        (
-            {}, {"model": small_model(classes=5)},
-            "input 'labels' changes from int64[batch] (labels, class_count 3) to int64[batch] "
-            "(labels, class_count 5)",
-        ),
-        (
-            {"model": small_model(size=12)}, {},
-            "input 'input' changes from float32[batch, 1, 12, 12] (data) to "
-            "float32[batch, 1, 8, 8] (data)",
-        ),
-        ({}, {"accumulation_steps": 4}, "the batches of a step change from 1 to 4"),
-        ({"accumulation_steps": 4}, {}, "the batches of a step change from 4 to 1"),
-        (
-            {}, {"privacy_clip": 1.0},
-            "a step now takes private gradients only: make it with train_step",
-        ),
-    ],
+    [({"prediction": False}, {}, "output 'output' is new: float32[batch, 3] (prediction)"),
+     ({}, {"model": small_model(classes=5)},
+      "input 'labels' changes from int64[batch] (labels, class_count 3) to int64[batch] "
+      "(labels, class_count 5)"),
+     ({"model": small_model(size=12)}, {},
+      "input 'input' changes from float32[batch, 1, 12, 12] (data) to "
+      "float32[batch, 1, 8, 8] (data)"),
+     ({}, {"accumulation_steps": 4}, "the batches of a step change from 1 to 4"),
+     ({"accumulation_steps": 4}, {}, "the batches of a step change from 4 to 1"),
+     ({}, {"privacy_clip": 1.0},
+      "a step now takes private gradients only: make it with train_step")],
     ids=["output", "classes", "shape", "more batches", "one batch", "private"],
 )  # fmt: skip
 def test_calls(tmp_path: Path, old: dict[str, object], new: dict[str, object], words: str) -> None:

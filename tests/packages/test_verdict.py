@@ -65,50 +65,36 @@ CASES = {
     "further output": Case("compatible", True, new={"outputs": ["output"]}),
     "another loss": Case("compatible", True, new={"loss": "mse"}),
     "opset": Case("compatible", True, new_model=small_model(opset=20)),
-    "frozen values": Case(
-        "compatible", True, {"train": _HEAD}, {"train": _HEAD},
-        new_model=with_values(small_model(), "conv1.weight"),
-    ),
+    "frozen values": Case("compatible", True, {"train": _HEAD}, {"train": _HEAD},
+                          new_model=with_values(small_model(), "conv1.weight")),
     "no longer mixed": Case("compatible", False, {"precision": "mixed"}),
     "trains less": Case("compatible", False, {}, {"train": _HEAD}),
-    "frozen part is another": Case(
-        "compatible", False, {"train": _HEAD}, {"train": _HEAD},
-        new_model=renamed(small_model(), "conv1.bias", "conv1.shift"),
-    ),
+    "frozen part is another": Case("compatible", False, {"train": _HEAD}, {"train": _HEAD},
+                                   new_model=renamed(small_model(), "conv1.bias", "conv1.shift")),
     "sgd": Case("compatible", True, {"optimizer": SGD()}, {"optimizer": SGD()}),
-    "sgd trains more": Case(
-        "compatible", False, {"optimizer": SGD(), "train": _HEAD}, {"optimizer": SGD()}
-    ),
+    "sgd trains more": Case("compatible", False, {"optimizer": SGD(), "train": _HEAD},
+                            {"optimizer": SGD()}),
     "adafactor": Case("compatible", True, {"optimizer": Adafactor()}, {"optimizer": Adafactor()}),
-    "statistics": Case(
-        "compatible", True, old_model=mobilenet("train"),
-        new_model=with_values(mobilenet("train"), "features.0.0.weight"),
-    ),
+    "statistics": Case("compatible", True, old_model=mobilenet("train"),
+                       new_model=with_values(mobilenet("train"), "features.0.0.weight")),
     "trains more": Case("parameters only", False, {"train": _HEAD}, {}),
-    "new layer": Case(
-        "parameters only", False, {"train": ["conv*"]}, {"train": ["conv*", "fc*"]},
-        new_model=small_model(hidden=4),
-    ),
+    "new layer": Case("parameters only", False, {"train": ["conv*"]}, {"train": ["conv*", "fc*"]},
+                      new_model=small_model(hidden=4)),
     "adamw to sgd": Case("parameters only", True, {}, {"optimizer": SGD()}),
     "sgd to adamw": Case("parameters only", True, {"optimizer": SGD()}, {}),
-    "momentum": Case(
-        "parameters only", True, {"optimizer": SGD()}, {"optimizer": SGD(momentum=0.9)}
-    ),
+    "momentum": Case("parameters only", True, {"optimizer": SGD()},
+                     {"optimizer": SGD(momentum=0.9)}),
     "adamw to lion": Case("parameters only", True, {}, {"optimizer": Lion()}),
     "adamw to adafactor": Case("parameters only", True, {}, {"optimizer": Adafactor()}),
-    "adamw to adam": Case(
-        "parameters only", True, {}, {"optimizer": Adam()}, moments_fit=True
-    ),
+    "adamw to adam": Case("parameters only", True, {}, {"optimizer": Adam()}, moments_fit=True),
     "more classes": Case("incompatible", False, new_model=small_model(classes=5)),
     "wider": Case("incompatible", False, new_model=small_model(width=(4, 9))),
-    "another name": Case(
-        "incompatible", False, new_model=renamed(small_model(), "fc.weight", "head.weight")
-    ),
+    "another name": Case("incompatible", False,
+                         new_model=renamed(small_model(), "fc.weight", "head.weight")),
     "float64": Case("incompatible", False, new_model=retyped(small_model(), np.float64)),
     "without a layer": Case("incompatible", False, old_model=small_model(hidden=4)),
-    "statistics become constants": Case(
-        "incompatible", False, old_model=mobilenet("train"), new_model=mobilenet("eval")
-    ),
+    "statistics become constants": Case("incompatible", False, old_model=mobilenet("train"),
+                                        new_model=mobilenet("eval")),
 }  # fmt: skip
 
 

@@ -357,13 +357,10 @@ def build(flatc: str, source: Path) -> Path:
 _SLOT = re.compile(r"\.Prepend(\w+?)Slot\((\d+), .*, (\S+)\)")
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        "Checkpoint", "ModuleState", "OptimizerGroup", "ParameterOptimizerState", "PropertyBag",
-        "IntProperty", "FloatProperty", "StringProperty", "Tensor",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("table", [
+    "Checkpoint", "ModuleState", "OptimizerGroup", "ParameterOptimizerState", "PropertyBag",
+    "IntProperty", "FloatProperty", "StringProperty", "Tensor",
+])  # fmt: skip
 def test_fields_are_those_of_the_bindings_of_onnx_runtime(table: str) -> None:
     """Number, kind and default of each field, as the bindings in ONNX Runtime's wheel have them."""
     module = importlib.import_module(f"ort_flatbuffers_py.fbs.{table}")

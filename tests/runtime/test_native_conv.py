@@ -208,11 +208,10 @@ def test_every_form_of_the_rules_is_a_native_node(package: Path) -> None:
 
 
 @pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
-@pytest.mark.parametrize(
-    ("dims", "kernel", "known"),
-    [(None, 1, False), (["n", "c", "h", "w"], 1, False), (["n", 2, 4, 4], 1, True),
-     (["n", 2, 99, 99], 65, False)],
-)  # fmt: skip
+@pytest.mark.parametrize(("dims", "kernel", "known"), [
+    (None, 1, False), (["n", "c", "h", "w"], 1, False), (["n", 2, 4, 4], 1, True),
+    (["n", 2, 99, 99], 65, False),
+])  # fmt: skip
 def test_a_convolution_is_native_where_its_sizes_are_known(
     operator: str, dims: list[str | int] | None, kernel: int, known: bool
 ) -> None:
@@ -264,11 +263,10 @@ def zeros(tensor: onnx.TensorProto) -> None:
     tensor.CopyFrom(onnx.numpy_helper.from_array(empty, tensor.name))
 
 
-@pytest.mark.parametrize(
-    "change",
-    ["nothing", "operator", "operand", "place", "pattern", "program", "length", "outputs", "many",
-     "samples"],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    "nothing", "operator", "operand", "place", "pattern", "program", "length", "outputs", "many",
+    "samples",
+])  # fmt: skip
 def test_a_body_that_computes_something_else_is_refused(package: Path, change: str) -> None:
     """A package that would compute one thing with the library and another without."""
     model = onnx.load(package / "training_model.onnx")

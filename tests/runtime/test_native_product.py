@@ -179,12 +179,11 @@ def test_a_result_may_take_the_memory_of_an_operand(which: int) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(
-    ("shapes", "program"),
-    [([(4, 3), (5, 2)], [0]), ([(4,), (4, 2)], [0]), ([(2, 4, 3), (4, 2)], [0]), ([(4, 3)], [0]),
-     ([(4, 3)] * 3, [0]), ([(4, 3), (4, 2)], [1]), ([(4, 3), (4, 2)], []),
-     ([(4, 3), (4, 2)], [0, 0])],
-)  # fmt: skip
+@pytest.mark.parametrize(("shapes", "program"), [
+    ([(4, 3), (5, 2)], [0]), ([(4,), (4, 2)], [0]), ([(2, 4, 3), (4, 2)], [0]), ([(4, 3)], [0]),
+    ([(4, 3)] * 3, [0]), ([(4, 3), (4, 2)], [1]), ([(4, 3), (4, 2)], []),
+    ([(4, 3), (4, 2)], [0, 0]),
+])  # fmt: skip
 def test_what_is_not_a_transposed_product_is_refused(
     shapes: list[tuple[int, ...]], program: list[int]
 ) -> None:
@@ -333,11 +332,10 @@ def changed(body: onnx.FunctionProto, old: int, new: int) -> None:
     raise AssertionError(f"no constant is {old}")
 
 
-@pytest.mark.parametrize(
-    "change",
-    ["nothing", "zero", "shift", "one", "turned", "product", "size", "rounded", "program",
-     "length", "many", "type"],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    "nothing", "zero", "shift", "one", "turned", "product", "size", "rounded", "program", "length",
+    "many", "type",
+])  # fmt: skip
 def test_a_body_that_computes_something_else_is_refused(
     built: dict[bool, Path], change: str
 ) -> None:

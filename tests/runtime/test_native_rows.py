@@ -55,9 +55,7 @@ GATES = [
 ]  # fmt: skip
 PROGRAMS = {
     "GELU": (GELU_GRADIENT, ["g", "x", "k", "n"], ["dx", "db"]),
-    "normalization": (
-        NORMALIZATION_GRADIENT, ["g", "x", "mean", "scale", "w"], ["dx", "dw", "db"],
-    ),
+    "normalization": (NORMALIZATION_GRADIENT, ["g", "x", "mean", "scale", "w"], ["dx", "dw", "db"]),
     "softmax": (SOFTMAX_GRADIENT, ["g", "x", "k"], ["dx"]),
     "logarithm of a sum": (LOG_SUM, ["x"], ["dx", "rows"]),
     "gates": (GATES, ["g", "x", "scale", "w", "n"], ["dx", "rows", "db"]),
@@ -138,14 +136,13 @@ def test_infinities_and_nan_are_those_of_the_body(name: str) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(
-    ("operator", "exact", "low", "high"),
-    [
-        ("Exp", np.exp, -87, 88.7), ("Erf", np.vectorize(math.erf), -5, 5),
-        ("Tanh", np.tanh, -12, 12), ("Sigmoid", lambda x: 1 / (1 + np.exp(-x)), -85, 80),
-        ("Log", np.log, 1e-30, 10),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("operator", "exact", "low", "high"), [
+    ("Exp", np.exp, -87, 88.7),
+    ("Erf", np.vectorize(math.erf), -5, 5),
+    ("Tanh", np.tanh, -12, 12),
+    ("Sigmoid", lambda x: 1 / (1 + np.exp(-x)), -85, 80),
+    ("Log", np.log, 1e-30, 10),
+])  # fmt: skip
 def test_functions_are_within_two_units_in_the_last_place(
     operator: str, exact: object, low: float, high: float
 ) -> None:

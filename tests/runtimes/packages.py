@@ -52,14 +52,10 @@ MODELS: dict[str, tuple[str, Callable[[], onnx.ModelProto], dict[str, Any]]] = {
     "transformer": ("transformer", transformer, {}),
     "gru": ("GRU", gru, {}),
     "dropout": ("dropout between a frozen and a trained layer", dropout, {"train": ["head"]}),
-    "float16": (
-        "transformer, frozen weights in float16",
-        transformer, {"train": ["classifier.*"], "frozen_storage": "float16"},
-    ),
-    "int8": (
-        "transformer, frozen weights in int8",
-        transformer, {"train": ["classifier.*"], "frozen_storage": "int8"},
-    ),
+    "float16": ("transformer, frozen weights in float16", transformer,
+                {"train": ["classifier.*"], "frozen_storage": "float16"}),
+    "int8": ("transformer, frozen weights in int8", transformer,
+             {"train": ["classifier.*"], "frozen_storage": "int8"}),
     "opset 19": ("MLP of opset 19", lambda: zoo.mlp((20, 32, 10), opset=19), {}),
     "opset 21": ("transformer of opset 21", lambda: transformer(21), {}),
     "opset 23": ("transformer of opset 23", lambda: transformer(23), {}),

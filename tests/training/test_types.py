@@ -90,9 +90,8 @@ MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], int, float]] = {
     "mlp": (lambda: zoo.mlp((20, 30, 15, 10)), 16, 0.1),
     "cnn": (lambda: zoo.cnn(size=14, width=(8, 12), hidden=16), 8, 0.1),
     "transformer": (lambda: zoo.transformer_encoder(**SMALL_TRANSFORMER, opset=17), 4, 0.05),
-    "transformer-opset13": (
-        lambda: zoo.transformer_encoder(**SMALL_TRANSFORMER, opset=13), 4, 0.05,
-    ),
+    "transformer-opset13": (lambda: zoo.transformer_encoder(**SMALL_TRANSFORMER, opset=13), 4,
+                            0.05),
 }  # fmt: skip
 
 
