@@ -44,6 +44,8 @@ def step_of(state: CheckpointState) -> int:
 
 
 def harm(path: Path) -> None:
+    outside = Path(f"{path}.data")
+    path = outside if outside.exists() else path
     data = bytearray(path.read_bytes())
     data[data.index(np.float32([5, 5]).tobytes()) + 2] ^= 4
     path.write_bytes(data)
@@ -54,11 +56,6 @@ def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     if request.param == "external data":
         monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 64)
     return tmp_path / "trained.ckpt"
-
-
-def harm_values(path: Path) -> None:
-    data = Path(f"{path}.data")
-    harm(data if data.exists() else path)
 
 
 def test_two_saves_are_kept(path: Path) -> None:
@@ -76,7 +73,7 @@ def test_two_saves_are_kept(path: Path) -> None:
 def test_a_damaged_one_falls_back(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     save(path, 3)
     save(path, 5)
-    harm_values(path)
+    harm(path)
     with caplog.at_level(logging.WARNING):
         state = CheckpointState.load_checkpoint(path)
     assert step_of(state) == 3
