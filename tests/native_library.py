@@ -217,6 +217,43 @@ def kernel_model(
     return onnx.ModelProto(ir_version=8, graph=graph, functions=[function], opset_import=opsets)
 
 
+def of_program(
+    kernel: str,
+    program: list[int],
+    feeds: Mapping[str, np.ndarray],
+    body: tuple[str, str] = ("Identity", "i0"),
+    of_bytes: Sequence[np.dtype] = (),
+) -> onnx.ModelProto:
+    """A model of one native node whose body, an operator and its input, is not looked at."""
+    node = onnx.helper.make_node(body[0], [body[1]], ["o"])
+    shapes = {name: each.shape for name, each in feeds.items()}
+    return kernel_model([node], shapes, ["o"], kernel=kernel, program=program, of_bytes=of_bytes)
+
+
+UNIT = 2.0**-24
+
+
+def spoil(random: np.random.Generator, array: np.ndarray, share: float) -> None:
+    """Put infinities, NaN and numbers around 0 into a share of an array."""
+    places = random.random(array.shape) < share
+    array[places] = random.choice([np.inf, -np.inf, np.nan, 1e-42, 0], places.sum())
+
+
+def assert_rounded(found: np.ndarray, wanted: np.ndarray, total: np.ndarray, terms: int) -> None:
+    """A sum of so many terms, of this total without signs, is as right as float32 can be."""
+    assert found.shape == wanted.shape
+    with np.errstate(invalid="ignore"):
+        near = np.abs(found - wanted) <= (terms + 1) * UNIT * total + 1e-37
+    assert (near | (found == wanted) | (np.isnan(found) & np.isnan(wanted))).all()
+
+
+def unaligned(array: np.ndarray) -> np.ndarray:
+    """The same numbers, one element beyond where numpy puts them."""
+    memory = np.empty(array.size + 1, array.dtype)[1:].reshape(array.shape)
+    memory[...] = array
+    return memory
+
+
 def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
     """Whether two arrays are the same to the bit; one NaN is as good as another."""
     both = np.isnan(left) & np.isnan(right)

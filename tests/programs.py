@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from typing import Any
 
 
@@ -13,3 +14,9 @@ def ran(*words: object, code: int | None = 0, **options: Any) -> subprocess.Comp
     )
     assert code in (None, done.returncode), done.stdout[-4000:] + done.stderr[-4000:]
     return done
+
+
+def started(program: str, *words: object) -> subprocess.Popen[bytes]:
+    """A Python program that runs on, and whose output is read."""
+    command = [sys.executable, "-c", program, *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE)

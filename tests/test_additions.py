@@ -273,11 +273,10 @@ def test_the_command_line_has_them(copy: Path) -> None:
 
 
 GO_THROUGH_ALL = (
-    "autodiff/test_own_operator.py", "cli/test_app.py",
-    "cli/test_bad_input.py", "cli/test_commands.py", "cli/test_devices.py", "cli/test_output.py",
-    "fit/test_candidates.py", "losses/test_recipes.py", "ort_training/test_target.py", "passes",
-    "recipe/test_schema.py", "reports", "simulator/device", "simulator/figures",
-    "test_build_spec.py", "test_docs.py",
+    "autodiff/test_own_operator.py", "cli/test_app.py", "cli/test_bad_input.py",
+    "cli/test_commands.py", "cli/test_devices.py", "cli/test_output.py", "fit/test_candidates.py",
+    "losses/test_recipes.py", "ort_training/test_target.py", "passes", "recipe/test_schema.py",
+    "reports", "simulator/device", "simulator/figures", "test_build_spec.py", "test_docs.py",
 )  # fmt: skip
 HAVE_CASES = ("autodiff/test_expand.py", "autodiff/test_rules.py",
               "losses/test_against_pytorch.py", "training/test_optimizers.py")  # fmt: skip

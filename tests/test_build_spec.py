@@ -41,9 +41,8 @@ GIVEN = {
     "sizes": ("sizes = ['a=4']", {"sizes": ["a=4"]}, ("a=4",)),
     "adapter": ("adapter.kind = 'lora'", {"adapter": "lora"}, "lora"),
     "adapter_on": ("[adapter]\non = ['a']", {"adapter_on": ["a"]}, ("a",)),
-    "adapter_feedforward": (
-        "[adapter]\nfeedforward = ['a']", {"adapter_feedforward": ["a"]}, ("a",),
-    ),
+    "adapter_feedforward": ("[adapter]\nfeedforward = ['a']", {"adapter_feedforward": ["a"]},
+                            ("a",)),
     "adapter_rank": ("adapter.rank = 4", {"adapter_rank": 4}, 4),
     "adapter_alpha": ("adapter.alpha = 4.0", {"adapter_alpha": 4.0}, 4.0),
     "adapter_dropout": ("adapter.dropout = 0.5", {"adapter_dropout": 0.5}, 0.5),
@@ -52,37 +51,26 @@ GIVEN = {
     "outputs": ("outputs = ['y']", {"outputs": ["y"]}, ("y",)),
     "prediction": ("prediction = false", {"prediction": False}, False),
     "loss_inputs": ("loss.inputs = ['y']", {"loss_inputs": ["y"]}, ("y",)),
-    "loss_options": (
-        "loss.reduction = 'sum'", {"loss_option": ["reduction=sum"]}, {"reduction": "sum"},
-    ),
-    "losses": (
-        "losses = [{ name = 'a', kind = 'mse', weight = 0.5, inputs = ['y'],"
-        " options = { reduction = 'sum' } }]",
-        {"losses": ["a=mse weight=0.5 input=y reduction=sum"]},
-        (("a", "mse", 0.5, ("y",), {"reduction": "sum"}),),
-    ),
+    "loss_options": ("loss.reduction = 'sum'", {"loss_option": ["reduction=sum"]},
+                     {"reduction": "sum"}),
+    "losses": ("losses = [{ name = 'a', kind = 'mse', weight = 0.5, inputs = ['y'],"
+               " options = { reduction = 'sum' } }]",
+               {"losses": ["a=mse weight=0.5 input=y reduction=sum"]},
+               (("a", "mse", 0.5, ("y",), {"reduction": "sum"}),)),
     "optimizer": ("optimizer.kind = 'lion'", {"optimizer": "lion"}, "lion"),
-    "optimizer_options": (
-        "optimizer = { kind = 'adamw', beta1 = 0.5 }", {"beta1": 0.5}, {"beta1": 0.5},
-    ),
+    "optimizer_options": ("optimizer = { kind = 'adamw', beta1 = 0.5 }", {"beta1": 0.5},
+                          {"beta1": 0.5}),
     "clip_norm": ("clip.norm = 2.0", {"clip_norm": 2.0}, 2.0),
     "clip_value": ("clip.value = 2.0", {"clip_value": 2.0}, 2.0),
     "privacy_clip": ("privacy.clip_norm = 2.0", {"privacy_clip": 2.0}, 2.0),
     "privacy_noise": ("privacy.noise_multiplier = 2.0", {"privacy_noise": 2.0}, 2.0),
-    "groups": (
-        "groups = [{ parameters = 'a', learning_rate_scale = 2.0 }]", {"groups": ["a:lr=2"]},
-        (("a", 2.0, None),),
-    ),
-    "decay_vectors": (
-        "optimizer = { kind = 'adamw', decay_vectors = false }", {"decay_vectors": False}, False,
-    ),
-    "accumulation_steps": (
-        "batch = { size = 8, micro_batch = 2 }", {"accumulation_steps": 4}, 4,
-    ),
-    "schedule": (
-        "schedule = { kind = 'cosine', floor = 0.5 }", {"schedule": "cosine:floor=0.5"},
-        ScheduleSpec("cosine", {"floor": 0.5}),
-    ),
+    "groups": ("groups = [{ parameters = 'a', learning_rate_scale = 2.0 }]", {"groups": ["a:lr=2"]},
+               (("a", 2.0, None),)),
+    "decay_vectors": ("optimizer = { kind = 'adamw', decay_vectors = false }",
+                      {"decay_vectors": False}, False),
+    "accumulation_steps": ("batch = { size = 8, micro_batch = 2 }", {"accumulation_steps": 4}, 4),
+    "schedule": ("schedule = { kind = 'cosine', floor = 0.5 }", {"schedule": "cosine:floor=0.5"},
+                 ScheduleSpec("cosine", {"floor": 0.5})),
     "memory_budget": ("memory.budget = '60 MB'", {"memory_budget": "60 MB"}, "60 MB"),
     "memory_batch": ("memory.batch = 4", {"memory_batch": 4}, 4),
     "memory_sizes": ("memory.sizes = ['a=4']", {"memory_sizes": ["a=4"]}, ("a=4",)),
@@ -183,20 +171,13 @@ def test_what_a_manifest_records_is_what_was_asked_for(tmp_path: Path) -> None:
     assert manifest.self_check is None
 
 
-@pytest.mark.parametrize(
-    ("wrong", "code"),
-    [
-        ({"accumulation_steps": 0}, "bad-accumulation"),
-        ({"adapter_rank": 0}, "bad-adapter"),
-        ({"clip_norm": 0.0}, "bad-hyperparameter"),
-        ({"clip_norm": "1"}, "bad-argument"),
-        ({"memory_budget": "60"}, "bad-memory-budget"),
-        ({"memory_batch": 0}, "bad-batch-size"),
-        ({"onnxruntime": "new"}, "bad-version"),
-        ({"schedule": 3}, "bad-argument"),
-        ({"head": "mean"}, "bad-argument"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "code"), [
+    ({"accumulation_steps": 0}, "bad-accumulation"), ({"adapter_rank": 0}, "bad-adapter"),
+    ({"clip_norm": 0.0}, "bad-hyperparameter"), ({"clip_norm": "1"}, "bad-argument"),
+    ({"memory_budget": "60"}, "bad-memory-budget"), ({"memory_batch": 0}, "bad-batch-size"),
+    ({"onnxruntime": "new"}, "bad-version"), ({"schedule": 3}, "bad-argument"),
+    ({"head": "mean"}, "bad-argument"),
+])  # fmt: skip
 def test_bounds_are_checked_wherever_a_value_comes_from(wrong: dict[str, Any], code: str) -> None:
     with refused(code) as error:
         BuildSpec(MODEL, "mse", **wrong)
@@ -207,16 +188,15 @@ def test_bounds_are_checked_wherever_a_value_comes_from(wrong: dict[str, Any], c
 # An argument of a wrong type is an error that names it, and not an exception of Python's own.
 
 WRONG: list[dict[str, Any]] = [
-    {"optimizer": "sdg"}, {"optimizer": optimizers.SGD}, {"optimizer": 3},
-    {"loss": ["mse"]}, {"loss": 3}, {"loss_options": 3}, {"loss_options": ["reduction"]},
-    {"clip_norm": "1"}, {"groups": "*"}, {"schedule": {"kind": "cosine"}}, {"adapter": "qlora"},
+    {"optimizer": "sdg"}, {"optimizer": optimizers.SGD}, {"optimizer": 3}, {"loss": ["mse"]},
+    {"loss": 3}, {"loss_options": 3}, {"loss_options": ["reduction"]}, {"clip_norm": "1"},
+    {"groups": "*"}, {"schedule": {"kind": "cosine"}}, {"adapter": "qlora"},
     {"accumulation_steps": "2"}, {"accumulation_steps": 2.5}, {"accumulation_steps": None},
-    {"accumulation_steps": True},
-    {"train": "fc*"}, {"train": 3}, {"train": [3]}, {"freeze": "fc*"}, {"freeze": None},
-    {"loss_inputs": "output"}, {"loss_inputs": [3]}, {"outputs": "output"}, {"outputs": 3},
-    {"frozen_storage": "int4"}, {"frozen_storage": ["int8"]},
-    {"ort_format": True}, {"ort_format": "fixed"}, {"nominal": "yes"},
-    {"onnxruntime": 1.2}, {"onnxruntime": (1, 20)}, {"runtime": "stock"}, {"runtime": None},
+    {"accumulation_steps": True}, {"train": "fc*"}, {"train": 3}, {"train": [3]}, {"freeze": "fc*"},
+    {"freeze": None}, {"loss_inputs": "output"}, {"loss_inputs": [3]}, {"outputs": "output"},
+    {"outputs": 3}, {"frozen_storage": "int4"}, {"frozen_storage": ["int8"]}, {"ort_format": True},
+    {"ort_format": "fixed"}, {"nominal": "yes"}, {"onnxruntime": 1.2}, {"onnxruntime": (1, 20)},
+    {"runtime": "stock"}, {"runtime": None},
 ]  # fmt: skip
 
 
@@ -248,10 +228,8 @@ def test_a_folder_that_is_no_path(folder: Any) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"artifact_directory": 3}, {"prefix": 3}, {"frozen_params": 3}, {"loss_input_names": 3},
-        {"additional_output_names": 3}, {"requires_grad": 3},
-    ],
+    [{"artifact_directory": 3}, {"prefix": 3}, {"frozen_params": 3}, {"loss_input_names": 3},
+     {"additional_output_names": 3}, {"requires_grad": 3}],
     ids=str,
 )  # fmt: skip
 def test_generate_artifacts_names_it(wrong: dict[str, Any], tmp_path: Path) -> None:

@@ -178,16 +178,13 @@ def model(text: str, opset: int = 13) -> ir.Model:
     return ir.from_proto(onnx.parser.parse_model(f"{header} g {text}"))
 
 
-@pytest.mark.parametrize(
-    ("text", "release"),
-    [
-        # The split value has no declared type: it is inferred.
-        ("(float[4] x) => (bool[2] y) { b = Cast<to=9>(x) y, z = Split(b) }", "1.14"),
-        ("(float[4] x) => (float[2] y) { y, z = Split(x) }", "1.8"),
-        ("(float16[4] x) => (float16[4] y) { y = Clip(x) }", "1.8"),  # computed as float
-        ("(int32[4] x) => (int32[4] y) { y = Clip(x) }", "1.14"),
-    ],
-)
+@pytest.mark.parametrize(("text", "release"), [
+    # The split value has no declared type: it is inferred.
+    ("(float[4] x) => (bool[2] y) { b = Cast<to=9>(x) y, z = Split(b) }", "1.14"),
+    ("(float[4] x) => (float[2] y) { y, z = Split(x) }", "1.8"),
+    ("(float16[4] x) => (float16[4] y) { y = Clip(x) }", "1.8"),  # computed as float
+    ("(int32[4] x) => (int32[4] y) { y = Clip(x) }", "1.14"),
+])  # fmt: skip
 def test_types_count(text: str, release: str) -> None:
     assert oldest_runtime([model(text)]).name == release
 

@@ -211,13 +211,11 @@ def test_readme_shows_the_commands_that_the_makefile_has() -> None:
         assert re.search(rf"^{target}:", makefile, re.M), target
 
 
-def test_readme_options_exist(folder: Path) -> None:
+def test_readme_options_exist(cli: Run) -> None:
     """Every option that the README names is one of that command."""
-    script = shutil.which("odtpack", path=str(Path(sys.executable).parent))
-    assert script is not None
     text = (ROOT / "README.md").read_text().replace("\\\n", " ")
     for command, rest in re.findall(r"^odtpack ((?:fleet )?\w+)(.*)$", text, re.M):
-        help_text = ran(script, *command.split(), "--help").stdout
+        help_text = cli(*command.split(), "--help", code=0).out
         for option in re.findall(r"(?<!\S)--[\w-]+", rest):
             assert option in help_text, f"odtpack {command} {option}"
 
@@ -259,7 +257,7 @@ COMPUTED = {
         *("bad-loss-input-names", "bad-additional-output-names"),
     },
     "packager/odtpack/fit/search_context.py": {
-        *("bad-epochs", "bad-trials", "bad-finalists", "bad-threads"),
+        *("bad-epochs", "bad-trials", "bad-finalists", "bad-threads")
     },
     "packager/odtpack/text.py": {"template-invalid", "tokenizer-invalid"},
     "runtime/odtpack_runtime/checkpoint/flatbuffer.py": {"checkpoint-corrupt"},
@@ -273,7 +271,7 @@ COMPUTED = {
         "gradient-not-finite",
     },
     "runtime/odtpack_simulator/replay/job.py": {
-        *("bad-batch-size", "bad-epochs", "bad-seed", "bad-pieces"),
+        *("bad-batch-size", "bad-epochs", "bad-seed", "bad-pieces")
     },
     "runtime/odtpack_simulator/values/text.py": {
         *(f"{what}-{how}" for what in KINDS for how in READ),
@@ -282,12 +280,10 @@ COMPUTED = {
 }
 # Pass on the error of another process.
 PASSED_ON = {
-    "runtime/odtpack_runtime/apart/worker.py",
-    "runtime/odtpack_simulator/replay/executor.py",
-    "runtime/odtpack_simulator/replay/replay.py",
-    "packager/odtpack/cli/_app.py",
+    "runtime/odtpack_runtime/apart/worker.py", "runtime/odtpack_simulator/replay/executor.py",
+    "runtime/odtpack_simulator/replay/replay.py", "packager/odtpack/cli/_app.py",
     "packager/odtpack/cli/device/devices.py",
-}
+}  # fmt: skip
 
 
 def raised() -> Iterator[tuple[str, int, str | None]]:
@@ -297,8 +293,10 @@ def raised() -> Iterator[tuple[str, int, str | None]]:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if not isinstance(node, ast.Call):
                 continue
-            printed = ast.unparse(node.func) == "_console.error"
-            if not printed and ast.unparse(node.func) not in ERRORS:
+            if isinstance(node.func, ast.Attribute):
+                if node.func.attr != "error" or ast.unparse(node.func) != "_console.error":
+                    continue
+            elif not isinstance(node.func, ast.Name) or node.func.id not in ERRORS:
                 continue
             codes = [*literals(node.args[0])] if node.args else [None]
             yield from ((where, node.lineno, code) for code in codes)

@@ -20,18 +20,14 @@ from odtpack.onnxblock.blocks import Block
 from odtpack.onnxblock.loss import CrossEntropyLoss
 from odtpack.package.candidates import candidates
 from odtpack_runtime.package.manifest import Manifest
-from tests.packaging_tools import open_training
+from tests.packaging_tools import drawn, open_training, parsed
 from tests.refused import refused
 
 RANDOM = np.random.default_rng(2)
 
 
 def _model(text: str, **values: tuple[int, ...]) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
-    for name, shape in values.items():
-        array = RANDOM.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    return model
+    return parsed(text, **drawn(RANDOM, **values))
 
 
 def _roles(manifest: Manifest) -> dict[str, str]:
@@ -41,7 +37,7 @@ def _roles(manifest: Manifest) -> dict[str, str]:
 def test_declared_sizes_are_hints(tmp_path: Path) -> None:
     """Logits that are declared [batch, vocabulary] and are [batch * sequence, vocabulary]."""
     model = _model(
-        """g (int64[batch, sequence] input) => (float[batch, 7] logits) <int64[2] s = {-1, 4}> {
+        """(int64[batch, sequence] input) => (float[batch, 7] logits) <int64[2] s = {-1, 4}> {
             h = Gather(embed, input) f = Reshape(h, s) logits = MatMul(f, head) }""",
         embed=(7, 4), head=(4, 7),
     )  # fmt: skip
@@ -56,14 +52,14 @@ def test_declared_sizes_are_hints(tmp_path: Path) -> None:
 
 
 def test_sizes_that_inference_confirms_are_held_to(tmp_path: Path) -> None:
-    model = _model("g (float[batch, 4] x) => (float[batch, 3] y) { y = MatMul(x, w) }", w=(4, 3))
+    model = _model("(float[batch, 4] x) => (float[batch, 3] y) { y = MatMul(x, w) }", w=(4, 3))
     build_package(model, tmp_path / "package", loss="cross_entropy")
     _, module, _ = open_training(tmp_path / "package")
     with pytest.raises(OdtpackError, match="'batch' is 2 in input 'x' and 3 in input 'labels'"):
         module(np.zeros((2, 4), np.float32), np.zeros(3, np.int64))
 
 
-TWO_HEADS = """g (float[N, 4] x) => (float[N, 3] y, float[N, 2] z) {
+TWO_HEADS = """(float[N, 4] x) => (float[N, 3] y, float[N, 2] z) {
     y = MatMul(x, first) z = MatMul(x, second) }"""
 
 
@@ -75,7 +71,7 @@ def test_freeze_what_no_gradient_reaches(tmp_path: Path) -> None:
         build_package(model, tmp_path / "other", loss="cross_entropy", freeze=["third*"])
 
 
-SCALED = """g (float[N, 4] x) => (float[N, 3] y)
+SCALED = """(float[N, 4] x) => (float[N, 3] y)
     <float logit_scale = {2.6}, float eps = {0.00001}, float power = {3}> {
     h = MatMul(x, w) c = Mul(h, logit_scale) p = Pow(c, power) y = Add(p, eps) }"""
 
@@ -109,7 +105,7 @@ class _Head(Block):
 
 def _artifacts(folder: Path, **arguments: object) -> Manifest:
     model = _model(
-        "g (float[N, 4] x) => (float[N, 3] y) { h = MatMul(x, body.a) y = MatMul(h, body.b) }"
+        "(float[N, 4] x) => (float[N, 3] y) { h = MatMul(x, body.a) y = MatMul(h, body.b) }"
         .replace("body.a", '"body.a"').replace("body.b", '"body.b"'),
         **{"body.a": (4, 3), "body.b": (3, 3)},
     )  # fmt: skip
@@ -134,7 +130,7 @@ def test_what_a_training_block_creates_is_trained() -> None:
             return result
 
     net = Net()
-    with base(_model("g (float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }")):
+    with base(_model("(float[N, 4] x) => (float[N, 4] y) { y = Relu(x) }")):
         net("y")
     assert [tensor.name for tensor in net.parameters()[0]] == ["linear.weight", "linear.bias"]
 
@@ -147,7 +143,7 @@ def test_globs_in_requires_grad(tmp_path: Path) -> None:
         _artifacts(tmp_path / "none", requires_grad=["tail.*"])
 
 
-SEQUENCE = "g (float[batch, %s, 4] x) => (float[batch, %s, 5] y) { y = MatMul(x, w) }"
+SEQUENCE = "(float[batch, %s, 4] x) => (float[batch, %s, 5] y) { y = MatMul(x, w) }"
 
 
 def test_cross_entropy_says_which_axis_it_takes(tmp_path: Path) -> None:
@@ -178,7 +174,7 @@ def test_labels_of_the_model_say_where_the_classes_are(
 ) -> None:
     """Of scores [batch, 6, 5], labels [batch, 6] leave the last axis; [batch, 5] leave axis 1."""
     model = _model(
-        f"g (float[batch, 6, 4] x, int64[batch, {count}] t) => (float[batch, 6, 5] y)"
+        f"(float[batch, 6, 4] x, int64[batch, {count}] t) => (float[batch, 6, 5] y)"
         " { y = MatMul(x, w) }", w=(4, 5),
     )  # fmt: skip
     manifest = build_package(model, tmp_path, loss="cross_entropy", loss_inputs=("y", "t"))
@@ -187,7 +183,7 @@ def test_labels_of_the_model_say_where_the_classes_are(
 
 def test_cross_entropy_refuses_classes_of_any_number(tmp_path: Path) -> None:
     model = _model(
-        "g (float[batch, c, 4, 5] x) => (float[batch, c, 4, 5] y) { y = MatMul(x, w) }", w=(5, 5)
+        "(float[batch, c, 4, 5] x) => (float[batch, c, 4, 5] y) { y = MatMul(x, w) }", w=(5, 5)
     )
     with refused("classes-unknown") as caught:
         build_package(model, tmp_path / "package", loss="cross_entropy")
@@ -196,7 +192,7 @@ def test_cross_entropy_refuses_classes_of_any_number(tmp_path: Path) -> None:
 
 def test_a_bias_of_one_element_in_a_file_of_constants(tmp_path: Path) -> None:
     """All weights are Constant nodes, and one number alone is also what a factor looks like."""
-    model = _model("""g (float[N, 1, 4, 4] x) => (float[N, 1, 2, 2] y) {
+    model = _model("""(float[N, 1, 4, 4] x) => (float[N, 1, 2, 2] y) {
         w = Constant<value = float[1, 1, 3, 3] {1, 2, 3, 4, 5, 6, 7, 8, 9}>()
         b = Constant<value = float[1] {0}>()
         half = Constant<value = float[1] {0.5}>()
@@ -208,7 +204,7 @@ def test_a_bias_of_one_element_in_a_file_of_constants(tmp_path: Path) -> None:
 def test_a_matrix_in_a_constant_beside_initializers_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    text = """g (float[N, 2] x) => (float[N, 2] y) {
+    text = """(float[N, 2] x) => (float[N, 2] y) {
         last = Constant<value = float[2, 2] {1, 2, 3, 4}>()
         h = MatMul(x, w) y = MatMul(h, last) }"""
     path = tmp_path / "model.onnx"
@@ -225,7 +221,7 @@ def test_a_matrix_in_a_constant_beside_initializers_is_named(
 @pytest.mark.parametrize("row", [True, False])
 def test_a_row_that_shuts_out_does_not_make_a_mask_of_a_table(row: bool) -> None:
     model = _model(
-        """g (int64[N] x) => (float[N, 2] y) { h = Gather(table, x) y = MatMul(h, w) }""",
+        """(int64[N] x) => (float[N, 2] y) { h = Gather(table, x) y = MatMul(h, w) }""",
         table=(4, 3), w=(3, 2),
     )  # fmt: skip
     table = numpy_helper.to_array(model.graph.initializer[0]).copy()
@@ -236,7 +232,7 @@ def test_a_row_that_shuts_out_does_not_make_a_mask_of_a_table(row: bool) -> None
 
 def test_scales_of_every_rank_are_settings() -> None:
     model = _model(
-        """g (float[N, 3] x) => (float[N, 2] y) <int8[2] zero = {0, 0}> {
+        """(float[N, 3] x) => (float[N, 2] y) <int8[2] zero = {0, 0}> {
             q = QuantizeLinear<axis = 1>(h, scale, zero)
             y = DequantizeLinear<axis = 1>(q, bias_scale, zero)
             h = MatMul(x, w) }""",
@@ -252,7 +248,7 @@ def test_scales_of_every_rank_are_settings() -> None:
 def test_ctc_says_which_axis_is_time(
     layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = _model("g (float[N, T, 6] x) => (float[N, T, 5] y) { y = MatMul(x, w) }", w=(6, 5))
+    model = _model("(float[N, T, 6] x) => (float[N, T, 5] y) { y = MatMul(x, w) }", w=(6, 5))
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
     words = ["build", str(path), "--loss", "ctc", "--out", str(tmp_path / "package")]

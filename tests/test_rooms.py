@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
@@ -76,8 +77,13 @@ def _is_there(module: Path, name: str) -> bool:
     return _names(module.with_suffix(".py"), name)
 
 
+@functools.cache
+def _text(path: Path) -> str:
+    return path.read_text("utf-8") if path.is_file() else ""
+
+
 def _names(path: Path, name: str) -> bool:
-    return path.is_file() and name in path.read_text("utf-8")
+    return name in _text(path)
 
 
 def test_the_tools_do_not_grow() -> None:

@@ -112,17 +112,14 @@ def test_tokens_and_labels_are_those_of_transformers(
 
 
 @needs_peft
-@pytest.mark.parametrize(
-    "template",
-    [
-        *GENERATION.values(),
-        "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}",
-        "{% for m in messages %}{% generation %}{{ loop.index ~ m.role }}{% endgeneration %}"
-        "{% endfor %}",
-        "{{ strftime_now('%Y %B') }}",
-        "{% if tools is not none or documents is not none %}tools{% endif %}{{ [1] | tojson }}",
-    ],
-)
+@pytest.mark.parametrize("template", [
+    *GENERATION.values(),
+    "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}",
+    "{% for m in messages %}{% generation %}{{ loop.index ~ m.role }}{% endgeneration %}"
+    "{% endfor %}",
+    "{{ strftime_now('%Y %B') }}",
+    "{% if tools is not none or documents is not none %}tools{% endif %}{{ [1] | tojson }}",
+])  # fmt: skip
 def test_templates_are_rendered_as_by_transformers(template: str) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 

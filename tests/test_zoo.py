@@ -21,15 +21,12 @@ SMALL = {
     "cnn": ("cnn", {"channels": 2, "size": 10, "classes": 3, "width": (4, 6)}),
     "cnn_hidden": ("cnn", {"size": 8, "width": (3, 4), "hidden": 7}),
     "mobilenet_v2": ("mobilenet_v2", {"size": 33, "classes": 4, "width_mult": 0.25}),
-    "mobilenet_v2_eval": (
-        "mobilenet_v2",
-        {"size": 33, "classes": 4, "width_mult": 0.25, "batch_norm": "eval"},
-    ),
-    "transformer_encoder": (
-        "transformer_encoder",
-        {"vocab": 11, "d": 8, "layers": 2, "heads": 2, "T": 5, "ff": 12, "classes": 3},
-    ),
-}
+    "mobilenet_v2_eval": ("mobilenet_v2",
+                          {"size": 33, "classes": 4, "width_mult": 0.25, "batch_norm": "eval"}),
+    "transformer_encoder": ("transformer_encoder",
+                            {"vocab": 11, "d": 8, "layers": 2, "heads": 2, "T": 5, "ff": 12,
+                             "classes": 3}),
+}  # fmt: skip
 TRAIN_NORM = {"size": 48, "classes": 4, "width_mult": 0.25, "batch_norm": "train"}
 
 
@@ -158,18 +155,13 @@ def test_mobilenet_v2_has_as_many_parameters_as_published() -> None:
 @pytest.mark.parametrize("learning_rate", [0.01, 0.05])
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [
-        ("mlp", {}),
-        ("cnn", {}),
-        ("cnn", {"size": 8}),
-        ("cnn", {"hidden": 128}),
-        ("mobilenet_v2", {"size": 64, "width_mult": 0.5}),
-        ("mobilenet_v2", {"size": 64, "width_mult": 0.5, "batch_norm": "eval"}),
-        ("mobilenet_v2", {"size": 64, "width_mult": 0.5, "batch_norm": "train"}),
-        ("transformer_encoder", {"d": 64, "T": 16, "ff": 128}),
-    ],
+    [("mlp", {}), ("cnn", {}), ("cnn", {"size": 8}), ("cnn", {"hidden": 128}),
+     ("mobilenet_v2", {"size": 64, "width_mult": 0.5}),
+     ("mobilenet_v2", {"size": 64, "width_mult": 0.5, "batch_norm": "eval"}),
+     ("mobilenet_v2", {"size": 64, "width_mult": 0.5, "batch_norm": "train"}),
+     ("transformer_encoder", {"d": 64, "T": 16, "ff": 128})],
     ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
-)
+)  # fmt: skip
 def test_ten_steps_of_sgd_lower_the_loss(name: str, arguments: dict, learning_rate: float) -> None:
     model = zoo.MODELS[name](**arguments)
     module = twin(model)
@@ -194,21 +186,18 @@ def test_same_seed_same_bytes(name: str) -> None:
     assert build(seed=3).SerializeToString() != build(seed=4).SerializeToString()
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "culprit"),
-    [
-        ("mlp", {"sizes": (4,)}, "sizes"),
-        ("mlp", {"sizes": (4, 0, 2)}, "sizes[1]"),
-        ("mlp", {"opset": 11}, "opset"),
-        ("cnn", {"opset": 24}, "opset"),
-        ("cnn", {"size": 3}, "size"),
-        ("cnn", {"hidden": 0}, "hidden"),
-        ("mobilenet_v2", {"batch_norm": "frozen"}, "batch_norm"),
-        ("mobilenet_v2", {"batch_norm": "train", "opset": 13}, "opset 14"),
-        ("mobilenet_v2", {"width_mult": 0.0}, "width_mult"),
-        ("transformer_encoder", {"d": 10, "heads": 4}, "heads"),
-    ],
-)
+@pytest.mark.parametrize(("name", "arguments", "culprit"), [
+    ("mlp", {"sizes": (4,)}, "sizes"),
+    ("mlp", {"sizes": (4, 0, 2)}, "sizes[1]"),
+    ("mlp", {"opset": 11}, "opset"),
+    ("cnn", {"opset": 24}, "opset"),
+    ("cnn", {"size": 3}, "size"),
+    ("cnn", {"hidden": 0}, "hidden"),
+    ("mobilenet_v2", {"batch_norm": "frozen"}, "batch_norm"),
+    ("mobilenet_v2", {"batch_norm": "train", "opset": 13}, "opset 14"),
+    ("mobilenet_v2", {"width_mult": 0.0}, "width_mult"),
+    ("transformer_encoder", {"d": 10, "heads": 4}, "heads"),
+])  # fmt: skip
 def test_bad_arguments_are_named(name: str, arguments: dict, culprit: str) -> None:
     with pytest.raises(ValueError, match=re.escape(culprit)):
         zoo.MODELS[name](**arguments)

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 
 from odtpack.build import build_package
@@ -49,10 +48,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "data.npz", allow_pickle=False, x=np.ones((64, 2), np.float32),
              target=np.ones((64, 2), np.float32))  # fmt: skip
     # A million nodes keep the checker and shape inference, which hold Python's lock, busy.
-    nodes = [onnx.helper.make_node("Neg", ["h"], ["v0"])]
-    nodes += [onnx.helper.make_node("Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(400_000)]
-    nodes.append(onnx.helper.make_node("Neg", ["v400000"], ["y"]))
-    (folder / "large.onnx").write_bytes(model(nodes, {}))
+    nodes = " ".join(f"v{i + 1} = Neg(v{i})" for i in range(400_000))
+    (folder / "large.onnx").write_bytes(model(f"v0 = Neg(h) {nodes} y = Neg(v400000)"))
     return folder
 
 

@@ -104,11 +104,9 @@ def hostile(app: ClientApp, attacks: dict[str, str]) -> ClientApp:
 
 def simulate(job: dict[str, Any]) -> dict[str, Any]:
     app = client_app(
-        job["package"],
-        fleet_data(job["fleet"], job["package"], job["data"]),
-        mods=[getattr(mods, name) for name in job.get("mods", ())],
-        **job["client"],
-    )
+        job["package"], fleet_data(job["fleet"], job["package"], job["data"]),
+        mods=[getattr(mods, name) for name in job.get("mods", ())], **job["client"],
+    )  # fmt: skip
     if job.get("attacks"):
         app = hostile(app, job["attacks"])
     found: dict[str, Any] = {"refused": []}
@@ -123,29 +121,23 @@ def simulate(job: dict[str, Any]) -> dict[str, Any]:
             kind, settings = job["private"]
             strategy = getattr(strategies, kind)(strategy, **settings)
         strategy = guarded(
-            strategy,
-            job["package"],
-            on_refused=lambda *what: found["refused"].append(what),
+            strategy, job["package"], on_refused=lambda *what: found["refused"].append(what),
             **job.get("guarded", {}),
-        )
+        )  # fmt: skip
         result = strategy.start(
-            grid,
-            initial_arrays(job["package"]),
-            num_rounds=job["rounds"],
+            grid, initial_arrays(job["package"]), num_rounds=job["rounds"],
             train_config=ConfigRecord(job["train_config"]) if "train_config" in job else None,
             evaluate_fn=server_evaluation(job["package"], job.get("held_out", job["data"])),
-        )
+        )  # fmt: skip
         save_checkpoint(job["package"], result.arrays, job["out"])
         found["server"] = {k: dict(v) for k, v in result.evaluate_metrics_serverapp.items()}
         found["train"] = {k: dict(v) for k, v in result.train_metrics_clientapp.items()}
         found["clients"] = {k: dict(v) for k, v in result.evaluate_metrics_clientapp.items()}
 
     run_simulation(
-        server,
-        app,
-        num_supernodes=job["clients"],
+        server, app, num_supernodes=job["clients"],
         backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2}},
-    )
+    )  # fmt: skip
     return found
 
 
@@ -174,10 +166,7 @@ def secure(job: dict[str, Any]) -> dict[str, Any]:
         return reply
 
     app = client_app(
-        package,
-        samples,
-        mods=[spy, secaggplus_mod, legacy_mod(package)],
-        **job["client"],
+        package, samples, mods=[spy, secaggplus_mod, legacy_mod(package)], **job["client"]
     )
     found: dict[str, Any] = {"server": {}}
     server = ServerApp()
@@ -192,13 +181,10 @@ def secure(job: dict[str, Any]) -> dict[str, Any]:
             return metrics["loss"], {}
 
         strategy = FedAvg(
-            fraction_fit=1.0,
-            fraction_evaluate=0.0,
-            min_available_clients=job["clients"],
+            fraction_fit=1.0, fraction_evaluate=0.0, min_available_clients=job["clients"],
             initial_parameters=ndarrays_to_parameters(initial_arrays(package).to_numpy_ndarrays()),
-            evaluate_fn=evaluated,
-            on_fit_config_fn=lambda number: {"server-round": number},
-        )
+            evaluate_fn=evaluated, on_fit_config_fn=lambda number: {"server-round": number},
+        )  # fmt: skip
         legacy = LegacyContext(context, ServerConfig(num_rounds=job["rounds"]), strategy)
         secure = SecAggPlusWorkflow(**job["secure"])
         DefaultWorkflow(fit_workflow=secure)(grid, legacy)
@@ -206,11 +192,9 @@ def secure(job: dict[str, Any]) -> dict[str, Any]:
         save_checkpoint(package, named_arrays(package, learned), job["out"])
 
     run_simulation(
-        server,
-        app,
-        num_supernodes=job["clients"],
+        server, app, num_supernodes=job["clients"],
         backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2}},
-    )
+    )  # fmt: skip
     return found
 
 
@@ -238,13 +222,11 @@ def by_hand(job: dict[str, Any]) -> dict[str, Any]:
         kept = context.state.array_records.get("odtpack.optimizer")
         answer = to_arrays(reply.content["arrays"]) if kind == "train" else {}
         moves = [(answer[n] - a).ravel() for n, a in to_arrays(arrays).items() if n in answer]
-        steps.append(
-            {
-                "metrics": dict(reply.content["metrics"]),
-                "moves": np.concatenate(moves or [[]]).tolist(),
-                "step": None if kept is None else int(kept["step"].numpy()),
-            }
-        )
+        steps.append({
+            "metrics": dict(reply.content["metrics"]),
+            "moves": np.concatenate(moves or [[]]).tolist(),
+            "step": None if kept is None else int(kept["step"].numpy()),
+        })  # fmt: skip
     return {"steps": steps}
 
 

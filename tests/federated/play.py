@@ -35,13 +35,9 @@ def play(folder: Path, **job: Any) -> dict[str, Any]:
     python = str(ENVIRONMENT / "bin" / "python")
     done = subprocess.run(
         [*WITHIN, "600", python, "-W", "ignore", "-m", "tests.federated.flower_jobs", str(file)],
-        cwd=ROOT,
-        env=os.environ | SETTINGS | {"PYTHONPATH": os.pathsep.join(paths)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=660,
-    )
+        cwd=ROOT, env=os.environ | SETTINGS | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True, text=True, check=False, timeout=660,
+    )  # fmt: skip
     if done.returncode:
         raise RuntimeError(done.stdout + done.stderr)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -36,11 +36,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def files(folder: Path, fleet: str = "fleet.toml") -> dict[str, Path]:
     return {
-        "package": folder / "package",
-        "data": folder / "digits.npz",
-        "fleet": folder / fleet,
+        "package": folder / "package", "data": folder / "digits.npz", "fleet": folder / fleet,
         "out": folder / "federated.ckpt",
-    }
+    }  # fmt: skip
+
+
+def simulated(
+    play: Play, folder: Path, fleet: str = "even.toml", rounds: int = 2, **job: Any
+) -> dict[str, Any]:
+    """What Flower's simulation of a fleet finds; with 8 clients where they have even shares."""
+    clients = 8 if fleet == "even.toml" else 6
+    usual = {"rounds": rounds, "clients": clients, "client": SETTINGS, **files(folder, fleet)}
+    return play(task="simulate", **usual | job)
 
 
 def parameters(path: Path) -> dict[str, np.ndarray]:
@@ -48,32 +55,17 @@ def parameters(path: Path) -> dict[str, np.ndarray]:
     return {name: parameter.data for name, parameter in state.parameters}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "options", "keys", "tolerance"),
-    [
-        ("FedAvg", {}, "", 0.0),
-        (
-            "FedAvgM",
-            {"server_momentum": 0.5, "server_learning_rate": 0.75},
-            'strategy = "fedavgm"\nserver_momentum = 0.5\nserver_learning_rate = 0.75\n',
-            0.0,
-        ),
-        # Flower's goes on in float64.
-        ("FedAdam", {"eta": 0.02}, 'strategy = "fedadam"\nserver_learning_rate = 0.02\n', 2e-5),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "options", "keys", "tolerance"), [
+    ("FedAvg", {}, "", 0.0),
+    ("FedAvgM", {"server_momentum": 0.5, "server_learning_rate": 0.75},
+     'strategy = "fedavgm"\nserver_momentum = 0.5\nserver_learning_rate = 0.75\n', 0.0),
+    # Flower's goes on in float64.
+    ("FedAdam", {"eta": 0.02}, 'strategy = "fedadam"\nserver_learning_rate = 0.02\n', 2e-5),
+])  # fmt: skip
 def test_a_fleet_of_ideal_devices_is_flowers_to_the_last_bit(
-    folder: Path,
-    play: Play,
-    strategy: str,
-    options: dict[str, float],
-    keys: str,
-    tolerance: float,
+    folder: Path, play: Play, strategy: str, options: dict[str, float], keys: str, tolerance: float
 ) -> None:
-    flower = play(
-        task="simulate", rounds=3, clients=6, client=SETTINGS, strategy=strategy, options=options,
-        **files(folder),
-    )  # fmt: skip
+    flower = simulated(play, folder, "fleet.toml", 3, strategy=strategy, options=options)
     settings = parse_fleet((IDEAL + keys).encode())
     result, state = Federation(folder / "package", folder / "digits.npz", settings).simulate()
     trained = parameters(folder / "federated.ckpt")
@@ -98,10 +90,7 @@ def test_running_statistics_are_those_of_a_fleet_under_a_strategy_that_steps(
     write_normalized(tmp_path)
     (tmp_path / "fleet.toml").write_text(IDEAL)
     options = {"server_momentum": 0.9, "server_learning_rate": 1.0}
-    play(
-        task="simulate", rounds=8, clients=6, client=SETTINGS, strategy="FedAvgM", options=options,
-        **files(tmp_path),
-    )  # fmt: skip
+    simulated(play, tmp_path, "fleet.toml", 8, strategy="FedAvgM", options=options)
     text = IDEAL.replace("rounds = 3", 'rounds = 8\nstrategy = "fedavgm"')
     package, data = tmp_path / "package", tmp_path / "digits.npz"
     _, state = Federation(package, data, parse_fleet(text.encode())).simulate()
@@ -115,14 +104,7 @@ def test_answers_that_would_spoil_the_model_are_refused_and_the_rounds_go_on(
     folder: Path, play: Play
 ) -> None:
     attacks = {"0": "nan", "2": "shape", "3": "huge", "5": "name", "6": "weight", "7": "loss"}
-    found = play(
-        task="simulate",
-        rounds=2,
-        clients=8,
-        client=SETTINGS,
-        attacks=attacks,
-        **files(folder, "even.toml"),
-    )
+    found = simulated(play, folder, attacks=attacks)
     assert len(found["refused"]) == 2 * len(attacks)
     for number in (1, 2):
         reasons = [reason for when, _, reason in found["refused"] if when == number]
@@ -140,11 +122,8 @@ def test_answers_that_would_spoil_the_model_are_refused_and_the_rounds_go_on(
 def test_answers_that_flower_would_end_at_are_refused_and_the_rounds_go_on(
     folder: Path, play: Play
 ) -> None:
-    found = play(
-        task="simulate", rounds=2, clients=8, client=SETTINGS, evaluate=1.0,
-        attacks={"1": "metrics", "4": "archive", "5": "seconds", "6": "evaluation"},
-        **files(folder, "even.toml"),
-    )  # fmt: skip
+    attacks = {"1": "metrics", "4": "archive", "5": "seconds", "6": "evaluation"}
+    found = simulated(play, folder, evaluate=1.0, attacks=attacks)
     reasons = [reason for _, _, reason in found["refused"]]
     assert reasons.count("its seconds is not finite") == 2
     assert reasons.count("its loss is not finite") == 2  # of the evaluations
@@ -154,25 +133,15 @@ def test_answers_that_flower_would_end_at_are_refused_and_the_rounds_go_on(
     assert found["clients"]["2"]["loss"] > 0
 
 
-@pytest.mark.parametrize(
-    "job",
-    [
-        {"strategy": "QFedAvg", "options": {"client_learning_rate": 0.05, "q": 0.1}},
-        {
-            "private": [
-                "DifferentialPrivacyServerSideFixedClipping",
-                {"noise_multiplier": 0.0, "clipping_norm": 1.0, "num_sampled_clients": 8},
-            ]
-        },
-    ],
-)
+@pytest.mark.parametrize("job", [
+    {"strategy": "QFedAvg", "options": {"client_learning_rate": 0.05, "q": 0.1}},
+    {"private": ["DifferentialPrivacyServerSideFixedClipping",
+                 {"noise_multiplier": 0.0, "clipping_norm": 1.0, "num_sampled_clients": 8}]},
+])  # fmt: skip
 def test_a_strategy_that_goes_by_place_has_arrays_in_their_order(
     folder: Path, play: Play, job: dict[str, Any]
 ) -> None:
-    found = play(
-        task="simulate", rounds=2, clients=8, client=SETTINGS, attacks={"2": "order"}, **job,
-        **files(folder, "even.toml"),
-    )  # fmt: skip
+    found = simulated(play, folder, attacks={"2": "order"}, **job)
     assert found["refused"] == []
     assert found["server"]["2"]["loss"] < found["server"]["0"]["loss"]
 
@@ -191,11 +160,10 @@ def test_an_update_of_mixed_precision_is_clipped_by_its_weights(tmp_path: Path, 
         (tmp_path / name).mkdir()
         made = write_digits(tmp_path / name, **options)
         (made / "fleet.toml").write_text(IDEAL)
-        play(
-            task="simulate", rounds=1, clients=6, client=SETTINGS | {"batch_size": 2},
-            mods=["fixedclipping_mod"],
-            private=["DifferentialPrivacyClientSideFixedClipping", settings], **files(made),
-        )  # fmt: skip
+        private = ["DifferentialPrivacyClientSideFixedClipping", settings]
+        client = SETTINGS | {"batch_size": 2}
+        simulated(play, made, "fleet.toml", 1, client=client, mods=["fixedclipping_mod"],
+                  private=private)  # fmt: skip
         before = parameters(made / "package" / "checkpoint")
         changes = [a - before[n] for n, a in parameters(made / "federated.ckpt").items()]
         moved.append(math.sqrt(sum(float((change**2).sum()) for change in changes)))
@@ -206,43 +174,28 @@ def test_an_update_of_mixed_precision_is_clipped_by_its_weights(tmp_path: Path, 
 def test_a_client_that_claims_most_samples_and_goes_back_does_not_own_the_model(
     folder: Path, play: Play, aggregate: str
 ) -> None:
-    found = play(
-        task="simulate", rounds=2, clients=8, client=SETTINGS, attacks={"3": "owner"},
-        guarded={"aggregate": aggregate, "most_times_median": 100.0}, **files(folder, "even.toml"),
-    )  # fmt: skip
+    guarded = {"aggregate": aggregate, "most_times_median": 100.0}
+    found = simulated(play, folder, attacks={"3": "owner"}, guarded=guarded)
     assert found["refused"] == []
     assert found["server"]["2"]["loss"] < found["server"]["0"]["loss"]
 
 
 def test_a_configuration_that_no_client_understands_is_one_error(folder: Path, play: Play) -> None:
+    job = {"clients": 2, "train_config": {"learning-rate": 0.1}}
     with pytest.raises(RuntimeError, match="unknown key 'learning-rate'"):
-        play(
-            task="simulate", rounds=1, clients=2, client=SETTINGS,
-            train_config={"learning-rate": 0.1}, **files(folder),
-        )  # fmt: skip
+        simulated(play, folder, "fleet.toml", 1, **job)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "options"),
-    [
-        ("FedProx", {"proximal_mu": 0.1}),
-        ("FedMedian", {}),
-        ("QFedAvg", {"client_learning_rate": 0.05, "q": 0.1}),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "options"), [
+    ("FedProx", {"proximal_mu": 0.1}),
+    ("FedMedian", {}),
+    ("QFedAvg", {"client_learning_rate": 0.05, "q": 0.1}),
+])  # fmt: skip
 def test_other_strategies_of_flower_learn(
     folder: Path, play: Play, strategy: str, options: dict[str, float]
 ) -> None:
-    found = play(
-        task="simulate",
-        rounds=3,
-        clients=6,
-        client=SETTINGS,
-        strategy=strategy,
-        options=options,
-        evaluate=1.0,
-        **files(folder, "even.toml"),
-    )
+    job = {"strategy": strategy, "options": options, "evaluate": 1.0}
+    found = simulated(play, folder, rounds=3, clients=6, **job)
     assert found["server"]["3"]["loss"] < found["server"]["0"]["loss"]
     # The clients' samples are drawn from those that the server evaluates on.
     assert found["clients"]["3"]["loss"] == pytest.approx(found["server"]["3"]["loss"], rel=0.1)
@@ -260,15 +213,8 @@ def test_differential_privacy_of_flower_learns_less(
     losses = []
     for noise in (0.001, 3.0):
         settings = {"noise_multiplier": noise, "clipping_norm": 1.0, "num_sampled_clients": 6}
-        found = play(
-            task="simulate",
-            rounds=3,
-            clients=6,
-            client=SETTINGS,
-            mods=mods,
-            private=[f"DifferentialPrivacy{side}FixedClipping", settings],
-            **files(folder, "even.toml"),
-        )
+        private = [f"DifferentialPrivacy{side}FixedClipping", settings]
+        found = simulated(play, folder, rounds=3, clients=6, mods=mods, private=private)
         losses.append(found["server"]["3"]["loss"])
         assert found["refused"] == []
     assert losses[0] < found["server"]["0"]["loss"]
@@ -325,18 +271,11 @@ def test_a_client_keeps_its_optimizer_and_says_what_it_cannot_do(
     write_digits(tmp_path, optimizer="adamw")
     (tmp_path / "fleet.toml").write_text(IDEAL)
     found = play(
-        task="by_hand",
-        client=SETTINGS | {"keep_optimizer_state": True, "learning_rate": 0.001},
-        configs=[
-            {},
-            {"local-epochs": 3},
-            {"batch-size": 0},
-            {"lr": "much"},
-            {"learning-rate": 0.1},
-            {"epochs": 2},
-        ],
+        task="by_hand", client=SETTINGS | {"keep_optimizer_state": True, "learning_rate": 0.001},
+        configs=[{}, {"local-epochs": 3}, {"batch-size": 0}, {"lr": "much"}, {"learning-rate": 0.1},
+                 {"epochs": 2}],
         **files(tmp_path),
-    )
+    )  # fmt: skip
     first, second, third, fourth, *unknown, evaluation = found["steps"]
     assert evaluation["metrics"]["loss"] > 0
     assert first["metrics"]["train_loss"] == first["metrics"]["loss"]

@@ -113,11 +113,8 @@ def test_the_app_of_the_guide_trains_on_real_supernodes(
             stack.enter_context(started(command("flower-supernode", *node), log, environment))
         done = ran(
             *(str(binaries / "flwr"), "run", str(app.parent), "here", "--stream"),
-            *("--run-config", f"num-rounds={rounds}"),
-            code=None,
-            env=environment,
-            timeout=300,
-        )
+            *("--run-config", f"num-rounds={rounds}"), code=None, env=environment, timeout=300,
+        )  # fmt: skip
     said = done.stdout + done.stderr
     assert done.returncode == 0, said
     of, done_in_round = {

@@ -41,15 +41,13 @@ def of_manifests() -> list[bytes]:
         for _, text, _, _ in manifests(_good())
     ]
     return [
-        *made,
-        b'{"parameters": [' + b"[]," * 20_000_000 + b"[]]}",
+        *made, b'{"parameters": [' + b"[]," * 20_000_000 + b"[]]}",
         b'{"parameters": [' + b"[]," * 1_300_000 + b"[]]}",
         b'{"loss_options": {"a": ' + b"[" * 900 + b"]" * 900 + b"}}",
         b'{"loss_options": {' + b",".join(b'"k%d":1' % i for i in range(190_000)) + b"}}",
-        b"[" * 2_000_000 + b"]" * 2_000_000,
-        b'{"a": "' + b"\\" * 4_000_000,
+        b"[" * 2_000_000 + b"]" * 2_000_000, b'{"a": "' + b"\\" * 4_000_000,
         b'{"release": ' + b"9" * 4_000_000 + b"}",
-    ]
+    ]  # fmt: skip
 
 
 def of_models() -> list[bytes]:

@@ -230,8 +230,7 @@ def _large_extras() -> list[bytes]:
 def _verify(path: Path) -> None:
     """Verify a stranger's package with this manifest."""
     with tempfile.TemporaryDirectory(dir=path.parent) as name:
-        folder = Path(name) / "package"
-        shutil.copytree(packages() / "old", folder)
+        folder = Path(shutil.copytree(packages() / "old", Path(name) / "package"))
         data = path.read_bytes()
         (folder / "manifest.json").write_bytes(data)
         if data in _large_extras():
@@ -315,15 +314,12 @@ _SIGNATURE = bytes.fromhex(
 READERS = {
     "model": Reader(".onnx", _models, _build, 0.3, costly.of_models),
     "endless": Reader(".onnx", lambda: [loop(10)], _build_and_run, 0.01, costly.of_run_models),
-    "inspect": Reader(
-        ".onnx", _models, lambda path: _command("inspect", path), 0.1, costly.of_shown_models
-    ),
-    "ops-check": Reader(
-        ".onnx", _models, lambda path: _command("ops", "check", path), 0.1, costly.of_shown_models
-    ),
-    "model-file": Reader(
-        ".onnx", lambda: [costly.named_so()], _look_at_model, 0.5, costly.of_model_files
-    ),
+    "inspect": Reader(".onnx", _models, lambda path: _command("inspect", path), 0.1,
+                      costly.of_shown_models),
+    "ops-check": Reader(".onnx", _models, lambda path: _command("ops", "check", path), 0.1,
+                        costly.of_shown_models),
+    "model-file": Reader(".onnx", lambda: [costly.named_so()], _look_at_model, 0.5,
+                         costly.of_model_files),
     "ort-model": Reader(".ort", _ort_models, ort_operators),
     "checkpoint": Reader("", _checkpoints, _read_checkpoint, 1.0, costly.of_checkpoints),
     "manifest": Reader(".json", _manifests, _read_manifest, 1.0, costly.of_manifests),
@@ -335,36 +331,25 @@ READERS = {
         lambda: [(ROOT / "device_profiles" / "google" / "pixel-7a.toml").read_bytes()],
         load_profile,
     ),
-    "result": Reader(
-        ".json", lambda: [(ROOT / "tests" / "reports" / "demo.json").read_bytes()], load_result
-    ),
+    "result": Reader(".json", lambda: [(ROOT / "tests" / "reports" / "demo.json").read_bytes()],
+                     load_result),
     "data": Reader(".npz", _npz, _read_npz),
     "fleet": Reader(".toml", lambda: _example("guides/federated.md"), read_fleet),
-    "trace": Reader(
-        ".json",
-        lambda: [json.dumps({"one": {"messages": MESSAGES}}).encode()],
-        lambda path: read_trace(str(path), ["idle", "charging"], 0),
-    ),
+    "trace": Reader(".json", lambda: [json.dumps({"one": {"messages": MESSAGES}}).encode()],
+                    lambda path: read_trace(str(path), ["idle", "charging"], 0)),
     "measurements": Reader(".json", lambda: [json.dumps(content()).encode()], _import),
     "plan": Reader(".json", lambda: [json.dumps(_PLAN).encode()], _finish),
-    "peft-config": Reader(
-        ".json", lambda: [(adapters() / "peft" / CONFIG).read_bytes()], _read_adapter(CONFIG)
-    ),
-    "peft-tensors": Reader(
-        ".safetensors", lambda: [(adapters() / "peft" / TENSORS).read_bytes()],
-        _read_adapter(TENSORS),
-    ),
-    "onnx-adapter": Reader(
-        ".onnx_adapter", lambda: [(adapters() / "it.onnx_adapter").read_bytes()], _load_adapter
-    ),
-    "fleet-state": Reader(
-        ".npz", lambda: _of_fleet("state.npz"),
-        lambda path: federation().simulate(state_path=path, resume=True), 0.2,
-    ),
+    "peft-config": Reader(".json", lambda: [(adapters() / "peft" / CONFIG).read_bytes()],
+                          _read_adapter(CONFIG)),
+    "peft-tensors": Reader(".safetensors", lambda: [(adapters() / "peft" / TENSORS).read_bytes()],
+                           _read_adapter(TENSORS)),
+    "onnx-adapter": Reader(".onnx_adapter", lambda: [(adapters() / "it.onnx_adapter").read_bytes()],
+                           _load_adapter),
+    "fleet-state": Reader(".npz", lambda: _of_fleet("state.npz"),
+                          lambda path: federation().simulate(state_path=path, resume=True), 0.2),
     "fleet-result": Reader(".json", lambda: _of_fleet("result.json"), load_fleet_result),
-    "key": Reader(
-        ".pem", lambda: [_KEY], lambda path: check_signature(b"", _SIGNATURE, path, "manifest.json")
-    ),
+    "key": Reader(".pem", lambda: [_KEY],
+                  lambda path: check_signature(b"", _SIGNATURE, path, "manifest.json")),
 }  # fmt: skip
 
 onnx.defs.get_all_schemas()  # what onnx makes late is no reader's memory

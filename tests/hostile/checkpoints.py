@@ -279,12 +279,8 @@ def many_tensors(count: int) -> bytes:
     for index in range(count):
         name = made.b.CreateString(f"p{index}")
         tables.append(
-            made.table(
-                {
-                    0: ("UOffsetTRelative", name), 2: ("UOffsetTRelative", dims),
-                    3: ("Int32", 1), 4: ("UOffsetTRelative", empty),
-                }
-            )
+            made.table({0: ("UOffsetTRelative", name), 2: ("UOffsetTRelative", dims),
+                        3: ("Int32", 1), 4: ("UOffsetTRelative", empty)}),
         )  # fmt: skip
     return made.finish(tables)
 

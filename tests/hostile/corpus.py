@@ -139,9 +139,8 @@ def _files(out: Path, base: Path) -> Iterator[Case]:
         "longer": (edit("training_model.onnx", lambda data: data + b"\0"), "package-changed"),
         "shorter": (edit("optimizer_model.onnx", lambda data: data[:-1]), "package-changed"),
         "empty": (edit("eval_model.onnx", lambda data: b""), "package-changed"),
-        "one_bit": (
-            edit("checkpoint", lambda data: data[:99] + bytes([data[99] ^ 1]) + data[100:]),
-            "package-changed"),
+        "one_bit": (edit("checkpoint", lambda data: data[:99] + bytes([data[99] ^ 1]) + data[100:]),
+                    "package-changed"),
         "a_folder": (folder_in_place, "package-incomplete"),
         "a_link": (link, "package-path"),
     }  # fmt: skip

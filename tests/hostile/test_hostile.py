@@ -95,16 +95,12 @@ def test_checkpoints_cost_in_proportion(
 
 @pytest.mark.parametrize(
     "data",
-    [
-        b'{"parameters": [' + b"[]," * 20_000_000 + b"[]]}",
-        b'{"parameters": [' + b"[]," * 1_300_000 + b"[]]}",
-        b'{"loss_options": {' + b",".join(b'"k%d":1' % i for i in range(190_000)) + b"}}",
-        b'{"a": "' + b'\\"' * 2_000_000,
-        b'{"a": "' + b"\\" * 4_000_000,
-        b'"' * 4_000_000,
-    ],
+    [b'{"parameters": [' + b"[]," * 20_000_000 + b"[]]}",
+     b'{"parameters": [' + b"[]," * 1_300_000 + b"[]]}",
+     b'{"loss_options": {' + b",".join(b'"k%d":1' % i for i in range(190_000)) + b"}}",
+     b'{"a": "' + b'\\"' * 2_000_000, b'{"a": "' + b"\\" * 4_000_000, b'"' * 4_000_000],
     ids=["60 MiB", "lists", "keys", "quotes", "backslashes", "texts"],
-)
+)  # fmt: skip
 def test_manifests_cost_in_proportion(data: bytes) -> None:
     _bounded(lambda: Manifest.from_json(data, "manifest.json"), data)
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx.parser
-import onnxruntime
 
 from tests import zoo
-from tests.packaging_tools import batch, open_training
+from tests.packaging_tools import batch, computed, drawn, open_training, parsed
 from tests.training import settled
 
 
@@ -77,46 +76,30 @@ STATISTICS = ["bn_mean", "bn_var"]
 TRAINED = ["conv_weight", "bn_weight", "bn_bias", "fc_weight", "fc_bias"]
 
 
+W = np.random.default_rng(9).normal(size=(5, 4)).astype(np.float32) * np.float32(0.4)
+
+
 def by_position() -> onnx.ModelProto:
     """Scores whose classes are on axis 1, of a size that is only known where the model runs."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 15]>
-        by_position (float[N, A, 5] x) => (float[N, A, 4] y) { y = MatMul(x, w) }""")
-    return with_values(model)
+    model = parsed("(float[N, A, 5] x) => (float[N, A, 4] y) { y = MatMul(x, w) }", 15, w=W)
+    model.graph.name = "by_position"
+    return model
 
 
 def turned() -> onnx.ModelProto:
     """A model that ends in the squared difference of its target and its result."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 15]>
-        turned (float[N, 5] x, float[N, 4] target) => (float loss)
-        <float two = {2.0}> {
-            y = MatMul(x, w) d = Sub(target, y) p = Pow(d, two)
-            loss = ReduceMean <keepdims = 0> (p)
-        }""")
-    return with_values(model)
-
-
-def with_values(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Give ``w`` its values."""
-    values = np.random.default_rng(9).normal(size=(5, 4)).astype(np.float32) * 0.4
-    model.graph.initializer.append(onnx.numpy_helper.from_array(values, "w"))
+    model = parsed("""(float[N, 5] x, float[N, 4] target) => (float loss) <float two = {2.0}> {
+        y = MatMul(x, w) d = Sub(target, y) p = Pow(d, two) loss = ReduceMean <keepdims = 0> (p)
+    }""", 15, w=W)  # fmt: skip
+    model.graph.name = "turned"
     return model
 
 
 def two_heads() -> onnx.ModelProto:
     """A model of which a loss reads ``near`` only."""
-    model = onnx.parser.parse_model("""
-        <ir_version: 8, opset_import: ["" : 17]>
-        heads (float[b, 6] x) => (float[b, 3] far, float[b, 4] near) {
-            a = MatMul(x, w)
-            h = Tanh(a)
-            far = MatMul(h, frozen)
-            near = MatMul(h, trained)
-        }""")
-    random = np.random.default_rng(2)
-    for name, *shape in (("w", 6, 5), ("frozen", 5, 3), ("trained", 5, 4)):
-        values = random.normal(size=shape).astype(np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
-    return model
+    return parsed("""(float[b, 6] x) => (float[b, 3] far, float[b, 4] near) {
+        a = MatMul(x, w) h = Tanh(a) far = MatMul(h, frozen) near = MatMul(h, trained)
+    }""", **drawn(np.random.default_rng(2), w=(6, 5), frozen=(5, 3), trained=(5, 4)))  # fmt: skip
 
 
 def check_heads(package: Path) -> None:
@@ -124,10 +107,7 @@ def check_heads(package: Path) -> None:
     _, module, _ = open_training(package)
     module.export_model_for_inferencing(package / "heads.onnx", ["far", "near"])
     x = np.random.default_rng(3).normal(size=(2, 6)).astype(np.float32)
-    expected, found = (
-        onnxruntime.InferenceSession(model).run(None, {"x": x})
-        for model in (two_heads().SerializeToString(), package / "heads.onnx")
-    )
+    expected, found = (computed(model, x=x) for model in (two_heads(), package / "heads.onnx"))
     for one, other in zip(expected, found, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-6)
     nodes = onnx.load(package / "eval_model.onnx").graph.node

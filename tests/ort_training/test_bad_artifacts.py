@@ -172,18 +172,12 @@ BAD: dict[str, tuple[Change, str, str]] = {
     "no-eval-model": (remove(EVAL), "artifacts-incomplete", EVAL),
     "no-optimizer": (remove(OPTIMIZER), "artifacts-incomplete", OPTIMIZER),
     "no-checkpoint": (remove("checkpoint"), "artifacts-incomplete", "--checkpoint"),
-    "two-models": (
-        lambda folder: shutil.copy(folder / TRAINING, folder / f"b_{TRAINING}"),
-        "artifacts-ambiguous",
-        "'b_'",
-    ),
+    "two-models": (lambda folder: shutil.copy(folder / TRAINING, folder / f"b_{TRAINING}"),
+                   "artifacts-ambiguous", "'b_'"),
     "garbage-model": (overwrite(EVAL, b"\x00\xff garbage"), "not-onnx", EVAL),
     "garbage-optimizer": (overwrite(OPTIMIZER, b""), "not-onnx", OPTIMIZER),
-    "garbage-checkpoint": (
-        overwrite("checkpoint", b"garbage" * 20),
-        "checkpoint-corrupt",
-        "checkpoint",
-    ),
+    "garbage-checkpoint": (overwrite("checkpoint", b"garbage" * 20), "checkpoint-corrupt",
+                           "checkpoint"),
     "name-not-text": (
         lambda folder: (folder / TRAINING).write_bytes(
             (folder / TRAINING).read_bytes().replace(b"lazy_reset_grad", b"lazy_reset_gra\xff")
@@ -197,11 +191,9 @@ BAD: dict[str, tuple[Change, str, str]] = {
     "other-inputs": (in_model(EVAL, rename_input), "artifacts-mixed", "inputs"),
     "other-outputs": (in_model(EVAL, lambda g: g.output.pop()), "artifacts-mixed", "outputs"),
     "other-dropout": (in_model(EVAL, other_name), "artifacts-mixed", "'d'"),
-    "unknown-optimizer": (
-        in_model(OPTIMIZER, lambda g: setattr(g.node[0], "op_type", "LambOptimizer")),
-        "unknown-optimizer",
-        "LambOptimizer",
-    ),
+    "unknown-optimizer": (in_model(OPTIMIZER,
+                                   lambda g: setattr(g.node[0], "op_type", "LambOptimizer")),
+                          "unknown-optimizer", "LambOptimizer"),
     "unknown-adam": (in_model(OPTIMIZER, adam_mode), "unknown-optimizer", "adam_mode 7"),
     "parameter-missing": (in_checkpoint(lose_one), "checkpoint-mismatch", "'fc_bias'"),
     "parameter-more": (in_checkpoint(add_one), "checkpoint-mismatch", "'more'"),
@@ -213,7 +205,7 @@ BAD: dict[str, tuple[Change, str, str]] = {
     "unknown-operator": (in_model(EVAL, replace_relu("Nonsense")), "", "Nonsense"),
     "text-attribute": (in_model(EVAL, spoil_text), "invalid-model", "not UTF-8"),
     "grad-operator": (in_model(EVAL, replace_relu("ReluGrad")), "", "ReluGrad"),
-}
+}  # fmt: skip
 
 
 def test_the_artifacts_are_good_as_they_are(run: Run, folder: Path) -> None:

@@ -16,6 +16,7 @@ from odtpack.ort_training.importing import import_artifacts
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.self_check import self_check
 from odtpack_runtime.package.verify import verify_package
+from odtpack_runtime.training.loop import loss_of
 from tests import zoo
 from tests.ort_training import models
 from tests.packaging_tools import distance_limit, losses_of_steps, open_training
@@ -26,6 +27,7 @@ pytestmark = [
     pytest.mark.skipif(client.peer_available() is not None, reason=str(client.peer_available())),
 ]
 
+Reference = tuple[Path, dict[str, dict[str, Any]]]
 BEFORE, AFTER = 3, 4  # steps in the reference, steps after the import
 PROPERTIES = {"epoch": 3, "rate": 0.5, "note": "from a device"}
 CLIPPED_ADAMW = {"kind": "adamw", "clip_grad": 0.5, "weight_decay": 0.05, "betas": [0.8, 0.99]}
@@ -72,41 +74,26 @@ CASES = {
     "l1": Case(SMALL_MLP, CLIPPED_ADAMW, 0.02, "l1"),
     "bce": Case(SMALL_MLP, CLIPPED_ADAMW, 0.02, "bce_with_logits"),
     "cross-entropy": Case(SMALL_MLP, CLIPPED_ADAMW, 0.02),
-    "frozen": Case(
-        SMALL_MLP,
-        CLIPPED_ADAMW,
-        0.02,
-        prefix="phone_",
-        options={
-            "frozen": ["fc1.weight", "fc1.bias"],
-            "additional_output_names": ["output", "relu1/Relu"],
-            "nominal_checkpoint": True,
-        },
-    ),
+    "frozen": Case(SMALL_MLP, CLIPPED_ADAMW, 0.02, prefix="phone_",
+                   options={"frozen": ["fc1.weight", "fc1.bias"],
+                            "additional_output_names": ["output", "relu1/Relu"],
+                            "nominal_checkpoint": True}),
     "batch-norm": Case(models.small, "sgd", 0.1, options=BATCH_NORM),
     "opset12": Case(lambda: zoo.mlp((20, 30, 10), opset=12), "adamw", 1e-2),
     "batch-norm-opset13": Case(models.small_opset13, "sgd", 0.1, options=BATCH_NORM),
-    "own-loss": Case(
-        lambda: models.small(WEIGHTED),
-        "sgd",
-        0.1,
-        "none",
-        options=BATCH_NORM,
-        found="cross_entropy",
-    ),
+    "own-loss": Case(lambda: models.small(WEIGHTED), "sgd", 0.1, "none", options=BATCH_NORM,
+                     found="cross_entropy"),
     "classes-on-axis-1": Case(models.by_position, "sgd", 0.1),
-    "target-first": Case(
-        models.turned, "adamw", 0.02, "none", found="mse", options={"requires_grad": ["w"]}
-    ),
-    "unknown-loss": Case(
-        lambda: models.small(SQUARED), "sgd", 0.1, "none", options=BATCH_NORM, found="none"
-    ),
-}
+    "target-first": Case(models.turned, "adamw", 0.02, "none", found="mse",
+                         options={"requires_grad": ["w"]}),
+    "unknown-loss": Case(lambda: models.small(SQUARED), "sgd", 0.1, "none", options=BATCH_NORM,
+                         found="none"),
+}  # fmt: skip
 IN_TRAINING_MODE = {"batch-norm", "batch-norm-opset13", "own-loss", "unknown-loss"}
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
+def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """Artifacts of each case (``X``), a checkpoint of the middle, and the run to the end."""
     folder = tmp_path_factory.mktemp("reference")
     jobs: list[dict[str, Any]] = []
@@ -137,9 +124,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str,
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_goes_on_as_the_reference_does(
-    name: str, reference: tuple[Path, dict[str, dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_goes_on_as_the_reference_does(name: str, reference: Reference, tmp_path: Path) -> None:
     folder, answers = reference
     case, answer = CASES[name], answers[name]
     manifest = import_artifacts(
@@ -159,12 +144,7 @@ def test_goes_on_as_the_reference_does(
     update.set_learning_rate(case.rate)
     assert module.input_names() == answer["input_names"]
     feeds = [case.feeds[item] for item in module.input_names()]
-    losses = []
-    for _ in range(AFTER):
-        result = module(*feeds)
-        losses.append(float(result[0] if isinstance(result, tuple) else result))
-        update.step()
-        module.lazy_reset_grad()
+    losses = losses_of_steps(module, update, [feeds] * AFTER)
     whole = answer["losses"]
     assert len(set(whole)) == BEFORE + AFTER
     tolerance = 2e-5 if update_is_smooth(case) else 1e-3
@@ -185,14 +165,11 @@ def test_goes_on_as_the_reference_does(
             frozen = key in case.options.get("frozen", ()) and key != "bn_mean"
             assert (moved == 0) == frozen, key
     if name not in IN_TRAINING_MODE:
-        result = module.eval()(*feeds)
-        loss = float(result[0] if isinstance(result, tuple) else result)
+        loss = loss_of(module.eval()(*feeds))
         assert loss == pytest.approx(answer["eval_loss"], rel=tolerance)
 
 
-def test_options_of_a_loss(
-    reference: tuple[Path, dict[str, dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_options_of_a_loss(reference: Reference, tmp_path: Path) -> None:
     folder, _ = reference
     manifest = import_artifacts(folder / "own-loss", tmp_path / "package")
     assert manifest.loss_options["weight"] == [0.5, 1.0, 2.0]
@@ -205,9 +182,7 @@ def update_is_smooth(case: Case) -> bool:
     return case.optimizer == "sgd" or isinstance(case.optimizer, dict)
 
 
-def test_roles_names_and_extras(
-    reference: tuple[Path, dict[str, dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_roles_names_and_extras(reference: Reference, tmp_path: Path) -> None:
     folder, _ = reference
     manifest = import_artifacts(folder / "frozen", tmp_path / "package")
     assert [(p.name, p.role) for p in manifest.parameters] == [
@@ -228,9 +203,7 @@ def test_roles_names_and_extras(
     assert len(state.properties) == 0
 
 
-def test_checkpoints_of_the_app_load_in_the_package(
-    reference: tuple[Path, dict[str, dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_checkpoints_of_the_app_load_in_the_package(reference: Reference, tmp_path: Path) -> None:
     """Also those that were not imported, in both directions."""
     folder, answers = reference
     import_artifacts(folder / "frozen", tmp_path / "package")
@@ -296,9 +269,7 @@ def test_what_the_loss_does_not_read_is_exported(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["prefix", "two"])
-def test_prefixes(
-    change: str, reference: tuple[Path, dict[str, dict[str, Any]]], tmp_path: Path
-) -> None:
+def test_prefixes(change: str, reference: Reference, tmp_path: Path) -> None:
     folder, _ = reference
     shutil.copytree(folder / "frozen", tmp_path / "artifacts")
     prefix = None

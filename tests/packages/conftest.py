@@ -32,7 +32,6 @@ def signed(built: Path, key: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     """The folder of the same package, signed."""
     import shutil
 
-    folder = tmp_path_factory.mktemp("signed") / "package"
-    shutil.copytree(built, folder)
+    folder = Path(shutil.copytree(built, tmp_path_factory.mktemp("signed") / "package"))
     sign_package(folder, key)
     return folder

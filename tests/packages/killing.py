@@ -82,13 +82,9 @@ def _build_here(folder: Path) -> None:
 
 def _artifacts(folder: Path, loss: artifacts.LossType = artifacts.LossType.MSELoss) -> None:
     artifacts.generate_artifacts(
-        _MODEL,
-        requires_grad=[tensor.name for tensor in _MODEL.graph.initializer],
-        loss=loss,
-        optimizer=artifacts.OptimType.SGD,
-        artifact_directory=folder / "package",
-        prefix="digits_",
-    )
+        _MODEL, requires_grad=[tensor.name for tensor in _MODEL.graph.initializer], loss=loss,
+        optimizer=artifacts.OptimType.SGD, artifact_directory=folder / "package", prefix="digits_",
+    )  # fmt: skip
 
 
 def _artifacts_old(folder: Path) -> None:
@@ -207,11 +203,7 @@ def main(action: str, folder: Path, every: int) -> None:
         rubbish = [p.name for p in attempt.rglob(".*") if act_again or ended]
         print(
             json.dumps(
-                {
-                    "state": found,
-                    "again": state(attempt) if act_again else None,
-                    "rubbish": rubbish,
-                }
+                {"state": found, "again": state(attempt) if act_again else None, "rubbish": rubbish}
             ),
             flush=True,
         )

@@ -85,16 +85,30 @@ def seal(content: dict[str, Any]) -> bytes:
         return json.dumps(content).encode()
 
 
-def rehash(folder: Path, *names: str) -> None:
-    """Make a package's manifest agree with its files as they are now."""
+def edit(folder: Path, change: Callable[[dict[str, Any]], object], *, sealed: bool = True) -> bytes:
+    """Change a package's manifest, which has no digest then if it is not to be sealed."""
     path = folder / "manifest.json"
     content = json.loads(path.read_bytes())
-    for entry in content["files"].values():
-        if entry["path"] in names:
-            data = (folder / entry["path"]).read_bytes()
-            entry["size_bytes"] = len(data)
-            entry["sha256"] = hashlib.sha256(data).hexdigest()
-    path.write_bytes(seal(content))
+    content.pop("digest", None)
+    change(content)
+    data = seal(content) if sealed else json.dumps(content).encode()
+    path.write_bytes(data)
+    return data
+
+
+def rehash(folder: Path, *names: str) -> None:
+    """Make a package's manifest agree with its files as they are now."""
+
+    def change(content: dict[str, Any]) -> None:
+        files = content["files"]
+        for entry in (*(file for file in files.values() if isinstance(file, dict)),
+                      *files.get("extra", ())):  # fmt: skip
+            if entry["path"] in names:
+                data = (folder / entry["path"]).read_bytes()
+                entry["size_bytes"] = len(data)
+                entry["sha256"] = hashlib.sha256(data).hexdigest()
+
+    edit(folder, change)
 
 
 def byte_changes(seed: int, count: int) -> Iterator[Callable[[bytes], bytes]]:
@@ -204,10 +218,8 @@ def _folders(names: list[str]) -> Iterator[Mutation]:
     ):  # fmt: skip
         yield f"{name} too many", lambda folder, name=name: (folder / name).write_bytes(b"x")
         yield f"folder {name} too many", lambda folder, name=name: (folder / name).mkdir()
-        yield (
-            f"link {name} too many",
-            lambda folder, name=name: (folder / name).symlink_to("/etc/passwd"),
-        )
+        link = lambda folder, name=name: (folder / name).symlink_to("/etc/passwd")  # noqa: E731
+        yield f"link {name} too many", link
     for plan in (
         b"", b"{}", b"[" * 9999, b'{"remove": 1, "move": []}', b'{"remove": [], "move": [3]}',
         b'{"remove": ["../../x"], "move": []}', b'{"remove": ["eval_model.onnx"], "move": ["x"]}',
@@ -251,18 +263,6 @@ def _update(folder: Path, plan: bytes) -> None:
     (update / "x").write_bytes(b"x")
 
 
-def _edit(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    """Change a manifest and give it the digest of what it says now."""
-
-    def apply(folder: Path) -> None:
-        path = folder / "manifest.json"
-        content = json.loads(path.read_bytes())
-        change(content)
-        path.write_bytes(seal(content))
-
-    return apply
-
-
 def _paths() -> Iterator[Mutation]:
     for path in PATHS:
 
@@ -273,19 +273,15 @@ def _paths() -> Iterator[Mutation]:
             entry = content["files"]["checkpoint"] | {"path": path, "role": "recipe"}
             content["files"]["extra"] = [entry]
 
-        yield f"the checkpoint is {path!r}", _edit(rename)
-        yield f"a file more, {path!r}", _edit(add)
+        yield f"the checkpoint is {path!r}", lambda folder, change=rename: edit(folder, change)
+        yield f"a file more, {path!r}", lambda folder, change=add: edit(folder, change)
 
 
 def _duplicate_keys() -> Iterator[Mutation]:
     for key, value in (
-        ('"schema_version"', "1"),
-        ('"files"', "{}"),
-        ('"path"', '"checkpoint"'),
-        ('"sha256"', '"' + "0" * 64 + '"'),
-        ('"ai.onnx"', "{}"),
-        ('"digest"', '"' + "0" * 64 + '"'),
-    ):
+        ('"schema_version"', "1"), ('"files"', "{}"), ('"path"', '"checkpoint"'),
+        ('"sha256"', '"' + "0" * 64 + '"'), ('"ai.onnx"', "{}"), ('"digest"', '"' + "0" * 64 + '"'),
+    ):  # fmt: skip
         for first in (True, False):
             yield f"{key} twice", _on_bytes("manifest.json", _twice(key, value, first=first))
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import atexit
+import functools
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from odtpack.build import build_package
 from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.package.package import Package
 from tests import zoo
+from tests.packages.mutations import edit
 
 
 def small_model(**options: Any) -> onnx.ModelProto:
@@ -32,7 +36,17 @@ def with_values(model: onnx.ModelProto, *names: str, seed: int = 1) -> onnx.Mode
     return changed
 
 
+@functools.cache
+def _plain() -> Path:
+    """The package without options, built once in a process."""
+    folder = Path(tempfile.mkdtemp(prefix="odtpack-plain-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return build(folder / "package", small_model())
+
+
 def build(folder: Path, model: onnx.ModelProto | None = None, **options: Any) -> Path:
+    if model is None and not options:
+        return Path(shutil.copytree(_plain(), folder))
     build_package(model or small_model(), folder, **{"loss": "cross_entropy", **options})
     return folder
 
@@ -43,23 +57,14 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 def list_extra(folder: Path) -> Path:
     """Let the manifest of a package list the models in ORT format that lie beside it."""
-    path = folder / "manifest.json"
-    content = json.loads(path.read_text())
-    if "extra" not in content["files"]:
-        content["files"]["extra"] = [
-            {
-                "path": file.name,
-                "size_bytes": file.stat().st_size,
-                "sha256": file_sha256(file),
-                "role": "ort_model",
-                "of": file.stem,
-                "style": "fixed",
-            }
+    if not Package.open(folder).manifest.files.extra:
+        extra = [
+            {"path": file.name, "size_bytes": file.stat().st_size, "sha256": file_sha256(file),
+             "role": "ort_model", "of": file.stem, "style": "fixed"}
             for file in sorted(folder.glob("*.ort"))
-        ]
+        ]  # fmt: skip
         for file in folder.glob("*.config"):
             file.unlink()
-        content.pop("digest", None)
-        path.write_text(json.dumps(content, indent=2))
+        edit(folder, lambda content: content["files"].update(extra=extra))
     assert Package.open(folder).manifest.files.extra
     return folder

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import json
 import os
 import random
 import shutil
@@ -41,11 +39,9 @@ def grouped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def with_ort(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ort") / "package"
     build_package(
-        zoo.mlp((4, 3, 2)),
-        folder,
-        loss="cross_entropy",
+        zoo.mlp((4, 3, 2)), folder, loss="cross_entropy",
         ort_format=OrtFormat((Style.FIXED, Style.RUNTIME)),
-    )
+    )  # fmt: skip
     return folder
 
 
@@ -57,21 +53,10 @@ def code_of(folder: Path, limits: Limits | None = None) -> str:
     return "accepted"
 
 
-def resealed(folder: Path, change: Change) -> None:
-    path = folder / "manifest.json"
-    content = json.loads(path.read_text())
-    change(content)
-    path.write_bytes(mutations.seal(content))
-
-
-def _swap_groups(content: dict[str, Any]) -> None:
-    content["groups"].reverse()
-
-
 CONTRADICTIONS: dict[str, Change] = {
     "scale": lambda content: content["groups"][0].update(learning_rate_scale=0.25),
     "decay": lambda content: content["groups"][0].update(weight_decay=0.5),
-    "swapped groups": _swap_groups,
+    "swapped groups": lambda content: content["groups"].reverse(),
     "no groups": lambda content: content.pop("groups"),
     "ignore_index": lambda content: content["inputs"][1].update(ignore_index=1),
     "class_count": lambda content: content["inputs"][1].update(class_count=7),
@@ -86,17 +71,15 @@ CONTRADICTIONS: dict[str, Change] = {
 
 @pytest.mark.parametrize("what", CONTRADICTIONS)
 def test_what_a_kit_would_take_from_the_manifest(grouped: Path, tmp_path: Path, what: str) -> None:
-    folder = tmp_path / "package"
-    shutil.copytree(grouped, folder)
-    resealed(folder, CONTRADICTIONS[what])
+    folder = Path(shutil.copytree(grouped, tmp_path / "package"))
+    mutations.edit(folder, CONTRADICTIONS[what])
     assert code_of(folder) == "manifest-contradicts"
 
 
 @pytest.mark.parametrize("scale", [0, 1e300, 1e-46])
 def test_a_scale_that_is_no_rate(grouped: Path, tmp_path: Path, scale: float) -> None:
-    folder = tmp_path / "package"
-    shutil.copytree(grouped, folder)
-    resealed(folder, lambda content: content["groups"][0].update(learning_rate_scale=scale))
+    folder = Path(shutil.copytree(grouped, tmp_path / "package"))
+    mutations.edit(folder, lambda content: content["groups"][0].update(learning_rate_scale=scale))
     assert code_of(folder, Limits()) == "manifest-invalid"
 
 
@@ -111,8 +94,7 @@ def _foreign(folder: Path, file: str) -> None:
 
 
 def test_foreign_operators_of_the_template(grouped: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "package"
-    shutil.copytree(grouped, folder)
+    folder = Path(shutil.copytree(grouped, tmp_path / "package"))
     _foreign(folder, "inference_template.onnx")
     assert code_of(folder, Limits()) == "package-limits"
 
@@ -127,20 +109,14 @@ def test_foreign_operators_of_models_in_ort_format(with_ort: Path, tmp_path: Pat
             operators = {operator for _, operator in ort_operators(with_ort / file.path)}
             assert operators & {"MatMul", "Gemm", "FusedGemm"}
     name = next(file.path for file in listed if file.of == "eval_model")
-    folder = tmp_path / "package"
-    shutil.copytree(with_ort, folder)
+    folder = Path(shutil.copytree(with_ort, tmp_path / "package"))
     data = (folder / name).read_bytes()
     assert b"Relu\0" in data
     # A text of another length has no place: the domain of a node is that of its operator's name.
     changed = bytearray(data)
     _rename_domain(changed)
     (folder / name).write_bytes(bytes(changed))
-    content = json.loads((folder / "manifest.json").read_text())
-    for entry in content["files"]["extra"]:
-        if entry["path"] == name:
-            entry["sha256"] = hashlib.sha256(changed).hexdigest()
-            entry["size_bytes"] = len(changed)
-    (folder / "manifest.json").write_bytes(mutations.seal(content))
+    mutations.rehash(folder, name)
     assert code_of(folder, Limits()) == "package-limits"
 
 
@@ -179,13 +155,12 @@ def test_sizes_come_before_hashes(
 
     monkeypatch.setattr("odtpack_runtime.package.package.file_sha256", never)
     for listed in (False, True):
-        folder = tmp_path / f"package{listed}"
-        shutil.copytree(grouped, folder)
+        folder = Path(shutil.copytree(grouped, tmp_path / f"package{listed}"))
         with (folder / "more.bin").open("wb") as stream:
             stream.truncate(5 * 2**30)
         if listed:
             entry = {"path": "more.bin", "size_bytes": 5 * 2**30, "sha256": "0" * 64}
-            resealed(folder, lambda content, entry=entry: content["files"].update(
+            mutations.edit(folder, lambda content, entry=entry: content["files"].update(
                 extra=[entry | {"role": "recipe"}]))  # fmt: skip
         assert code_of(folder, Limits()) == ("package-limits" if listed else "package-unlisted")
         os.truncate(folder / "more.bin", 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,10 @@ from odtpack.update.diff import PackageDiff, diff_packages, markdown
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from odtpack_runtime.files.atomic import file_sha256
+from tests.packages.mutations import rehash
 from tests.packages.samples import build, list_extra, small_model, with_values
 from tests.refused import refused
+from tests.training.test_types import retyped
 
 
 def compared(tmp_path: Path, old: dict[str, object], new: dict[str, object]) -> PackageDiff:
@@ -67,16 +67,13 @@ def _renamed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @pytest.mark.parametrize(
     ("new", "notes"),
-    [
-        ({"model": _with_tanh(small_model())}, ["the model computes something else"]),
-        ({"loss_options": {"label_smoothing": 0.1}}, ["the loss has other options"]),
-        ({"model": with_values(small_model())}, []),
-        ({"optimizer": SGD()}, []),
-        ({"model": _renamed(small_model())}, []),
-        ({"outputs": [small_model().graph.node[0].output[0]]}, []),
-    ],
+    [({"model": _with_tanh(small_model())}, ["the model computes something else"]),
+     ({"loss_options": {"label_smoothing": 0.1}}, ["the loss has other options"]),
+     ({"model": with_values(small_model())}, []), ({"optimizer": SGD()}, []),
+     ({"model": _renamed(small_model())}, []),
+     ({"outputs": [small_model().graph.node[0].output[0]]}, [])],
     ids=["another operator", "loss options", "values", "optimizer", "names", "one more output"],
-)
+)  # fmt: skip
 def test_a_model_that_computes_something_else(
     new: dict[str, object], notes: list[str], tmp_path: Path
 ) -> None:
@@ -177,25 +174,17 @@ def test_settings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("old", "new", "words"),
-    [
-        ({"prediction": False}, {}, "output 'output' is new: float32[batch, 3] (prediction)"),
-        (
-            {}, {"model": small_model(classes=5)},
-            "input 'labels' changes from int64[batch] (labels, class_count 3) to int64[batch] "
-            "(labels, class_count 5)",
-        ),
-        (
-            {"model": small_model(size=12)}, {},
-            "input 'input' changes from float32[batch, 1, 12, 12] (data) to "
-            "float32[batch, 1, 8, 8] (data)",
-        ),
-        ({}, {"accumulation_steps": 4}, "the batches of a step change from 1 to 4"),
-        ({"accumulation_steps": 4}, {}, "the batches of a step change from 4 to 1"),
-        (
-            {}, {"privacy_clip": 1.0},
-            "a step now takes private gradients only: make it with train_step",
-        ),
-    ],
+    [({"prediction": False}, {}, "output 'output' is new: float32[batch, 3] (prediction)"),
+     ({}, {"model": small_model(classes=5)},
+      "input 'labels' changes from int64[batch] (labels, class_count 3) to int64[batch] "
+      "(labels, class_count 5)"),
+     ({"model": small_model(size=12)}, {},
+      "input 'input' changes from float32[batch, 1, 12, 12] (data) to "
+      "float32[batch, 1, 8, 8] (data)"),
+     ({}, {"accumulation_steps": 4}, "the batches of a step change from 1 to 4"),
+     ({"accumulation_steps": 4}, {}, "the batches of a step change from 4 to 1"),
+     ({}, {"privacy_clip": 1.0},
+      "a step now takes private gradients only: make it with train_step")],
     ids=["output", "classes", "shape", "more batches", "one batch", "private"],
 )  # fmt: skip
 def test_calls(tmp_path: Path, old: dict[str, object], new: dict[str, object], words: str) -> None:
@@ -239,13 +228,7 @@ def rewrite_checkpoint(folder: Path, name: str, array: np.ndarray) -> None:
     data = read_checkpoint(folder / "checkpoint")
     data.trainable[name] = array
     write_checkpoint(folder / "checkpoint", data)
-    path = folder / "manifest.json"
-    content = json.loads(path.read_text())
-    content.pop("digest", None)
-    entry = content["files"]["checkpoint"]
-    entry["size_bytes"] = (folder / "checkpoint").stat().st_size
-    entry["sha256"] = file_sha256(folder / "checkpoint")
-    path.write_text(json.dumps(content))
+    rehash(folder, "checkpoint")
 
 
 def test_values_that_are_not_finite(tmp_path: Path) -> None:
@@ -285,15 +268,7 @@ def test_parameters_by_role_and_shape(tmp_path: Path) -> None:
 
 def test_the_type_that_models_compute_in(tmp_path: Path) -> None:
     """The checkpoint stays float32, so training goes on."""
-    half = onnx.ModelProto()
-    half.CopyFrom(small_model())
-    for tensor in half.graph.initializer:
-        array = onnx.numpy_helper.to_array(tensor)
-        if array.dtype == np.float32:
-            tensor.CopyFrom(onnx.numpy_helper.from_array(array.astype(np.float16), tensor.name))
-    for value in (*half.graph.input, *half.graph.output):
-        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
-    found = compared(tmp_path, {}, {"model": half})
+    found = compared(tmp_path, {}, {"model": retyped(small_model(), np.float16)})
     assert {p.new.model_dtype for p in found.parameters if p.new} == {"float16"}
     assert "trainable, computed in float16" in markdown(found)
     assert found.verdict.level == "compatible"

@@ -167,18 +167,12 @@ def test_a_finished_last_file_is_not_removed_again(tmp_path: Path) -> None:
 
 
 PLANS = {
-    "not text": {"folder": 1},
-    "not lists": {"remove": 1},
-    "a number": {"move": [1]},
-    "above": {"remove": ["../victim"]},
-    "below": {"remove": ["a/b"]},
-    "absolute": {"remove": ["/etc/passwd"]},
-    "last above": {"last": "../victim"},
-    "another folder": {"folder": "/somewhere/else"},
-    "another stage": {"stage": "../victim"},
-    "a stage that is a file": {"stage": "a"},
-    "huge": {"remove": ["x" * 2**20]},
-}
+    "not text": {"folder": 1}, "not lists": {"remove": 1}, "a number": {"move": [1]},
+    "above": {"remove": ["../victim"]}, "below": {"remove": ["a/b"]},
+    "absolute": {"remove": ["/etc/passwd"]}, "last above": {"last": "../victim"},
+    "another folder": {"folder": "/somewhere/else"}, "another stage": {"stage": "../victim"},
+    "a stage that is a file": {"stage": "a"}, "huge": {"remove": ["x" * 2**20]},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("plan", PLANS)

@@ -24,13 +24,9 @@ from tests.refused import refused
 from tests.sweep import split
 
 NAMES = [
-    "training_model.onnx",
-    "eval_model.onnx",
-    "optimizer_model.onnx",
-    "checkpoint",
-    "nominal_checkpoint",
-    "manifest.json",
-]
+    "training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint",
+    "nominal_checkpoint", "manifest.json",
+]  # fmt: skip
 # How many: a part of them in every run, all of them in the sweep.
 DAMAGED = split([120, 1000], lambda count: count == 120)
 FORGED = split([100, 600], lambda count: count == 100)
@@ -65,8 +61,7 @@ def test_damaged_packages(built: Path, tmp_path: Path, mutated: int) -> None:
     codes: Counter[str] = Counter()
     printed = 0
     for index, (name, damage) in enumerate(mutations.damage(NAMES, mutated, seed=7)):
-        folder = tmp_path / str(index) / "package"
-        shutil.copytree(built, folder)
+        folder = Path(shutil.copytree(built, tmp_path / str(index) / "package"))
         damage(folder)
         try:
             package = read(folder)
@@ -94,8 +89,7 @@ def test_what_is_damaged_is_refused_by_the_command(
     built: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], count: int
 ) -> None:
     for index, (name, damage) in enumerate(mutations.damage(NAMES, count, seed=8)):
-        folder = tmp_path / str(index)
-        shutil.copytree(built, folder)
+        folder = Path(shutil.copytree(built, tmp_path / str(index)))
         damage(folder)
         capfd.readouterr()
         assert main(["verify", str(folder)]) == 2, name
@@ -109,8 +103,7 @@ def test_what_is_damaged_is_refused_by_the_command(
 def test_processes_end_with_code_2(built: Path, tmp_path: Path, seed: int) -> None:
     for index, (name, damage) in enumerate(mutations.damage(NAMES, 500, seed=seed)):
         if index in (seed * 13, 450 + seed):
-            folder = tmp_path / str(index)
-            shutil.copytree(built, folder)
+            folder = Path(shutil.copytree(built, tmp_path / str(index)))
             damage(folder)
             done = ran(sys.executable, "-m", "odtpack", "verify", folder, code=None)
             assert done.returncode == 2, (name, done.stderr)
@@ -118,8 +111,7 @@ def test_processes_end_with_code_2(built: Path, tmp_path: Path, seed: int) -> No
 
 
 def test_no_change_of_a_signed_manifest_passes(signed: Path, key: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "package"
-    shutil.copytree(signed, folder)
+    folder = Path(shutil.copytree(signed, tmp_path / "package"))
     data = (folder / "manifest.json").read_bytes()
     for change in mutations.byte_changes(seed=11, count=200):
         changed = change(data)
@@ -133,8 +125,7 @@ def test_no_change_of_a_signed_manifest_passes(signed: Path, key: Path, tmp_path
 @pytest.mark.parametrize("count", FORGED)
 def test_forged_manifests(built: Path, tmp_path: Path, count: int) -> None:
     """Their digest is right, so that what they say is looked at."""
-    folder = tmp_path / "package"
-    shutil.copytree(built, folder)
+    folder = Path(shutil.copytree(built, tmp_path / "package"))
     content = json.loads((folder / "manifest.json").read_bytes())
     original = Package.open(built).manifest
     refused = 0
@@ -164,8 +155,7 @@ def _loose(manifest: Manifest, key: str) -> object:
 @pytest.mark.parametrize("count", FORGED)
 def test_forged_checkpoints(built: Path, tmp_path: Path, count: int) -> None:
     """Their hashes are right, so that they are parsed."""
-    folder = tmp_path / "package"
-    shutil.copytree(built, folder)
+    folder = Path(shutil.copytree(built, tmp_path / "package"))
     original = read_checkpoint(built / "checkpoint")
     data = (built / "checkpoint").read_bytes()
     refused = 0
@@ -189,8 +179,7 @@ def test_forged_checkpoints(built: Path, tmp_path: Path, count: int) -> None:
 @pytest.mark.parametrize("name", NAMES[:3])
 def test_forged_models(built: Path, tmp_path: Path, name: str, count: int) -> None:
     """Their hashes are right, so that they are parsed; ONNX Runtime sees a few, apart."""
-    folder = tmp_path / "package"
-    shutil.copytree(built, folder)
+    folder = Path(shutil.copytree(built, tmp_path / "package"))
     data = (built / name).read_bytes()
     refused = run = 0
     for change in mutations.byte_changes(seed=6, count=count):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
 import onnx.parser
-import onnxruntime
 import pytest
 
 from odtpack.build import build_package
@@ -18,7 +16,9 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.self_check import made_up_batch, self_check
 from odtpack_runtime.package.verify import verify_package, write_inference_model
 from tests import zoo
+from tests.packages.mutations import edit
 from tests.packages.samples import build, small_model
+from tests.packaging_tools import computed, drawn, parsed
 from tests.refused import refused
 from tests.training.forward import linear
 
@@ -65,19 +65,8 @@ def test_batch_normalization_widens_the_tolerance(tmp_path: Path) -> None:
     assert info.tolerances[4] > 10 * info.tolerances[0]
 
 
-TEXT = """<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]>
-words (string[batch] word) => (float[batch, 2] output)
-<float[4, 2] table>
-{
-    number = ai.onnx.ml.LabelEncoder<keys_strings = ["a", "b"], values_int64s = [0, 1],
-        default_int64 = 2>(word)
-    output = Gather(table, number)
-}"""
-
-
 def test_a_run_that_contradicts_the_declared_rank(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        net (float[N, 4] x) => (float[N] y) <float[4] w = {1, 2, 3, 4}> {
+    model = parsed("""(float[N, 4] x) => (float[N] y) <float[4] w = {1, 2, 3, 4}> {
             none = Constant <value_ints = [0]> () two = Constant <value_ints = [2]> ()
             long = Shape(x) product = Mul(x, w) s = Sign(product) same = Sub(s, s)
             zero = ReduceMax <axes = [0, 1], keepdims = 0> (same)
@@ -88,9 +77,11 @@ def test_a_run_that_contradicts_the_declared_rank(tmp_path: Path) -> None:
 
 
 def test_why_there_is_none(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(TEXT)
-    table = np.random.default_rng(0).standard_normal((4, 2)).astype(np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(table, "table"))
+    model = parsed("""(string[batch] word) => (float[batch, 2] output) {
+        number = ai.onnx.ml.LabelEncoder<keys_strings = ["a", "b"], values_int64s = [0, 1],
+            default_int64 = 2>(word)
+        output = Gather(table, number)
+    }""", more=', "ai.onnx.ml": 3', **drawn(np.random.default_rng(0), table=(4, 2)))  # fmt: skip
     info = checked(tmp_path / "text", model=model)
     assert info == SelfCheckInfo(reason="an input is text")
     with refused("no-self-check", "an input is text"):
@@ -102,27 +93,18 @@ def test_why_there_is_none(tmp_path: Path) -> None:
         self_check(Package.open(tmp_path / "without"))
 
 
-@pytest.mark.parametrize(
-    ("node", "drawn"),
-    [
-        ("Dropout(h, half, yes)", "Dropout"),
-        ("Dropout(h, none, yes)", None),
-        ("Dropout(h, half)", None),
-        ("RandomNormalLike(h)", "RandomNormalLike"),
-    ],
-)
-def test_what_draws_numbers_has_no_losses(node: str, drawn: str | None, tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[N, 8] x) => (float[N, 4] y) '
-        "<float none = {0}, float half = {0.5}, bool yes = {1}> "
-        f"{{ h = MatMul(x, body) d = {node} s = Add(h, d) y = MatMul(s, head) }}"
+@pytest.mark.parametrize(("node", "operator"), [
+    ("Dropout(h, half, yes)", "Dropout"), ("Dropout(h, none, yes)", None),
+    ("Dropout(h, half)", None), ("RandomNormalLike(h)", "RandomNormalLike"),
+])  # fmt: skip
+def test_what_draws_numbers_has_no_losses(node: str, operator: str | None, tmp_path: Path) -> None:
+    model = parsed(
+        "(float[N, 8] x) => (float[N, 4] y) <float none = {0}, float half = {0.5}, bool yes = {1}> "
+        f"{{ h = MatMul(x, body) d = {node} s = Add(h, d) y = MatMul(s, head) }}",
+        **drawn(np.random.default_rng(0), body=(8, 32), head=(32, 4)),
     )
-    random = np.random.default_rng(0)
-    for name, shape in {"body": (8, 32), "head": (32, 4)}.items():
-        array = random.normal(size=shape).astype(np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
     info = checked(tmp_path / "p", model=model, optimizer=SGD(), train=["head"])
-    reason = None if drawn is None else f"what {drawn} draws in training differs each time"
+    reason = None if operator is None else f"what {operator} draws in training differs each time"
     assert info.reason == reason
     found = verify_package(tmp_path / "p")
     assert found.steps.training_loss is not None
@@ -132,33 +114,21 @@ def test_what_draws_numbers_has_no_losses(node: str, drawn: str | None, tmp_path
 def test_verify_compares_the_losses(tmp_path: Path) -> None:
     build(tmp_path / "p")
     found = verify_package(tmp_path / "p")
-    path = tmp_path / "p" / "manifest.json"
-    content = json.loads(path.read_text())
-    assert found.steps.training_loss == pytest.approx(content["self_check"]["losses"][0], rel=1e-5)
-    content["self_check"]["losses"][2] += 0.01
-    del content["digest"]
-    path.write_text(json.dumps(content))
+    losses = list(Package.open(tmp_path / "p").manifest.self_check.losses)
+    assert found.steps.training_loss == pytest.approx(losses[0], rel=1e-5)
+    losses[2] += 0.01
+    edit(tmp_path / "p", lambda content: content["self_check"].update(losses=losses))
     with refused("self-check-failed", "training step 3"):
         verify_package(tmp_path / "p")
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("losses", [1.0]),
-        ("tolerances", []),
-        ("learning_rate", None),
-        ("inputs", []),
-        ("reason", "both"),
-    ],
-)
+@pytest.mark.parametrize(("key", "value"), [
+    ("losses", [1.0]), ("tolerances", []), ("learning_rate", None), ("inputs", []),
+    ("reason", "both"),
+])  # fmt: skip
 def test_half_a_self_check_is_refused(key: str, value: object, tmp_path: Path) -> None:
     build(tmp_path / "p")
-    path = tmp_path / "p" / "manifest.json"
-    content = json.loads(path.read_text())
-    content["self_check"][key] = value
-    del content["digest"]
-    path.write_text(json.dumps(content))
+    edit(tmp_path / "p", lambda content: content["self_check"].update({key: value}), sealed=False)
     with refused("manifest-invalid", "self_check"):
         Package.open(tmp_path / "p")
 
@@ -174,19 +144,16 @@ def test_some_outputs_of_the_template(tmp_path: Path) -> None:
     assert package.manifest.inference.outputs == ("output", hidden)
     state = CheckpointState.load_checkpoint(package.checkpoint)
     values = {name: item.data for name, item in state.parameters}
-    forward = onnxruntime.InferenceSession(model.SerializeToString())
     x = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
+    forward = dict(zip(("output", hidden), computed(model, input=x), strict=True))
     for names in (["output"], [hidden], [hidden, "output"], None):
         path = tmp_path / "m.onnx"
         write_inference_model(package, values, path, names)
         onnx.checker.check_model(str(path), full_check=True)
-        session = onnxruntime.InferenceSession(str(path))
-        kept = [node.name for node in session.get_outputs()]
+        kept = [value.name for value in onnx.load(path).graph.output]
         assert kept == [n for n in ("output", hidden) if names is None or n in names]
-        for name in kept:
-            np.testing.assert_allclose(
-                session.run([name], {"input": x})[0], forward.run([name], {"input": x})[0], 1e-5
-            )
+        for name, found in zip(kept, computed(path, input=x), strict=True):
+            np.testing.assert_allclose(found, forward[name], 1e-5)
     with pytest.raises(UnknownNameError):
         write_inference_model(package, values, tmp_path / "no.onnx", ["conv1.weight"])
     del values["fc.bias"]
@@ -196,12 +163,8 @@ def test_some_outputs_of_the_template(tmp_path: Path) -> None:
 
 
 def test_a_model_that_ends_in_its_loss_has_no_template(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-    g (float[batch, 3] x) => (float loss) <float[3] w = {1, 2, 3}>
-    {
-        y = Mul(x, w)
-        loss = ReduceSumSquare<keepdims = 0>(y)
-    }""")
+    model = parsed("""(float[batch, 3] x) => (float loss) <float[3] w = {1, 2, 3}>
+        { y = Mul(x, w) loss = ReduceSumSquare<keepdims = 0>(y) }""")
     package = Package.open(build(tmp_path / "p", model=model, loss=None))
     assert package.manifest.inference is None
     assert package.manifest.files.inference_template is None
@@ -218,9 +181,8 @@ def test_a_domain_that_no_node_is_of_costs_no_self_check(tmp_path: Path) -> None
 
 
 def test_a_model_may_predict_one_number(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[2, 3, 6] x) => (float y) <float[6] p = {0.5, -1.2, 0.3, 0.8, -0.4, 1.1}>
-        { a = Mul(x, p) y = ReduceMax<keepdims = 0>(a) }""")
+    text = "(float[2, 3, 6] x) => (float y) { a = Mul(x, p) y = ReduceMax<keepdims = 0>(a) }"
+    model = parsed(text, p=np.float32([0.5, -1.2, 0.3, 0.8, -0.4, 1.1]))
     manifest = build_package(model, tmp_path / "package", loss="mse", optimizer=SGD())
     assert [parameter.name for parameter in manifest.parameters] == ["p"]
 

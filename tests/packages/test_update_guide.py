@@ -65,8 +65,7 @@ def test_interrupted_at_every_step(device: Path, tmp_path: Path) -> None:
     names, found, at, ended = guide(), [], 0, False
     while not ended:
         at += 1
-        folder = tmp_path / str(at)
-        shutil.copytree(device, folder)
+        folder = Path(shutil.copytree(device, tmp_path / str(at)))
         pid = os.fork()
         if pid == 0:
             os.chdir(folder)

@@ -68,14 +68,9 @@ def generate(
     before = _status_bytes("VmRSS")
     started, used = time.perf_counter(), time.process_time()
     artifacts.generate_artifacts(
-        model,
-        requires_grad=requires_grad,
-        frozen_params=frozen,
-        loss=losses[loss],
-        optimizer=_optimizer_block(optimizer),
-        artifact_directory=folder,
-        **options,
-    )
+        model, requires_grad=requires_grad, frozen_params=frozen, loss=losses[loss],
+        optimizer=_optimizer_block(optimizer), artifact_directory=folder, **options,
+    )  # fmt: skip
     return {
         "seconds": time.perf_counter() - started,
         "cpu_seconds": time.process_time() - used,
@@ -220,11 +215,9 @@ def bench(
         optimizer_ms.append((ended - trained) * 1e3)
     peak = _status_bytes("VmHWM")
     return {
-        "train_ms": train_ms[warm_up:],
-        "optimizer_ms": optimizer_ms[warm_up:],
-        "losses": losses,
+        "train_ms": train_ms[warm_up:], "optimizer_ms": optimizer_ms[warm_up:], "losses": losses,
         "peak_bytes": peak - before,
-    }
+    }  # fmt: skip
 
 
 def _open(
@@ -261,11 +254,8 @@ def _status_bytes(field: str) -> int:
 
 
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
-    "generate": generate,
-    "train": train,
-    "load": load,
-    "bench": bench,
-}
+    "generate": generate, "train": train, "load": load, "bench": bench,
+}  # fmt: skip
 
 
 def main(path: str) -> int:

@@ -28,35 +28,15 @@ def job(tmp_path: Path) -> dict[str, Path]:
 
 def test_training_follows_pytorch(peer: ModuleType, job: dict[str, Path], tmp_path: Path) -> None:
     files = {key: tmp_path / key for key in ("gradients.npz", "parameters.npz", "saved")}
-    made, result, loaded = peer.run_jobs(
-        [
-            {
-                "command": "generate",
-                "model": job["model.onnx"],
-                "folder": job["artifacts"],
-                "optimizer": "sgd",
-            },
-            {
-                "command": "train",
-                "folder": job["artifacts"],
-                "inputs": job["data.npz"],
-                "steps": 3,
-                "batch": 5,
-                "accumulate": 2,
-                "learning_rate": 0.1,
-                "gradients": files["gradients.npz"],
-                "parameters": files["parameters.npz"],
-                "save": files["saved"],
-                "optimizer_state": True,
-                "properties": {"epoch": 3, "rate": 0.5, "note": "fine"},
-            },
-            {
-                "command": "load",
-                "checkpoint": files["saved"],
-                "parameters": tmp_path / "loaded.npz",
-            },
-        ]
-    )
+    made, result, loaded = peer.run_jobs([
+        {"command": "generate", "model": job["model.onnx"], "folder": job["artifacts"],
+         "optimizer": "sgd"},
+        {"command": "train", "folder": job["artifacts"], "inputs": job["data.npz"], "steps": 3,
+         "batch": 5, "accumulate": 2, "learning_rate": 0.1, "gradients": files["gradients.npz"],
+         "parameters": files["parameters.npz"], "save": files["saved"], "optimizer_state": True,
+         "properties": {"epoch": 3, "rate": 0.5, "note": "fine"}},
+        {"command": "load", "checkpoint": files["saved"], "parameters": tmp_path / "loaded.npz"},
+    ])  # fmt: skip
     names = ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
     assert made["requires_grad"] == names
     assert {"training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint"} == set(
@@ -93,10 +73,8 @@ def test_training_follows_pytorch(peer: ModuleType, job: dict[str, Path], tmp_pa
 
     assert loaded["properties"] == {"epoch": 3, "rate": 0.5, "note": "fine"}
     assert loaded["parameters"]["fc1.weight"] == {
-        "shape": [8, 6],
-        "dtype": "float32",
-        "requires_grad": True,
-    }
+        "shape": [8, 6], "dtype": "float32", "requires_grad": True,
+    }  # fmt: skip
     for name, values in np.load(tmp_path / "loaded.npz").items():
         np.testing.assert_array_equal(values, parameters[name])
 
@@ -111,12 +89,9 @@ def test_frozen_parameters_do_not_move(
     )
     assert made["requires_grad"] == ["fc2.weight", "fc2.bias"]
     peer.train(
-        folder=job["artifacts"],
-        inputs=job["data.npz"],
-        steps=2,
-        learning_rate=0.1,
+        folder=job["artifacts"], inputs=job["data.npz"], steps=2, learning_rate=0.1,
         parameters=tmp_path / "after.npz",
-    )
+    )  # fmt: skip
     after = np.load(tmp_path / "after.npz")
     for tensor in onnx.load(job["model.onnx"]).graph.initializer:
         before = onnx.numpy_helper.to_array(tensor)

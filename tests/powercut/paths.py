@@ -243,30 +243,23 @@ PATHS: dict[str, SavePath] = {
     "checkpoint, the one before kept": _checkpoint(keep=True, outside=False),
     "checkpoint, data outside": _checkpoint(keep=False, outside=True),
     "checkpoint, data outside, the one before kept": _checkpoint(keep=True, outside=True),
-    "checkpoint, data in and out": SavePath(
-        lambda folder: _save(folder, 0, keep=True), _from_inside_to_outside, look_at_checkpoint
-    ),
-    "build": SavePath(
-        lambda folder: None,
-        _act_once(lambda folder: _build(folder, "a/b/package", 0.7)),
-        lambda folder: _look_at_package(folder, "a/b/package"),
-    ),
-    "build over a package": SavePath(
-        _build, _act_once(lambda folder: _build(folder, beta1=0.7)), _look_at_package
-    ),
+    "checkpoint, data in and out": SavePath(lambda folder: _save(folder, 0, keep=True),
+                                            _from_inside_to_outside, look_at_checkpoint),
+    "build": SavePath(lambda folder: None,
+                      _act_once(lambda folder: _build(folder, "a/b/package", 0.7)),
+                      lambda folder: _look_at_package(folder, "a/b/package")),
+    "build over a package": SavePath(_build, _act_once(lambda folder: _build(folder, beta1=0.7)),
+                                     _look_at_package),
     "build without a swap": SavePath(_build, _act_once(_build_without_swap), _look_at_package),
-    "install": SavePath(
-        _install_start,
-        _act_once(lambda folder: install(folder / "new", folder / "package")),
-        _look_at_package,
-    ),
+    "install": SavePath(_install_start,
+                        _act_once(lambda folder: install(folder / "new", folder / "package")),
+                        _look_at_package),
     "export": _export_path(ort=False),
     "export with ORT format": _export_path(ort=True),
-    "adapter export": SavePath(
-        _adapter_start, _act_once(lambda folder: _adapter(folder, 1)), _look_at_adapter
-    ),
+    "adapter export": SavePath(_adapter_start, _act_once(lambda folder: _adapter(folder, 1)),
+                               _look_at_adapter),
     "carry over": SavePath(_carry_start, _act_once(_carry), _look_at_carried),
-}
+}  # fmt: skip
 
 
 def command(name: str, folder: Path) -> Sequence[str]:

@@ -109,15 +109,12 @@ def assert_in_order(words: list[str], *wanted: str) -> None:
 
 
 @needs_strace
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("build", ["sync a/b", "sync a", "sync .", "done 1"]),
-        ("install", ["sync .", "done 1"]),
-        ("export", ["write tmp", "sync tmp", "rename tmp m.onnx", "sync .", "done 1"]),
-        ("carry over", [*PLAIN, "done 1"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "wanted"), [
+    ("build", ["sync a/b", "sync a", "sync .", "done 1"]),
+    ("install", ["sync .", "done 1"]),
+    ("export", ["write tmp", "sync tmp", "rename tmp m.onnx", "sync .", "done 1"]),
+    ("carry over", [*PLAIN, "done 1"]),
+])  # fmt: skip
 def test_the_order_of_the_other_saves(name: str, wanted: list[str], tmp_path: Path) -> None:
     calls, _ = recorded(name, tmp_path)
     words = order(calls)

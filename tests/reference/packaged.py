@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx.parser
+import onnx
 import torch
-from onnx import numpy_helper
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -23,13 +22,6 @@ Forward = Callable[..., Tensor]
 
 def random(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
-
-
-def parsed(text: str, opset: int = 17, **values: np.ndarray) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : {opset}]> g {text}')
-    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(v), n)
-                                   for n, v in values.items())  # fmt: skip
-    return model
 
 
 def package(

@@ -7,24 +7,22 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx.parser
-import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, numpy_helper
 from torch import Tensor
 from torch.nn import functional as F
 
-from odtpack.artifacts import LossType, OptimType, generate_artifacts
+from odtpack.artifacts import LossType, OptimType
 from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError
 from tests import zoo
-from tests.packaging_tools import generate, open_training
-from tests.reference.packaged import follows, package, parsed, random
+from tests.packaging_tools import computed, generate, open_module, open_training, parsed
+from tests.programs import started
+from tests.reference.packaged import follows, package, random
 from tests.refused import refused
 from tests.training.forward import linear, make
 
@@ -64,9 +62,7 @@ def test_02_the_learning_rate_is_restored(tmp_path: Path) -> None:
 
 
 def test_06_evaluation_without_an_evaluation_model(tmp_path: Path) -> None:
-    make(linear(), tmp_path)
-    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-    module = Module(tmp_path / "training_model.onnx", state)
+    module = open_module(make(linear(), tmp_path))
     with refused("no-eval-model"):
         module.eval()(random(4, 3), random(4, 2))
     assert np.isfinite(module.train()(random(4, 3), random(4, 2)))
@@ -156,10 +152,9 @@ def test_09_export_from_an_ort_model(tmp_path: Path) -> None:
     module = Module(tmp_path / "training_model.ort", state, tmp_path / "eval_model.ort")
     path = tmp_path / "inference.onnx"
     module.export_model_for_inferencing(path, ["y"])
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     x = random(4, 3)
     wanted = x @ state.parameters["w"].data + state.parameters["b"].data
-    np.testing.assert_allclose(session.run(None, {"x": x})[0], wanted, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(computed(path, x=x)[0], wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_09_sgd_keeps_no_moments(tmp_path: Path) -> None:
@@ -233,11 +228,7 @@ while True:
 def test_11_killed_while_it_saves(tmp_path: Path) -> None:
     generate(zoo.mlp((784, 500, 10)), tmp_path)
     target = tmp_path / "progress"
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED_WHILE_SAVING, tmp_path / "checkpoint", target],
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
+    with started(KILLED_WHILE_SAVING, tmp_path / "checkpoint", target) as process:
         for _ in range(5):
             process.stdout.readline()
         process.send_signal(signal.SIGKILL)
@@ -399,10 +390,7 @@ def test_05_and_11_a_training_batch_normalization_is_that_of_pytorch(
         onnx.checker.check_model(onnx.load(tmp_path / f"{name}_model.onnx"), full_check=True)
     path = tmp_path / "inference.onnx"
     module.export_model_for_inferencing(path, ["y"])
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(
-        session.run(None, {"x": x})[0], y.detach().numpy(), rtol=1e-4, atol=1e-5
-    )
+    np.testing.assert_allclose(computed(path, x=x)[0], y.detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
 # 7. Losses (weights, reductions and ignored labels: tests of the losses)
@@ -455,9 +443,7 @@ def test_08_softmax_cross_entropy_loss_with_one_output(tmp_path: Path) -> None:
         " h = MatMul(x, w) loss = SoftmaxCrossEntropyLoss(h, labels) }",
         w=random(3, 4),
     )
-    generate_artifacts(model, ["w"], artifact_directory=tmp_path)
-    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-    module = Module(tmp_path / "training_model.onnx", state, tmp_path / "eval_model.onnx")
+    state, module, _ = package(tmp_path, model, ["w"], None)
     x, labels = random(5, 3), np.array([0, 3, 1, 2, 2])
     w = torch.tensor(state.parameters["w"].data).double().requires_grad_()
     loss = F.cross_entropy(torch.from_numpy(x).double() @ w, torch.from_numpy(labels))
@@ -486,8 +472,7 @@ def test_08_dropout_without_a_mask(tmp_path: Path) -> None:
 
 def test_08_a_transpose_without_perm(tmp_path: Path) -> None:
     model = parsed(
-        "(float[4, 3] x) => (float[2, 4] y) { h = MatMul(x, w) y = Transpose(h) }",
-        w=random(3, 2),
+        "(float[4, 3] x) => (float[2, 4] y) { h = MatMul(x, w) y = Transpose(h) }", w=random(3, 2)
     )
     follows(tmp_path, model, ["w"], random(4, 3), lambda x, w: (x @ w).T)
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from odtpack.artifacts import LossType, OptimType, generate_artifacts
+from odtpack.artifacts import LossType, OptimType
 from odtpack_runtime import (
     CheckpointState,
     LinearLRScheduler,
@@ -27,9 +27,18 @@ from odtpack_runtime import (
     WrongTypeError,
 )
 from tests import zoo
-from tests.packaging_tools import OPTIMIZERS, generate, open_training, trainable_names
+from tests.packaging_tools import (
+    OPTIMIZERS,
+    computed,
+    generate,
+    open_module,
+    open_training,
+    parsed,
+    trainable_names,
+)
 from tests.refused import refused
 from tests.torch_twins import twin
+from tests.training.forward import make
 
 MODEL = zoo.mlp((784, 500, 10))
 NAMES = trainable_names(MODEL)
@@ -160,9 +169,8 @@ def test_export_model_for_inferencing(package: Path, tmp_path: Path) -> None:
     path = tmp_path / "inference.onnx"
     module.export_model_for_inferencing(path, ["output"])
     onnx.checker.check_model(onnx.load(path), full_check=True)
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    assert [node.name for node in session.get_inputs()] == ["input"]
-    (logits,) = session.run(None, {"input": x})
+    assert [value.name for value in onnx.load(path).graph.input] == ["input"]
+    (logits,) = computed(path, input=x)
     np.testing.assert_allclose(logits, module.eval()(x, labels)[1], rtol=1e-5, atol=1e-5)
 
 
@@ -173,23 +181,11 @@ def test_cuda_execution_provider(package: Path) -> None:
         Module(package / "training_model.onnx", state, device="cuda")
 
 
-@pytest.mark.parametrize(
-    ("value", "kept"),
-    [
-        (0, 0),
-        (5, 5),
-        (-7, -7),
-        (2**40, 2**40),
-        (True, 1),
-        (0.0, 0.0),
-        (1.0, 1.0),
-        (-0.25, -0.25),
-        (np.float32(2.0), 2.0),  # an int in the reference
-        ("", ""),
-        ("Hello", "Hello"),
-        (b"bytes", "bytes"),
-    ],
-)
+@pytest.mark.parametrize(("value", "kept"), [
+    (0, 0), (5, 5), (-7, -7), (2**40, 2**40), (True, 1), (0.0, 0.0), (1.0, 1.0), (-0.25, -0.25),
+    (np.float32(2.0), 2.0),  # an int in the reference
+    ("", ""), ("Hello", "Hello"), (b"bytes", "bytes"),
+])  # fmt: skip
 @pytest.mark.parametrize("with_module", [True, False])
 def test_add_get_property(
     value: object, kept: object, with_module: bool, package: Path, tmp_path: Path
@@ -227,51 +223,39 @@ def test_get_input_output_names(package: Path) -> None:
         assert module.output_names() == ["loss", "output"]
 
 
-CUSTOM = """<ir_version: 8, opset_import: ["" : 17, "test.customop" : 1]>
-forward (float[N, 3] x) => (float[N, 2] y)
+CUSTOM = """(float[N, 3] x) => (float[N, 2] y)
     { c = test.customop.Prepare(x) h = MatMul(c, w) y = Add(h, b) }"""
 
 
 def test_ort_custom_ops(tmp_path: Path) -> None:
     """A custom operator stands in front of what is trained, and the session's options load it."""
-    model = onnx.parser.parse_model(CUSTOM)
+    weights = {"w": np.ones((3, 2), np.float32), "b": np.ones(2, np.float32)}
+    model = parsed(CUSTOM, more=', "test.customop": 1', **weights)
     model.graph.value_info.append(
         onnx.helper.make_tensor_value_info("c", onnx.TensorProto.FLOAT, ["N", 3])
     )
-    for name, shape in (("w", (3, 2)), ("b", (2,))):
-        array = np.ones(shape, np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    generate_artifacts(
-        model, requires_grad=["w", "b"], loss=LossType.MSELoss, artifact_directory=tmp_path
-    )
+    make(model, tmp_path, optimizer=None)
     for name in ("training", "eval"):
         nodes = onnx.load(tmp_path / f"{name}_model.onnx").graph.node
         assert ("test.customop", "Prepare") in {(node.domain, node.op_type) for node in nodes}
-    state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     with refused("model-not-loadable", "Prepare"):
-        Module(tmp_path / "training_model.onnx", state)
+        open_module(tmp_path)
     options = onnxruntime.SessionOptions()
     with pytest.raises(Exception, match="no-such-library"):
         options.register_custom_ops_library("no-such-library.so")
 
 
-STRINGS = """<ir_version: 8, opset_import: ["" : 17, "ai.onnx.ml" : 3]>
-forward (string[N, 1] words) => (float[N, 2] y) {
+STRINGS = """(string[N, 1] words) => (float[N, 2] y) {
     i = ai.onnx.ml.LabelEncoder <keys_strings = ["zero", "one", "two"],
                                  values_floats = [0.0, 1.0, 2.0], default_float = 5.0>(words)
     h = MatMul(i, w) y = Add(h, b) }"""
 
 
 def test_string_inputs(tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(STRINGS)
     random = np.random.default_rng(0)
     w, b = (random.standard_normal(s).astype(np.float32) for s in ((1, 2), (2,)))
-    for name, array in (("w", w), ("b", b)):
-        model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
-    generate_artifacts(
-        model, ["w", "b"], loss=LossType.CrossEntropyLoss, optimizer=OptimType.SGD,
-        artifact_directory=tmp_path,
-    )  # fmt: skip
+    model = parsed(STRINGS, more=', "ai.onnx.ml": 3', w=w, b=b)
+    make(model, tmp_path, loss=LossType.CrossEntropyLoss)
     state, module, optimizer = open_training(tmp_path)
     words, labels = np.array([["two"], ["one"], ["three"]]), np.array([0, 1, 1])
     logits = torch.tensor([[2.0], [1.0], [5.0]]) @ torch.from_numpy(w)

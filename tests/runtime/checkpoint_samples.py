@@ -20,11 +20,8 @@ def sample() -> CheckpointData:
     }
     return CheckpointData(
         weights,
-        {
-            "table": np.arange(5, dtype=np.int64),
-            "mask": np.array([True, False]),
-            "half": np.ones((2, 1), np.float16),
-        },
+        {"table": np.arange(5, dtype=np.int64), "mask": np.array([True, False]),
+         "half": np.ones((2, 1), np.float16)},
         False,
         OptimizerState(
             41,
@@ -36,7 +33,7 @@ def sample() -> CheckpointData:
             kind="adamw",
         ),
         {"epoch": 3, "loss": float(np.float32(0.1)), "note": "grüße", "zero": 0},
-    )
+    )  # fmt: skip
 
 
 def assert_same(left: CheckpointData, right: CheckpointData) -> None:
@@ -116,33 +113,21 @@ class Foreign:
         bag: int = 0,
     ) -> bytes:
         a, b = self.vector(trainable), self.vector(frozen)
-        module = self.table(
-            {
-                0: ("UOffsetTRelative", a),
-                1: ("UOffsetTRelative", b),
-                2: ("Bool", nominal),
-                3: ("Bool", external),
-            }
-        )
-        root = self.table(
-            {
-                0: ("Int32", version),
-                1: ("UOffsetTRelative", module),
-                2: ("UOffsetTRelative", groups),
-                3: ("UOffsetTRelative", bag),
-            }
-        )
+        module = self.table({
+            0: ("UOffsetTRelative", a), 1: ("UOffsetTRelative", b), 2: ("Bool", nominal),
+            3: ("Bool", external),
+        })  # fmt: skip
+        root = self.table({
+            0: ("Int32", version), 1: ("UOffsetTRelative", module), 2: ("UOffsetTRelative", groups),
+            3: ("UOffsetTRelative", bag),
+        })  # fmt: skip
         self.b.Finish(root, b"ODTC")
         return bytes(self.b.Output())
 
     def group(self, name: str = "group0", states: Sequence[int] = (), step: int = 1) -> int:
         label, entries = self.b.CreateString(name), self.vector(states)
         return self.table(
-            {
-                0: ("UOffsetTRelative", label),
-                1: ("Int64", step),
-                3: ("UOffsetTRelative", entries),
-            }
+            {0: ("UOffsetTRelative", label), 1: ("Int64", step), 3: ("UOffsetTRelative", entries)}
         )
 
     def state(self, name: str, moments: Sequence[int]) -> int:

@@ -6,12 +6,16 @@ the runtime is tested against the contract and not against its other half.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx.parser
+import onnxruntime
 
+from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 
@@ -167,29 +171,60 @@ class Files:
     sgd: Path
     checkpoint: Path
 
+    def state(self) -> CheckpointState:
+        return CheckpointState.load_checkpoint(self.checkpoint)
+
+    def alone(self) -> Module:
+        """The training model, without the evaluation model."""
+        return Module(self.training, self.state())
+
+    def module(self, state: CheckpointState | None = None, **options: Any) -> Module:
+        return Module(self.training, state or self.state(), self.evaluation, **options)
+
+    def changed(self, old: str = "", new: str = "", **metadata: str) -> Path:
+        """The training model of the regression with another text, or with odtpack's metadata."""
+        found = {f"odtpack.{key}": value for key, value in metadata.items()}
+        return write(self.folder, "changed.onnx", REGRESSION_TRAINING.replace(old, new), found)
+
+    def optimizer(self, text: str = SGD, **metadata: Any) -> Path:
+        """An optimizer model, with values of odtpack's metadata that are no text as JSON."""
+        found = {
+            f"odtpack.{key}": value if isinstance(value, str) else json.dumps(value)
+            for key, value in metadata.items()
+        }
+        return write(self.folder, "optimizer.onnx", text, found)
+
+
+def to_ort(model: Path, path: Path) -> Path:
+    """Convert a model to ONNX Runtime's own format."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(path)
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+    return path
+
+
+def feeds(seed: int | np.random.Generator, rows: int = 4) -> list[np.ndarray]:
+    """Input and target of the regression."""
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal((rows, width)).astype(np.float32) for width in (3, 2)]
+
 
 def regression(folder: Path) -> Files:
     """A linear model with two trainable parameters, a frozen one and a running mean."""
     rng = np.random.default_rng(7)
     data = CheckpointData(
-        trainable={
-            "W": rng.standard_normal((3, 2)).astype(np.float32),
-            "b": rng.standard_normal(2).astype(np.float32),
-        },
-        frozen={
-            "scale": np.array([1, -2, 0.5], np.float32),
-            "mean": np.zeros(3, np.float32),
-        },
-    )
+        trainable={"W": rng.standard_normal((3, 2)).astype(np.float32),
+                   "b": rng.standard_normal(2).astype(np.float32)},
+        frozen={"scale": np.array([1, -2, 0.5], np.float32), "mean": np.zeros(3, np.float32)},
+    )  # fmt: skip
     write_checkpoint(folder / "checkpoint", data)
     return Files(
-        folder,
-        write(folder, "training_model.onnx", REGRESSION_TRAINING, {"odtpack.format": "1"}),
+        folder, write(folder, "training_model.onnx", REGRESSION_TRAINING, {"odtpack.format": "1"}),
         write(folder, "eval_model.onnx", REGRESSION_EVAL, {"odtpack.format": "1"}),
         write(folder, "optimizer_model.onnx", ADAMW, {"odtpack.optimizer": "adamw"}),
-        write(folder, "sgd_model.onnx", SGD, {"odtpack.optimizer": "sgd"}),
-        folder / "checkpoint",
-    )
+        write(folder, "sgd_model.onnx", SGD, {"odtpack.optimizer": "sgd"}), folder / "checkpoint",
+    )  # fmt: skip
 
 
 def classifier(folder: Path, metadata: dict[str, str] | None = None) -> Files:
@@ -199,13 +234,10 @@ def classifier(folder: Path, metadata: dict[str, str] | None = None) -> Files:
     write_checkpoint(folder / "checkpoint", data)
     metadata = {"odtpack.class_count": "3"} if metadata is None else metadata
     return Files(
-        folder,
-        write(folder, "training_model.onnx", CLASSIFIER_TRAINING, metadata),
-        None,
-        write(folder, "optimizer_model.onnx", ADAMW),
-        write(folder, "sgd_model.onnx", SGD),
+        folder, write(folder, "training_model.onnx", CLASSIFIER_TRAINING, metadata), None,
+        write(folder, "optimizer_model.onnx", ADAMW), write(folder, "sgd_model.onnx", SGD),
         folder / "checkpoint",
-    )
+    )  # fmt: skip
 
 
 @dataclass
@@ -215,6 +247,12 @@ class Regression:
     W: np.ndarray
     b: np.ndarray
     scale: np.ndarray
+
+    @classmethod
+    def of(cls, state: CheckpointState) -> Regression:
+        return cls(
+            *(state.parameters[name].data.astype(np.float64) for name in ("W", "b", "scale"))
+        )
 
     def forward(self, x: np.ndarray, target: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
         """Loss, and its gradients by W and b."""

@@ -133,11 +133,9 @@ def test_a_missing_or_short_data_file_is_an_error(tmp_path: Path) -> None:
 def test_a_data_file_that_is_shared_by_tensors_is_refused(tmp_path: Path) -> None:
     f = Foreign()
     (tmp_path / "c").write_bytes(
-        f.finish(
-            [f.tensor(dims=(25,), raw=None, offset=0), f.tensor("v", (25,), 1, None, 0)],
-            external=True,
-        )
-    )
+        f.finish([f.tensor(dims=(25,), raw=None, offset=0), f.tensor("v", (25,), 1, None, 0)],
+                 external=True),
+    )  # fmt: skip
     (tmp_path / "c.data").write_bytes(bytes(100))
     with pytest.raises(OdtpackError, match="overlap"):
         read_checkpoint(tmp_path / "c")

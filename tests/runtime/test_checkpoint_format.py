@@ -93,11 +93,9 @@ properties = st.dictionaries(
 
 
 @given(
-    st.dictionaries(names, float_arrays, max_size=4),
-    st.dictionaries(names, arrays, max_size=4),
-    properties,
-    st.integers(0, 2**63 - 1) | st.none(),
-)
+    st.dictionaries(names, float_arrays, max_size=4), st.dictionaries(names, arrays, max_size=4),
+    properties, st.integers(0, 2**63 - 1) | st.none(),
+)  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_round_trip(tmp_path_factory, trainable, frozen, properties, step) -> None:
     frozen = {name: array for name, array in frozen.items() if name not in trainable}
@@ -122,11 +120,7 @@ def test_arrays_need_not_be_contiguous(tmp_path: Path) -> None:
 
 def test_nominal_state_keeps_names_and_types_only(tmp_path: Path) -> None:
     data = CheckpointData(
-        {"w": np.ones((2, 2), np.float32)},
-        {"t": np.ones(3, np.int64)},
-        True,
-        None,
-        {"round": 7},
+        {"w": np.ones((2, 2), np.float32)}, {"t": np.ones(3, np.int64)}, True, None, {"round": 7}
     )
     write_checkpoint(tmp_path / "c", data)
     back = read_checkpoint(tmp_path / "c")
@@ -363,13 +357,10 @@ def build(flatc: str, source: Path) -> Path:
 _SLOT = re.compile(r"\.Prepend(\w+?)Slot\((\d+), .*, (\S+)\)")
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        "Checkpoint", "ModuleState", "OptimizerGroup", "ParameterOptimizerState", "PropertyBag",
-        "IntProperty", "FloatProperty", "StringProperty", "Tensor",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("table", [
+    "Checkpoint", "ModuleState", "OptimizerGroup", "ParameterOptimizerState", "PropertyBag",
+    "IntProperty", "FloatProperty", "StringProperty", "Tensor",
+])  # fmt: skip
 def test_fields_are_those_of_the_bindings_of_onnx_runtime(table: str) -> None:
     """Number, kind and default of each field, as the bindings in ONNX Runtime's wheel have them."""
     module = importlib.import_module(f"ort_flatbuffers_py.fbs.{table}")

@@ -95,15 +95,9 @@ def ours(
 
 def theirs(folder: Path, kind: str, steps: int, **options: Any) -> dict[str, Any]:
     return {
-        "command": "train",
-        "folder": folder / kind,
-        "inputs": folder / "data.npz",
-        "steps": steps,
-        "learning_rate": RATE,
-        "with_eval": False,
-        "optimizer_state": True,
-        **options,
-    }
+        "command": "train", "folder": folder / kind, "inputs": folder / "data.npz", "steps": steps,
+        "learning_rate": RATE, "with_eval": False, "optimizer_state": True, **options,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
@@ -111,18 +105,12 @@ def test_a_run_that_changes_sides(folder: Path, kind: str, tmp_path: Path) -> No
     start = folder / kind / "checkpoint"
     straight, state = ours(folder, kind, start, 8)
     ours(folder, kind, start, 3, tmp_path / "ours")
-    there, cont, saved, seen = client.run_jobs(
-        [
-            theirs(folder, kind, 8, parameters=tmp_path / "end.npz"),
-            theirs(folder, kind, 5, checkpoint=tmp_path / "ours"),
-            theirs(folder, kind, 3, save=tmp_path / "theirs", properties={"i": 7, "f": 0.5}),
-            {
-                "command": "load",
-                "checkpoint": tmp_path / "ours",
-                "parameters": tmp_path / "ours.npz",
-            },
-        ]
-    )
+    there, cont, saved, seen = client.run_jobs([
+        theirs(folder, kind, 8, parameters=tmp_path / "end.npz"),
+        theirs(folder, kind, 5, checkpoint=tmp_path / "ours"),
+        theirs(folder, kind, 3, save=tmp_path / "theirs", properties={"i": 7, "f": 0.5}),
+        {"command": "load", "checkpoint": tmp_path / "ours", "parameters": tmp_path / "ours.npz"},
+    ])  # fmt: skip
     assert saved["losses"] == there["losses"][:3]
     np.testing.assert_allclose(straight, there["losses"], rtol=1e-5)
     # Ours, saved after three steps, goes on over there; and theirs over here.
@@ -145,11 +133,8 @@ def test_a_run_that_changes_sides(folder: Path, kind: str, tmp_path: Path) -> No
             assert parameter.data.tobytes() == arrays[name].tobytes()
             assert seen["parameters"][name]["requires_grad"] == parameter.requires_grad
     assert seen["properties"] == {
-        "steps": 3,
-        "rate": float(np.float32(RATE)),
-        "name": "ä",
-        "odtpack.optimizer": kind,
-    }
+        "steps": 3, "rate": float(np.float32(RATE)), "name": "ä", "odtpack.optimizer": kind,
+    }  # fmt: skip
 
 
 def test_what_the_reference_changes_carries_no_stale_digest(folder: Path, tmp_path: Path) -> None:

@@ -69,9 +69,8 @@ def test_padding_that_a_mask_would_hide(
         assert load_dataset(path, SPECS).keys() == good().keys()
         return
     assert load_dataset(path, []) == {}  # what the model takes is not known yet
-    with refused("data-padding") as caught:
+    with refused("data-padding", "sample 3"):
         load_dataset(path, SPECS)
-    assert "sample 3" in caught.value.what
     taken = TensorSpec("attention_mask", np.dtype(dtype), ("n", 4))
     assert "attention_mask" in load_dataset(path, (*SPECS, taken))
     with refused("data-too-large"):
@@ -93,28 +92,25 @@ NEGATIVE = good()["labels"]
 NEGATIVE[0, 1] = -1
 
 
-@pytest.mark.parametrize(
-    ("change", "code", "says"),
-    [
-        ({"input": None}, "data-missing", "no array 'input'.*float32"),
-        ({"labels": None}, "data-missing", "no array 'labels'"),
-        ({"input": good()["input"].astype(np.float64)}, "data-type", "'input' has elements of f"),
-        ({"input": good()["input"].astype(">f4")}, "data-type", "'input'"),
-        ({"input": good()["input"].astype(object)}, "data-type", "'input'"),
-        ({"labels": good()["labels"].astype(np.int32)}, "data-type", "'labels'"),
-        ({"input": good()["input"][:, :2]}, "data-shape", r"'input'.*\[5, 2, 4\].*\[8, 3, len\]"),
-        ({"input": good()["input"][0]}, "data-shape", "'input'"),
-        ({"labels": good()["labels"][:, 0]}, "data-shape", "'labels'"),
-        ({"labels": np.array(3)}, "data-shape", "'labels'"),
-        ({"labels": good()["labels"][:, :3]}, "data-shape", "'len' is 4 in array 'input' and 3"),
-        ({"labels": good()["labels"][:4]}, "data-length", "'labels' has 4 .* 'input' has 5"),
-        ({"input": good(0)["input"], "labels": good(0)["labels"]}, "data-empty", "'input'"),
-        ({"input": NAN}, "data-not-finite", "'input'.*sample 3"),
-        ({"input": INFINITE}, "data-not-finite", "'input'.*sample 4"),
-        ({"labels": LATE}, "label-out-of-range", r"label 10 at \[2, 3\]"),
-        ({"labels": NEGATIVE}, "label-out-of-range", r"label -1 at \[0, 1\]"),
-    ],
-)
+@pytest.mark.parametrize(("change", "code", "says"), [
+    ({"input": None}, "data-missing", "no array 'input'.*float32"),
+    ({"labels": None}, "data-missing", "no array 'labels'"),
+    ({"input": good()["input"].astype(np.float64)}, "data-type", "'input' has elements of f"),
+    ({"input": good()["input"].astype(">f4")}, "data-type", "'input'"),
+    ({"input": good()["input"].astype(object)}, "data-type", "'input'"),
+    ({"labels": good()["labels"].astype(np.int32)}, "data-type", "'labels'"),
+    ({"input": good()["input"][:, :2]}, "data-shape", r"'input'.*\[5, 2, 4\].*\[8, 3, len\]"),
+    ({"input": good()["input"][0]}, "data-shape", "'input'"),
+    ({"labels": good()["labels"][:, 0]}, "data-shape", "'labels'"),
+    ({"labels": np.array(3)}, "data-shape", "'labels'"),
+    ({"labels": good()["labels"][:, :3]}, "data-shape", "'len' is 4 in array 'input' and 3"),
+    ({"labels": good()["labels"][:4]}, "data-length", "'labels' has 4 .* 'input' has 5"),
+    ({"input": good(0)["input"], "labels": good(0)["labels"]}, "data-empty", "'input'"),
+    ({"input": NAN}, "data-not-finite", "'input'.*sample 3"),
+    ({"input": INFINITE}, "data-not-finite", "'input'.*sample 4"),
+    ({"labels": LATE}, "label-out-of-range", r"label 10 at \[2, 3\]"),
+    ({"labels": NEGATIVE}, "label-out-of-range", r"label -1 at \[0, 1\]"),
+])  # fmt: skip
 def test_arrays_that_do_not_fit(
     tmp_path: Path, change: dict[str, np.ndarray | None], code: str, says: str
 ) -> None:

@@ -43,6 +43,11 @@ def built(folder: Path, base: Any, optimizer: str = "adamw", layers: int = 2) ->
     return Package.open(folder / "package")
 
 
+@pytest.fixture(scope="module")
+def int8(tmp_path_factory: pytest.TempPathFactory) -> Package:
+    return built(tmp_path_factory.mktemp("int8"), "int8")
+
+
 class Training:
     def __init__(self, package: Package, device: str, checkpoint: Path | None = None) -> None:
         self.state = CheckpointState.load_checkpoint(checkpoint or package.checkpoint)
@@ -89,8 +94,8 @@ def test_segments_train_there_as_on_the_processor(
     np.testing.assert_allclose(resumed.steps(2), here.steps(2), rtol=1e-5)
 
 
-def test_a_wrong_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package, real = built(tmp_path, "int8"), Device.session
+def test_a_wrong_device_is_refused(int8: Package, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Device.session
 
     def wrong(self: Device, model: str | bytes, options: Any) -> Any:
         assert isinstance(model, str)
@@ -100,15 +105,14 @@ def test_a_wrong_device_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return real(self, proto.SerializeToString(), options)
 
     monkeypatch.setattr(Device, "session", wrong)
-    training = Training(package, "CPUExecutionProvider")
+    training = Training(int8, "CPUExecutionProvider")
     before = training.vector()
     with refused("device-wrong"):
         training.optimizer.step_on(*training.batch)
     np.testing.assert_array_equal(training.vector(), before)
 
 
-def test_values_between_segments_stay_there(tmp_path: Path) -> None:
-    package = built(tmp_path, "int8")
-    state = CheckpointState.load_checkpoint(package.checkpoint)
+def test_values_between_segments_stay_there(int8: Package, tmp_path: Path) -> None:
+    state = CheckpointState.load_checkpoint(int8.checkpoint)
     with refused("unsupported-device", "keep activations in a file"):
-        Module(package.training_model, state, device="CPUExecutionProvider", activations=tmp_path)
+        Module(int8.training_model, state, device="CPUExecutionProvider", activations=tmp_path)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -10,18 +9,14 @@ import onnx.helper
 import onnxruntime
 import pytest
 
-from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer, UnknownNameError
+from odtpack_runtime import Module, OdtpackError, Optimizer, UnknownNameError
 from odtpack_runtime.export import inference_model as export_module
+from tests.programs import ran
 from tests.refused import refused
 from tests.runtime import models
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 T = np.ones((2, 2), np.float32)
-
-
-def open_module(files: models.Files) -> tuple[Module, CheckpointState]:
-    state = CheckpointState.load_checkpoint(files.checkpoint)
-    return Module(files.training, state, files.evaluation), state
 
 
 def run(path: Path, **feeds: np.ndarray) -> list[np.ndarray]:
@@ -33,10 +28,9 @@ def run(path: Path, **feeds: np.ndarray) -> list[np.ndarray]:
 def test_the_exported_model_has_the_current_parameters(
     regression: models.Files, tmp_path: Path
 ) -> None:
-    module, state = open_module(regression)
-    optimizer = Optimizer(regression.sgd, module)
+    module = regression.module()
     module(X, T)
-    optimizer.step()
+    Optimizer(regression.sgd, module).step()
     path = tmp_path / "inference.onnx"
     module.export_model_for_inferencing(path, ["prediction"])
     model = onnx.load(path)
@@ -45,8 +39,8 @@ def test_the_exported_model_has_the_current_parameters(
     assert [node.op_type for node in model.graph.node] == ["Mul", "MatMul", "Add"]
     assert list(model.metadata_props) == []
     (prediction,) = run(path, input=X)
-    values = {name: parameter.data.astype(np.float64) for name, parameter in state.parameters}
-    expected = (X * values["scale"]) @ values["W"] + values["b"]
+    values = models.Regression.of(module.state)
+    expected = (X * values.scale) @ values.W + values.b
     np.testing.assert_allclose(prediction, expected, rtol=1e-5)
     before = path.read_bytes()
     module.export_model_for_inferencing(path, ["prediction"])
@@ -54,15 +48,16 @@ def test_the_exported_model_has_the_current_parameters(
 
 
 def test_any_value_can_be_an_output(regression: models.Files, tmp_path: Path) -> None:
-    module, state = open_module(regression)
+    module = regression.module()
+    parameters = module.state.parameters
     path = tmp_path / "inference.onnx"
     module.export_model_for_inferencing(path, ["product", "scaled"])
     model = onnx.load(path)
     onnx.checker.check_model(model, full_check=True)
     assert {tensor.name for tensor in model.graph.initializer} == {"W", "scale"}
     product, scaled = run(path, input=X)
-    assert np.array_equal(scaled, X * state.parameters["scale"].data)
-    np.testing.assert_allclose(product, scaled @ state.parameters["W"].data, rtol=1e-6)
+    assert np.array_equal(scaled, X * parameters["scale"].data)
+    np.testing.assert_allclose(product, scaled @ parameters["W"].data, rtol=1e-6)
     # The loss needs the target, so the target remains an input.
     module.export_model_for_inferencing(path, ["loss", "prediction"])
     loss, prediction = run(path, input=X, target=T)
@@ -94,8 +89,7 @@ evaluation (float[batch, 3] input, float[batch, 2] target, float[3, 2] W, float[
 
 def test_values_that_a_subgraph_reads_are_kept(regression: models.Files, tmp_path: Path) -> None:
     evaluation = models.write(tmp_path, "control.onnx", CONTROL_FLOW)
-    state = CheckpointState.load_checkpoint(regression.checkpoint)
-    module = Module(regression.training, state, evaluation)
+    module = Module(regression.training, regression.state(), evaluation)
     path = tmp_path / "inference.onnx"
     module.export_model_for_inferencing(path, ["prediction"])
     assert "unused" not in [node.output[0] for node in onnx.load(path).graph.node]
@@ -110,7 +104,7 @@ def test_values_of_unknown_type_can_be_outputs(regression: models.Files, tmp_pat
         "activated = com.microsoft.QuickGelu(scaled)\n    product = MatMul(activated, W)",
     ).replace('["" : 17]', '["" : 17, "com.microsoft" : 1]')
     evaluation = models.write(tmp_path, "contrib.onnx", text)
-    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    state = regression.state()
     module = Module(regression.training, state, evaluation)
     path = tmp_path / "inference.onnx"
     module.export_model_for_inferencing(path, ["activated"])
@@ -119,34 +113,17 @@ def test_values_of_unknown_type_can_be_outputs(regression: models.Files, tmp_pat
     np.testing.assert_allclose(run(path, input=X)[0], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("names", "kind"),
-    [
-        (["nothing"], UnknownNameError),
-        (["prediction", "nothing"], UnknownNameError),
-        (["input"], UnknownNameError),
-        (["W"], UnknownNameError),
-        ([], OdtpackError),
-        (["prediction", "prediction"], OdtpackError),
-        ("prediction", TypeError),
-        ([1], TypeError),
-    ],
-)
+@pytest.mark.parametrize(("names", "kind"), [
+    (["nothing"], UnknownNameError), (["prediction", "nothing"], UnknownNameError),
+    (["input"], UnknownNameError), (["W"], UnknownNameError), ([], OdtpackError),
+    (["prediction", "prediction"], OdtpackError), ("prediction", TypeError), ([1], TypeError),
+])  # fmt: skip
 def test_names_that_cannot_be_outputs(
     regression: models.Files, tmp_path: Path, names: list[str], kind: type[Exception]
 ) -> None:
-    module, _ = open_module(regression)
     with pytest.raises(kind):
-        module.export_model_for_inferencing(tmp_path / "inference.onnx", names)
+        regression.module().export_model_for_inferencing(tmp_path / "inference.onnx", names)
     assert not (tmp_path / "inference.onnx").exists()
-
-
-def to_ort(model: Path, path: Path) -> Path:
-    options = onnxruntime.SessionOptions()
-    options.optimized_model_filepath = str(path)
-    options.add_session_config_entry("session.save_model_format", "ORT")
-    onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    return path
 
 
 @pytest.mark.parametrize("source", ["onnx", "ort"])
@@ -156,8 +133,8 @@ def test_from_and_to_ort_format(
 ) -> None:
     evaluation = regression.evaluation
     if source == "ort":
-        evaluation = to_ort(evaluation, tmp_path / "eval.ort")
-    state = CheckpointState.load_checkpoint(regression.checkpoint)
+        evaluation = models.to_ort(evaluation, tmp_path / "eval.ort")
+    state = regression.state()
     module = Module(regression.training, state, evaluation)
     state.parameters["b"].data = np.float32([3, -4])
     _, expected = module.eval()(X, T)
@@ -176,16 +153,15 @@ def test_from_and_to_ort_format(
 def test_a_value_that_the_conversion_to_ort_format_dropped(
     regression: models.Files, tmp_path: Path
 ) -> None:
-    state = CheckpointState.load_checkpoint(regression.checkpoint)
-    module = Module(regression.training, state, to_ort(regression.evaluation, tmp_path / "e.ort"))
+    evaluation = models.to_ort(regression.evaluation, tmp_path / "e.ort")
+    module = Module(regression.training, regression.state(), evaluation)
     with refused("unknown-output", "prediction", kind=UnknownNameError):
         module.export_model_for_inferencing(tmp_path / "inference.onnx", ["product"])
 
 
 def test_an_evaluation_model_that_is_damaged(regression: models.Files, tmp_path: Path) -> None:
-    state = CheckpointState.load_checkpoint(regression.checkpoint)
-    path = to_ort(regression.evaluation, tmp_path / "eval.ort")
-    module = Module(regression.training, state, path)
+    path = models.to_ort(regression.evaluation, tmp_path / "eval.ort")
+    module = Module(regression.training, regression.state(), path)
     for content in (path.read_bytes()[:64], b"not a model at all"):
         path.write_bytes(content)
         with refused("model-not-loadable"):
@@ -195,7 +171,7 @@ def test_an_evaluation_model_that_is_damaged(regression: models.Files, tmp_path:
 
 def test_evaluation_models_that_are_mutated(regression: models.Files, tmp_path: Path) -> None:
     """Whatever stands in the file, it is exported or there is one clear error."""
-    module, _ = open_module(regression)
+    module = regression.module()
     whole = regression.evaluation.read_bytes()
     random = np.random.default_rng(0)
     codes = Counter()
@@ -219,9 +195,8 @@ def test_a_model_that_is_too_large(
     regression: models.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(export_module, "MAX_MODEL_SIZE", 100)
-    module, _ = open_module(regression)
     with refused("model-too-large"):
-        module.export_model_for_inferencing(tmp_path / "inference.onnx", ["prediction"])
+        regression.module().export_model_for_inferencing(tmp_path / "m.onnx", ["prediction"])
 
 
 WITHOUT_ONNX = """
@@ -236,11 +211,8 @@ module.export_model_for_inferencing(f"{folder}/inference.onnx", ["prediction", "
 
 
 def test_without_the_onnx_package(regression: models.Files) -> None:
-    subprocess.run(
-        [sys.executable, "-W", "error", "-c", WITHOUT_ONNX, str(regression.folder)], check=True
-    )
+    ran(sys.executable, "-W", "error", "-c", WITHOUT_ONNX, regression.folder)
     path = regression.folder / "inference.onnx"
     onnx.checker.check_model(onnx.load(path), full_check=True)
-    module, _ = open_module(regression)
     prediction, _ = run(path, input=X)
-    assert np.array_equal(prediction, module.eval()(X, T)[1])
+    assert np.array_equal(prediction, regression.module().eval()(X, T)[1])

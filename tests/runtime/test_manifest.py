@@ -24,11 +24,9 @@ from tests.refused import refused
 from tests.runtime import models
 
 ROLES = {
-    "training_model": "training_model.onnx",
-    "eval_model": "eval_model.onnx",
-    "optimizer_model": "optimizer_model.onnx",
-    "checkpoint": "checkpoint",
-}
+    "training_model": "training_model.onnx", "eval_model": "eval_model.onnx",
+    "optimizer_model": "optimizer_model.onnx", "checkpoint": "checkpoint",
+}  # fmt: skip
 
 
 def describe(folder: Path, prefix: str = "") -> dict[str, Any]:
@@ -48,31 +46,17 @@ def describe(folder: Path, prefix: str = "") -> dict[str, Any]:
         "minimum_onnxruntime": "1.20",
         "ir_version": 8,
         "opsets": {"": 17},
-        "inputs": [
-            {"name": "input", "dtype": "float32", "shape": ["batch", 3], "role": "data"},
-            {
-                "name": "labels",
-                "dtype": "int64",
-                "shape": ["batch", None],
-                "role": "labels",
-                "class_count": 10,
-            },
-        ],
+        "inputs": [{"name": "input", "dtype": "float32", "shape": ["batch", 3], "role": "data"},
+                   {"name": "labels", "dtype": "int64", "shape": ["batch", None], "role": "labels",
+                    "class_count": 10}],
         "outputs": [{"name": "loss", "dtype": "float32", "shape": [], "role": "loss"}],
         "loss": "mse",
-        "optimizer": {
-            "kind": "adamw",
-            "beta1": 0.9,
-            "beta2": 0.999,
-            "epsilon": 1e-6,
-            "weight_decay": 0,
-        },
-        "parameters": [
-            {"name": "W", "shape": [3, 2], "dtype": "float32", "role": "trainable"},
-            {"name": "scale", "shape": [3], "dtype": "float32", "role": "frozen"},
-        ],
+        "optimizer": {"kind": "adamw", "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-6,
+                      "weight_decay": 0},
+        "parameters": [{"name": "W", "shape": [3, 2], "dtype": "float32", "role": "trainable"},
+                       {"name": "scale", "shape": [3], "dtype": "float32", "role": "frozen"}],
         "operators": {role: {"ai.onnx": {"Add": 14}} for role in list(ROLES)[:3]},
-    }
+    }  # fmt: skip
 
 
 @pytest.fixture
@@ -150,52 +134,45 @@ def _drop(*keys: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-@pytest.mark.parametrize(
-    ("change", "code", "says"),
-    [
-        (_set("schema_version", 2), "manifest-version", "schema version 2"),
-        (_drop("schema_version"), "manifest-invalid", "schema_version: this key is missing"),
-        (_set("extra", 1), "manifest-invalid", "extra: there is no such key"),
-        (_set("files", "checkpoint", "mode", 1), "manifest-invalid", r"files\.checkpoint\.mode"),
-        (_drop("files", "eval_model"), "manifest-invalid", r"files\.eval_model"),
-        (_set("files", "checkpoint", "sha256", "ABC"), "manifest-invalid", "sha256"),
-        (_set("files", "checkpoint", "size_bytes", -1), "manifest-invalid", "size_bytes"),
-        (_set("files", "checkpoint", "size_bytes", "12"), "manifest-invalid", "size_bytes"),
-        (_set("minimum_onnxruntime", "new"), "manifest-invalid", "minimum_onnxruntime"),
-        (_set("parameters", 0, "role", "odd"), "manifest-invalid", r"parameters\[0\]\.role"),
-        (_set("parameters", 1, "name", "W"), "manifest-invalid", "two parameters"),
-        (_set("inputs", 1, "name", "input"), "manifest-invalid", "two inputs"),
-        (_set("inputs", 0, "shape", [-1]), "manifest-invalid", r"inputs\[0\]\.shape"),
-        (_set("inputs", 0, "dtype", "float"), "manifest-invalid", r"inputs\[0\]\.dtype"),
-        (_set("outputs", []), "manifest-invalid", "first output must be the loss"),
-        (_set("outputs", 0, "role", "additional"), "manifest-invalid", "first output must be"),
-        (_set("loss", "Hinge loss"), "manifest-invalid", "loss: it must match"),
-        (_set("loss", "a" * 65), "manifest-invalid", "loss: it must match"),
-        (_set("loss", None), "manifest-invalid", "loss: it must be text"),
-        (_set("optimizer", "sgd"), "manifest-invalid", "optimizer: it must be an object"),
-        (_set("optimizer", {"rate": 1.0}), "manifest-invalid", r"optimizer\.kind: this key"),
-        (_set("optimizer", {"kind": "../sgd"}), "manifest-invalid", r"optimizer\.kind: it must"),
-        (_set("optimizer", "beta1", [0.9]), "manifest-invalid", r"optimizer\.beta1: it must be"),
-        (_set("optimizer", "beta1", None), "manifest-invalid", r"optimizer\.beta1: it must be"),
-        (_set("optimizer", "", 1.0), "manifest-invalid", "optimizer: it must not be empty"),
-        (
-            _set("files", "checkpoint", "path", "gone"),
-            "package-incomplete",
-            "lacks its file 'gone'",
-        ),
-        (_set("files", "checkpoint", "path", "."), "package-path", "inside"),
-        (_set("files", "checkpoint", "size_bytes", 3), "package-changed", "bytes and not 3"),
-        (_set("files", "checkpoint", "sha256", "0" * 64), "package-changed", "content differs"),
-        (_set("files", "checkpoint", "path", "../checkpoint"), "package-path", "inside"),
-        (_set("files", "checkpoint", "path", "a/../checkpoint"), "package-path", "inside"),
-        (_set("files", "checkpoint", "path", "/etc/passwd"), "package-path", "inside"),
-        (_set("files", "checkpoint", "path", "..\\checkpoint"), "package-path", "inside"),
-        (_set("files", "checkpoint", "path", "C:checkpoint"), "package-path", "inside"),
-        (_set("files", "checkpoint", "path", "check\0point"), "package-path", "inside"),
-        (_set("files", "checkpoint", "path", "link"), "package-path", "inside"),
-        (_set("files", "checkpoint", "path", "folder/checkpoint"), "package-path", "inside"),
-    ],
-)
+@pytest.mark.parametrize(("change", "code", "says"), [
+    (_set("schema_version", 2), "manifest-version", "schema version 2"),
+    (_drop("schema_version"), "manifest-invalid", "schema_version: this key is missing"),
+    (_set("extra", 1), "manifest-invalid", "extra: there is no such key"),
+    (_set("files", "checkpoint", "mode", 1), "manifest-invalid", r"files\.checkpoint\.mode"),
+    (_drop("files", "eval_model"), "manifest-invalid", r"files\.eval_model"),
+    (_set("files", "checkpoint", "sha256", "ABC"), "manifest-invalid", "sha256"),
+    (_set("files", "checkpoint", "size_bytes", -1), "manifest-invalid", "size_bytes"),
+    (_set("files", "checkpoint", "size_bytes", "12"), "manifest-invalid", "size_bytes"),
+    (_set("minimum_onnxruntime", "new"), "manifest-invalid", "minimum_onnxruntime"),
+    (_set("parameters", 0, "role", "odd"), "manifest-invalid", r"parameters\[0\]\.role"),
+    (_set("parameters", 1, "name", "W"), "manifest-invalid", "two parameters"),
+    (_set("inputs", 1, "name", "input"), "manifest-invalid", "two inputs"),
+    (_set("inputs", 0, "shape", [-1]), "manifest-invalid", r"inputs\[0\]\.shape"),
+    (_set("inputs", 0, "dtype", "float"), "manifest-invalid", r"inputs\[0\]\.dtype"),
+    (_set("outputs", []), "manifest-invalid", "first output must be the loss"),
+    (_set("outputs", 0, "role", "additional"), "manifest-invalid", "first output must be"),
+    (_set("loss", "Hinge loss"), "manifest-invalid", "loss: it must match"),
+    (_set("loss", "a" * 65), "manifest-invalid", "loss: it must match"),
+    (_set("loss", None), "manifest-invalid", "loss: it must be text"),
+    (_set("optimizer", "sgd"), "manifest-invalid", "optimizer: it must be an object"),
+    (_set("optimizer", {"rate": 1.0}), "manifest-invalid", r"optimizer\.kind: this key"),
+    (_set("optimizer", {"kind": "../sgd"}), "manifest-invalid", r"optimizer\.kind: it must"),
+    (_set("optimizer", "beta1", [0.9]), "manifest-invalid", r"optimizer\.beta1: it must be"),
+    (_set("optimizer", "beta1", None), "manifest-invalid", r"optimizer\.beta1: it must be"),
+    (_set("optimizer", "", 1.0), "manifest-invalid", "optimizer: it must not be empty"),
+    (_set("files", "checkpoint", "path", "gone"), "package-incomplete", "lacks its file 'gone'"),
+    (_set("files", "checkpoint", "path", "."), "package-path", "inside"),
+    (_set("files", "checkpoint", "size_bytes", 3), "package-changed", "bytes and not 3"),
+    (_set("files", "checkpoint", "sha256", "0" * 64), "package-changed", "content differs"),
+    (_set("files", "checkpoint", "path", "../checkpoint"), "package-path", "inside"),
+    (_set("files", "checkpoint", "path", "a/../checkpoint"), "package-path", "inside"),
+    (_set("files", "checkpoint", "path", "/etc/passwd"), "package-path", "inside"),
+    (_set("files", "checkpoint", "path", "..\\checkpoint"), "package-path", "inside"),
+    (_set("files", "checkpoint", "path", "C:checkpoint"), "package-path", "inside"),
+    (_set("files", "checkpoint", "path", "check\0point"), "package-path", "inside"),
+    (_set("files", "checkpoint", "path", "link"), "package-path", "inside"),
+    (_set("files", "checkpoint", "path", "folder/checkpoint"), "package-path", "inside"),
+])  # fmt: skip
 def test_packages_that_are_wrong(
     package: Path,
     tmp_path_factory: pytest.TempPathFactory,
@@ -312,47 +289,28 @@ def _with(nodes: list[Node], index: int, node: Node | None) -> list[Node]:
     return [*nodes[:index], *([node] if node else []), *nodes[index + 1 :]]
 
 
-@pytest.mark.parametrize(
-    ("inputs", "outputs", "says"),
-    [
-        (_with(INPUTS, 1, None), OUTPUTS, "updates 'w', which is not among its inputs"),
-        (_with(INPUTS, 2, None), OUTPUTS, "updates 's', which is not among its inputs"),
-        (_with(INPUTS, 3, None), OUTPUTS, "'w_grad.accumulation.buffer' lacks"),
-        (INPUTS, _with(OUTPUTS, 1, None), "'w_grad.accumulation.buffer' lacks"),
-        (_with(INPUTS, 4, None), OUTPUTS, "no input 'lazy_reset_grad'"),
-        (INPUTS, OUTPUTS[1:], "no outputs for the user"),
-        ([*INPUTS, ("late", "tensor(float)", [1])], OUTPUTS, "'late' belongs to no parameter"),
-        (
-            [("v_grad.accumulation.buffer", "tensor(float)", [1]), *INPUTS],
-            OUTPUTS,
-            "'v_grad.accumulation.buffer' belongs to no parameter",
-        ),
-        (_with(INPUTS, 1, ("w", "tensor(float)", [3, 2])), OUTPUTS, r"'w' is float32\[3, 2\]"),
-        (_with(INPUTS, 1, ("w", "tensor(double)", [2, 3])), OUTPUTS, r"'w' is float64\[2, 3\]"),
-        (
-            _with(INPUTS, 3, ("w_grad.accumulation.buffer", "tensor(float)", [6])),
-            OUTPUTS,
-            "accumulation.buffer' is",
-        ),
-        (
-            _with(INPUTS, 4, ("lazy_reset_grad", "tensor(bool)", [2])),
-            OUTPUTS,
-            "lazy_reset_grad' is",
-        ),
-        (
-            INPUTS,
-            _with(OUTPUTS, 1, ("w_grad.accumulation.out", "tensor(bool)", [1])),
-            "unlike the parameter",
-        ),
-        (INPUTS, _with(OUTPUTS, 2, ("s.update.out", "tensor(float)", [4])), "unlike the parameter"),
-        (
-            _with(INPUTS, 0, ("x", "seq(tensor(float))", [])),
-            OUTPUTS,
-            r"'x' is a seq\(tensor\(float\)\)",
-        ),
-        (_with(INPUTS, 0, ("x", "tensor(bfloat16)", [])), OUTPUTS, "numpy cannot hold"),
-    ],
-)
+@pytest.mark.parametrize(("inputs", "outputs", "says"), [
+    (_with(INPUTS, 1, None), OUTPUTS, "updates 'w', which is not among its inputs"),
+    (_with(INPUTS, 2, None), OUTPUTS, "updates 's', which is not among its inputs"),
+    (_with(INPUTS, 3, None), OUTPUTS, "'w_grad.accumulation.buffer' lacks"),
+    (INPUTS, _with(OUTPUTS, 1, None), "'w_grad.accumulation.buffer' lacks"),
+    (_with(INPUTS, 4, None), OUTPUTS, "no input 'lazy_reset_grad'"),
+    (INPUTS, OUTPUTS[1:], "no outputs for the user"),
+    ([*INPUTS, ("late", "tensor(float)", [1])], OUTPUTS, "'late' belongs to no parameter"),
+    ([("v_grad.accumulation.buffer", "tensor(float)", [1]), *INPUTS], OUTPUTS,
+     "'v_grad.accumulation.buffer' belongs to no parameter"),
+    (_with(INPUTS, 1, ("w", "tensor(float)", [3, 2])), OUTPUTS, r"'w' is float32\[3, 2\]"),
+    (_with(INPUTS, 1, ("w", "tensor(double)", [2, 3])), OUTPUTS, r"'w' is float64\[2, 3\]"),
+    (_with(INPUTS, 3, ("w_grad.accumulation.buffer", "tensor(float)", [6])), OUTPUTS,
+     "accumulation.buffer' is"),
+    (_with(INPUTS, 4, ("lazy_reset_grad", "tensor(bool)", [2])), OUTPUTS, "lazy_reset_grad' is"),
+    (INPUTS, _with(OUTPUTS, 1, ("w_grad.accumulation.out", "tensor(bool)", [1])),
+     "unlike the parameter"),
+    (INPUTS, _with(OUTPUTS, 2, ("s.update.out", "tensor(float)", [4])), "unlike the parameter"),
+    (_with(INPUTS, 0, ("x", "seq(tensor(float))", [])), OUTPUTS,
+     r"'x' is a seq\(tensor\(float\)\)"),
+    (_with(INPUTS, 0, ("x", "tensor(bfloat16)", [])), OUTPUTS, "numpy cannot hold"),
+])  # fmt: skip
 def test_graphs_that_break_the_contract(inputs: list[Node], outputs: list[Node], says: str) -> None:
     with pytest.raises(OdtpackError, match=says) as caught:
         read(inputs, outputs)
@@ -422,55 +380,49 @@ def test_what_is_read_comes_back() -> None:
     assert Drawing.read({"name": "a"}).as_dict(defaults=False) == {"name": "a"}
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"name": ""}, "name: it must not be empty"),
-        ({"name": "A"}, "name: it must match"),
-        ({"name": "a\n"}, "name: it must match"),
-        ({"name": 1}, "name: it must be text"),
-        ({"name": "\ud800"}, "name: it holds characters"),
-        ({"more": 1}, "more: there is no such key"),
-        ({"seen": 1}, "seen: it must be true or false"),
-        ({"seen": True, "shapes": []}, "nothing can be seen"),
-        ({"shapes": {}}, "shapes: it must be a list"),
-        ({"shapes": [3]}, r"shapes\[0\]: its kind must be 'square' or 'circle'"),
-        ({"shapes": [{"kind": []}]}, r"shapes\[0\]: its kind"),
-        ({"shapes": [{"kind": "square"}]}, r"shapes\[0\]\.side: this key is missing"),
-        ({"shapes": [{"kind": "square", "side": True}]}, "side: it must be a number"),
-        ({"shapes": [{"kind": "square", "side": float("inf")}]}, "side: it must be a finite"),
-        ({"shapes": [{"kind": "square", "side": 10**400}]}, "side: it must be a finite"),
-        ({"shapes": [{"kind": "circle", "radius": 0}]}, "radius: it must be 1 or more"),
-        ({"shapes": [{"kind": "circle", "radius": 10}]}, "radius: it must be 9 or less"),
-        ({"shapes": [{"kind": "circle", "radius": 1.5}]}, "radius: it must be a whole number"),
-        ({"shapes": [{"kind": "circle", "radius": True}]}, "radius: it must be a whole number"),
-        ({"sizes": [1, 2, 3]}, "sizes: it must have 2 entries or fewer"),
-        ({"sizes": [1.5]}, r"sizes\[0\]: it must be a whole number, or it must be text"),
-        ({"about": []}, "about: it must be an object"),
-        ({"about": {"x": float("nan")}}, r"about\.x: it must be a finite number"),
-        ({"about": {"x": ["\ud800"]}}, r"about\.x\[0\]: it holds characters"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    ({"name": ""}, "name: it must not be empty"),
+    ({"name": "A"}, "name: it must match"),
+    ({"name": "a\n"}, "name: it must match"),
+    ({"name": 1}, "name: it must be text"),
+    ({"name": "\ud800"}, "name: it holds characters"),
+    ({"more": 1}, "more: there is no such key"),
+    ({"seen": 1}, "seen: it must be true or false"),
+    ({"seen": True, "shapes": []}, "nothing can be seen"),
+    ({"shapes": {}}, "shapes: it must be a list"),
+    ({"shapes": [3]}, r"shapes\[0\]: its kind must be 'square' or 'circle'"),
+    ({"shapes": [{"kind": []}]}, r"shapes\[0\]: its kind"),
+    ({"shapes": [{"kind": "square"}]}, r"shapes\[0\]\.side: this key is missing"),
+    ({"shapes": [{"kind": "square", "side": True}]}, "side: it must be a number"),
+    ({"shapes": [{"kind": "square", "side": float("inf")}]}, "side: it must be a finite"),
+    ({"shapes": [{"kind": "square", "side": 10**400}]}, "side: it must be a finite"),
+    ({"shapes": [{"kind": "circle", "radius": 0}]}, "radius: it must be 1 or more"),
+    ({"shapes": [{"kind": "circle", "radius": 10}]}, "radius: it must be 9 or less"),
+    ({"shapes": [{"kind": "circle", "radius": 1.5}]}, "radius: it must be a whole number"),
+    ({"shapes": [{"kind": "circle", "radius": True}]}, "radius: it must be a whole number"),
+    ({"sizes": [1, 2, 3]}, "sizes: it must have 2 entries or fewer"),
+    ({"sizes": [1.5]}, r"sizes\[0\]: it must be a whole number, or it must be text"),
+    ({"about": []}, "about: it must be an object"),
+    ({"about": {"x": float("nan")}}, r"about\.x: it must be a finite number"),
+    ({"about": {"x": ["\ud800"]}}, r"about\.x\[0\]: it holds characters"),
+])  # fmt: skip
 def test_what_is_wrong_is_named(change: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRecordError) as caught:
         Drawing.read(GOOD | change)
     assert re.search(says, str(caught.value)), str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        (b"", "not JSON"),
-        (b"\xff", "not JSON in UTF-8"),
-        (b"\xef\xbb\xbf{}", "not JSON"),
-        ("{}".encode("utf-16"), "not JSON"),
-        (b'{"a": 1, "a": 1}', "the key 'a' occurs twice"),
-        (b'{"a": NaN}', "NaN is not a number"),
-        (b'{"a": -Infinity}', "-Infinity is not a number"),
-        (b"[" * 100_000, "nests too deeply"),
-        (b"1" * 5000, "not JSON"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    (b"", "not JSON"),
+    (b"\xff", "not JSON in UTF-8"),
+    (b"\xef\xbb\xbf{}", "not JSON"),
+    ("{}".encode("utf-16"), "not JSON"),
+    (b'{"a": 1, "a": 1}', "the key 'a' occurs twice"),
+    (b'{"a": NaN}', "NaN is not a number"),
+    (b'{"a": -Infinity}', "-Infinity is not a number"),
+    (b"[" * 100_000, "nests too deeply"),
+    (b"1" * 5000, "not JSON"),
+])  # fmt: skip
 def test_texts_that_are_not_json(text: bytes, says: str) -> None:
     with pytest.raises(InvalidRecordError, match=says):
         parse_json(text)

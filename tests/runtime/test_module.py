@@ -22,6 +22,7 @@ from odtpack_runtime import (
     Package,
     default_session_options,
 )
+from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.training.loop import evaluate, right_labels, train_step
 from tests import zoo
 from tests.packaging_tools import open_training
@@ -30,32 +31,30 @@ from tests.runtime import models
 
 
 def open_module(files: models.Files, **options: object) -> tuple[Module, CheckpointState]:
-    state = CheckpointState.load_checkpoint(files.checkpoint)
-    return Module(files.training, state, files.evaluation, **options), state  # type: ignore[arg-type]
+    module = files.module(**options)
+    return module, module.state
 
 
-def oracle(state: CheckpointState) -> models.Regression:
-    return models.Regression(
-        *(state.parameters[name].data.astype(np.float64) for name in ("W", "b", "scale"))
-    )
+oracle = models.Regression.of
 
 
-def batches(count: int, size: int = 5) -> list[tuple[np.ndarray, np.ndarray]]:
+def batches(count: int, size: int = 5) -> list[list[np.ndarray]]:
     rng = np.random.default_rng(3)
-    return [
-        (
-            rng.standard_normal((size, 3)).astype(np.float32),
-            rng.standard_normal((size, 2)).astype(np.float32),
-        )
-        for _ in range(count)
-    ]
+    return [models.feeds(rng, size) for _ in range(count)]
+
+
+((X, T),) = batches(1)
+
+
+def assert_gradient_of(state: CheckpointState, x: np.ndarray, t: np.ndarray) -> None:
+    wanted = oracle(state).forward(x, t)[1]
+    np.testing.assert_allclose(state.parameters["W"].grad, wanted, rtol=1e-5)
 
 
 def test_loss_and_gradients(regression: models.Files) -> None:
     module, state = open_module(regression)
-    ((x, t),) = batches(1)
-    loss, dW, db = oracle(state).forward(x, t)
-    result = module(x, t)
+    loss, dW, db = oracle(state).forward(X, T)
+    result = module(X, T)
     assert isinstance(result, np.ndarray)
     assert result.shape == ()
     assert result.dtype == np.float32
@@ -83,38 +82,36 @@ def test_gradients_accumulate_until_reset(regression: models.Files) -> None:
 
 def test_a_reset_forgets_even_nan(regression: models.Files) -> None:
     module, state = open_module(regression)
-    ((x, t),) = batches(1)
-    module(x, t)
+    module(X, T)
     state.parameters["W"].grad[:] = np.nan  # as an app may write
     module.lazy_reset_grad()
-    module(x, t)
-    np.testing.assert_allclose(
-        state.parameters["W"].grad, oracle(state).forward(x, t)[1], rtol=1e-5
-    )
+    module(X, T)
+    assert_gradient_of(state, X, T)
 
 
 def test_a_reset_is_kept_through_evaluation_and_refused_input(regression: models.Files) -> None:
     module, state = open_module(regression)
-    ((x, t),) = batches(1)
-    module(x, t)
+    module(X, T)
     module.lazy_reset_grad()
-    module.eval()(x, t)
+    module.eval()(X, T)
     module.train()
     with pytest.raises(OdtpackError):
-        module(x, t[:1])
-    module(x, t)
-    np.testing.assert_allclose(
-        state.parameters["W"].grad, oracle(state).forward(x, t)[1], rtol=1e-5
-    )
+        module(X, T[:1])
+    module(X, T)
+    assert_gradient_of(state, X, T)
+
+
+def labelled(seed: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """A batch of the classifier."""
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((size, 4)).astype(np.float32), rng.integers(0, 3, size)
 
 
 def test_results_belong_to_the_caller(classifier: models.Files) -> None:
     module, _ = open_module(classifier)
-    rng = np.random.default_rng(0)
     kept = []
-    for size in (4, 4, 7, 2, 4):
-        x = rng.standard_normal((size, 4)).astype(np.float32)
-        loss, probabilities = module(x, rng.integers(0, 3, size))
+    for seed, size in enumerate((4, 4, 7, 2, 4)):
+        loss, probabilities = module(*labelled(seed, size))
         kept.append((loss, probabilities, loss.copy(), probabilities.copy()))
         assert probabilities.shape == (size, 3)
     for loss, probabilities, loss_then, probabilities_then in kept:
@@ -125,8 +122,7 @@ def test_results_belong_to_the_caller(classifier: models.Files) -> None:
 
 def test_cross_entropy_step(classifier: models.Files) -> None:
     module, state = open_module(classifier)
-    rng = np.random.default_rng(1)
-    x, labels = rng.standard_normal((6, 4)).astype(np.float32), rng.integers(0, 3, 6)
+    x, labels = labelled(1, 6)
     logits = x.astype(np.float64) @ state.parameters["W"].data
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     loss, probabilities = module(x, labels)
@@ -151,13 +147,12 @@ def test_state_is_updated_in_training_only(regression: models.Files) -> None:
 
 def test_evaluation_sees_the_current_parameters(regression: models.Files) -> None:
     module, state = open_module(regression)
-    ((x, t),) = batches(1)
     state.parameters["W"].data[...] = 0
     state.parameters["b"].data = np.float32([1, 2])
     module.eval()
-    loss, prediction = module(x, t)
+    loss, prediction = module(X, T)
     assert np.array_equal(prediction, np.tile(np.float32([1, 2]), (5, 1)))
-    np.testing.assert_allclose(loss, ((prediction - t).astype(np.float64) ** 2).mean(), rtol=1e-6)
+    np.testing.assert_allclose(loss, ((prediction - T).astype(np.float64) ** 2).mean(), rtol=1e-6)
     assert not state.parameters["W"].grad.any()
 
 
@@ -172,40 +167,36 @@ def test_modes_and_names(regression: models.Files) -> None:
     assert module.train() is module
     assert module.training
     assert module.train(False).training is False
-    assert [str(spec) for spec in module.input_specs()] == [
-        "float32[batch, 3]",
-        "float32[batch, 2]",
-    ]
+    assert list(map(str, module.input_specs())) == ["float32[batch, 3]", "float32[batch, 2]"]
 
 
 def test_ortvalues_in_ortvalues_out(classifier: models.Files) -> None:
     module, state = open_module(classifier)
-    rng = np.random.default_rng(1)
-    x, labels = rng.standard_normal((6, 4)).astype(np.float32), rng.integers(0, 3, 6)
+    as_value = onnxruntime.OrtValue.ortvalue_from_numpy
+    x, labels = labelled(1, 6)
     expected = module(x, labels)
     gradient = state.parameters["W"].grad.copy()
     module.lazy_reset_grad()
-    results = module(*(onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in (x, labels)))
+    results = module(as_value(x), as_value(labels))
     assert isinstance(results, tuple)
     for result, array in zip(results, expected, strict=True):
         assert isinstance(result, onnxruntime.OrtValue)
         assert np.array_equal(result.numpy(), array)
     assert np.array_equal(state.parameters["W"].grad, gradient)
     with refused("label-out-of-range"):
-        module(*(onnxruntime.OrtValue.ortvalue_from_numpy(a) for a in (x, labels + 3)))
+        module(as_value(x), as_value(labels + 3))
     # One array among them makes it a call with arrays.
-    mixed = module(onnxruntime.OrtValue.ortvalue_from_numpy(x), labels)
+    mixed = module(as_value(x), labels)
     assert np.array_equal(mixed[0], expected[0])
 
 
 def test_lists_and_views_are_taken(regression: models.Files) -> None:
     module, _ = open_module(regression)
-    ((x, t),) = batches(1)
-    expected = module(x, t)
-    assert module(x.tolist(), t.tolist()) == expected
+    expected = module(X, T)
+    assert module(X.tolist(), T.tolist()) == expected
     wide = np.zeros((5, 6), np.float32)
-    wide[:, ::2] = x
-    assert module(wide[:, ::2], np.asfortranarray(t)) == expected
+    wide[:, ::2] = X
+    assert module(wide[:, ::2], np.asfortranarray(T)) == expected
     assert module([[1, 0, 0]], [[0, 0]]).shape == ()  # integers become floats
 
 
@@ -220,13 +211,12 @@ def test_an_array_that_changes_in_place_is_read_again(regression: models.Files) 
 
 def test_two_modules_share_a_state(regression: models.Files) -> None:
     module, state = open_module(regression)
-    ((x, t),) = batches(1)
-    first = module(x, t)
+    first = module(X, T)
     accumulated = state.parameters["W"].grad.copy()
     other = Module(regression.training, state)
     np.testing.assert_array_equal(state.parameters["W"].grad, accumulated)
     state.parameters["b"].data += 1
-    assert other(x, t) == module(x, t) != first
+    assert other(X, T) == module(X, T) != first
 
 
 def test_flat_copies(regression: models.Files) -> None:
@@ -257,22 +247,17 @@ def test_a_view_of_the_contiguous_parameters_outlives_the_ortvalue(
     regression: models.Files,
 ) -> None:
     """A view that borrowed memory would read what the next copies left there."""
-    module = Module(regression.training, CheckpointState.load_checkpoint(regression.checkpoint))
+    module = regression.alone()
     expected = module.get_contiguous_parameters().numpy().copy()
     views = [module.get_contiguous_parameters().numpy() for _ in range(50)]
     gc.collect()
     assert all(np.array_equal(view, expected) for view in views)
 
 
-@pytest.mark.parametrize(
-    ("buffer", "code"),
-    [
-        (np.zeros(7, np.float32), "buffer-size"),
-        (np.zeros(14, np.float32), "buffer-size"),
-        (np.zeros(8), "buffer-type"),
-        ([0.0] * 8, "buffer-type"),
-    ],
-)
+@pytest.mark.parametrize(("buffer", "code"), [
+    (np.zeros(7, np.float32), "buffer-size"), (np.zeros(14, np.float32), "buffer-size"),
+    (np.zeros(8), "buffer-type"), ([0.0] * 8, "buffer-type"),
+])  # fmt: skip
 def test_buffers_that_do_not_fit(regression: models.Files, buffer: object, code: str) -> None:
     module, state = open_module(regression)
     before = state.parameters["W"].data.copy()
@@ -287,22 +272,19 @@ def test_session_options_reach_the_sessions(regression: models.Files, tmp_path: 
     options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
     module, _ = open_module(regression, session_options=options)
     assert (tmp_path / "optimized.onnx").exists()
-    ((x, t),) = batches(1)
-    assert np.isfinite(module(x, t))
+    assert np.isfinite(module(X, T))
 
 
-def test_a_model_without_trainable_parameters_computes_the_loss(tmp_path: Path) -> None:
-    files = models.regression(tmp_path)
-    data = CheckpointState.load_checkpoint(files.checkpoint).snapshot(False)
+def test_a_model_without_trainable_parameters_computes_the_loss(regression: models.Files) -> None:
+    data = regression.state().snapshot(False)
     data.frozen |= data.trainable
     data.trainable = {}
     data.frozen.pop("mean")
     state = CheckpointState(data)
-    module = Module(files.evaluation, state)  # type: ignore[arg-type]
-    ((x, t),) = batches(1)
-    loss, prediction = module(x, t)
+    module = Module(regression.evaluation, state)  # type: ignore[arg-type]
+    loss, prediction = module(X, T)
     assert prediction.shape == (5, 2)
-    np.testing.assert_allclose(loss, oracle(state).forward(x, t)[0], rtol=1e-6)
+    np.testing.assert_allclose(loss, oracle(state).forward(X, T)[0], rtol=1e-6)
     assert module.get_parameters_size() == 0
 
 
@@ -327,8 +309,6 @@ training (string[batch] words, float[batch] target, float[1] W, float[1] W_grad_
 
 
 def test_text_inputs(tmp_path: Path) -> None:
-    from odtpack_runtime.checkpoint.format import CheckpointData
-
     training = models.write(tmp_path, "training_model.onnx", TEXT)
     state = CheckpointState(CheckpointData({"W": np.float32([2])}, {}))
     module = Module(training, state)
@@ -354,8 +334,7 @@ def write(path: Path, **metadata: str) -> Path:
         '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Relu(x) }'
     )
     model.producer_version = "v" * 300
-    for key, value in metadata.items():
-        model.metadata_props.add(key=key, value=value)
+    onnx.helper.set_model_props(model, metadata)
     path.write_bytes(model.SerializeToString())
     return path
 
@@ -434,12 +413,6 @@ def test_damaged_files_give_the_defaults(tmp_path: Path) -> None:
 # The training loop against formulas in numpy.
 
 
-def opened(files: models.Files) -> tuple[CheckpointState, Module, Optimizer]:
-    state = CheckpointState.load_checkpoint(files.checkpoint)
-    module = Module(files.training, state, files.evaluation)
-    return state, module, Optimizer(files.sgd, module)
-
-
 def chunks(*sizes: int) -> list[list[np.ndarray]]:
     rng = np.random.default_rng(3)
     return [[rng.random((n, 3), np.float32), rng.random((n, 2), np.float32)] for n in sizes]
@@ -455,7 +428,8 @@ def loss(batch: list[np.ndarray], at: dict[str, np.ndarray]) -> float:
 
 
 def test_a_step_follows_the_sum_of_its_batches_gradients(regression: models.Files) -> None:
-    state, module, optimizer = opened(regression)
+    module, state = open_module(regression)
+    optimizer = Optimizer(regression.sgd, module)
     before, fed, seen = values(state), chunks(4, 3), []
     scheduler = LinearLRScheduler(optimizer, 0, 2, 0.1)
     rate = optimizer.get_learning_rate()
@@ -464,14 +438,11 @@ def test_a_step_follows_the_sum_of_its_batches_gradients(regression: models.File
     np.testing.assert_allclose(seen, wanted, rtol=1e-5)
     np.testing.assert_allclose(mean, np.mean(wanted), rtol=1e-5)
     gradient = np.zeros_like(before["W"])
-    for batch in fed:  # central differences
-        for at in np.ndindex(gradient.shape):
-            ends = []
-            for sign in (1, -1):
-                moved = {**before, "W": before["W"].copy()}
-                moved["W"][at] += sign * 1e-6
-                ends.append(loss(batch, moved))
-            gradient[at] += (ends[0] - ends[1]) / 2e-6
+    for at in np.ndindex(gradient.shape):  # central differences
+        for sign in (1, -1):
+            moved = {**before, "W": before["W"].copy()}
+            moved["W"][at] += sign * 1e-6
+            gradient[at] += sum(sign * loss(batch, moved) for batch in fed) / 2e-6
     np.testing.assert_allclose(values(state)["W"], before["W"] - rate * gradient, rtol=1e-4)
     np.testing.assert_allclose(optimizer.get_learning_rate(), 0.05, rtol=1e-6)
     # Nothing of this step goes into the next one.
@@ -480,7 +451,7 @@ def test_a_step_follows_the_sum_of_its_batches_gradients(regression: models.File
 
 
 def test_an_evaluation_weights_batches_by_their_samples(regression: models.Files) -> None:
-    state, module, _ = opened(regression)
+    module, state = open_module(regression)
     fed = chunks(4, 1)
     found = evaluate(module, fed)
     everything = [np.concatenate(column) for column in zip(*fed, strict=True)]
@@ -510,10 +481,9 @@ def test_an_optimizer_whose_state_another_took_over_refuses(tmp_path: Path) -> N
     module(*batch)
     optimizer.step()
     other = Optimizer(Package.open(tmp_path / "package").optimizer_model, module)
-    with refused("optimizer-mismatch", "Another Optimizer"):
-        optimizer.step()
-    with refused("optimizer-mismatch", "Another Optimizer"):
-        optimizer.step_on(*batch)
+    for use in (optimizer.step, lambda: optimizer.step_on(*batch)):
+        with refused("optimizer-mismatch", "Another Optimizer"):
+            use()
     other.step()
     assert state.optimizer is not None
     assert state.optimizer.step == 2

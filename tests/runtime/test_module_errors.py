@@ -19,30 +19,27 @@ from tests.runtime import models
 X, T = np.zeros((5, 3), np.float32), np.zeros((5, 2), np.float32)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "code", "says"),
-    [
-        ((), "input-count", "takes 2 inputs and 0"),
-        ((X,), "input-count", "takes 2 inputs and 1"),
-        ((X, T, T), "input-count", "takes 2 inputs and 3"),
-        ((X.astype(np.float64), T), "input-type", "'input' must be float32"),
-        ((X, T.astype(np.int64)), "input-type", "'target' must be float32"),
-        ((X.astype(">f4"), T), "input-type", "'input'"),
-        ((X[:, :2], T), "input-shape", r"float32\[batch, 3\], and its shape is \[5, 2\]"),
-        ((X[0], T), "input-shape", r"shape is \[3\]"),
-        ((X[None], T), "input-shape", "'input'"),
-        ((X, T[:4]), "input-sizes-differ", "'batch' is 5 in input 'input' and 4 in input 'target'"),
-        ((X[:0], T[:0]), "empty-batch", "'input' is empty"),
-        (([], []), "input-shape", "'input'"),
-        (([[1, 2, 3], [1]], T), "input-shape", "not a regular array"),
-        (("text", T), "input-type", "'input'"),
-        ((None, T), "input-type", "'input'"),
-    ],
-)
+@pytest.mark.parametrize(("inputs", "code", "says"), [
+    ((), "input-count", "takes 2 inputs and 0"),
+    ((X,), "input-count", "takes 2 inputs and 1"),
+    ((X, T, T), "input-count", "takes 2 inputs and 3"),
+    ((X.astype(np.float64), T), "input-type", "'input' must be float32"),
+    ((X, T.astype(np.int64)), "input-type", "'target' must be float32"),
+    ((X.astype(">f4"), T), "input-type", "'input'"),
+    ((X[:, :2], T), "input-shape", r"float32\[batch, 3\], and its shape is \[5, 2\]"),
+    ((X[0], T), "input-shape", r"shape is \[3\]"),
+    ((X[None], T), "input-shape", "'input'"),
+    ((X, T[:4]), "input-sizes-differ", "'batch' is 5 in input 'input' and 4 in input 'target'"),
+    ((X[:0], T[:0]), "empty-batch", "'input' is empty"),
+    (([], []), "input-shape", "'input'"),
+    (([[1, 2, 3], [1]], T), "input-shape", "not a regular array"),
+    (("text", T), "input-type", "'input'"),
+    ((None, T), "input-type", "'input'"),
+])  # fmt: skip
 def test_inputs_that_do_not_fit(
     regression: models.Files, inputs: tuple[object, ...], code: str, says: str
 ) -> None:
-    module = Module(regression.training, CheckpointState.load_checkpoint(regression.checkpoint))
+    module = regression.alone()
     for _ in range(2):
         with refused(code, says):
             module(*inputs)
@@ -51,12 +48,12 @@ def test_inputs_that_do_not_fit(
 
 @pytest.mark.parametrize("labels", [[0, 3], [-1, 0], [2**40, 0], [0, -(2**63)]])
 def test_labels_out_of_range(classifier: models.Files, labels: list[int]) -> None:
-    module = Module(classifier.training, CheckpointState.load_checkpoint(classifier.checkpoint))
+    module = classifier.alone()
     x = np.zeros((2, 4), np.float32)
-    with refused("label-out-of-range", "numbered 0 to 2") as caught:
-        module(x, np.array(labels))
     wrong = next(label for label in labels if not 0 <= label < 3)
-    assert f"label {wrong} at [{labels.index(wrong)}]" in str(caught.value)
+    place = rf"label {wrong} at \[{labels.index(wrong)}\]"
+    with refused("label-out-of-range", "numbered 0 to 2", place):
+        module(x, np.array(labels))
     module(x, np.array([0, 2]))
 
 
@@ -74,10 +71,9 @@ def test_numbers_of_tokens_are_not_negative(name: str) -> None:
 
 
 def test_one_label_may_be_ignored(tmp_path: Path) -> None:
-    files = models.classifier(
-        tmp_path, {"odtpack.class_count": "3", "odtpack.ignore_index": "-100"}
-    )
-    module = Module(files.training, CheckpointState.load_checkpoint(files.checkpoint))
+    metadata = {"odtpack.class_count": "3", "odtpack.ignore_index": "-100"}
+    files = models.classifier(tmp_path, metadata)
+    module = files.alone()
     x = np.zeros((2, 4), np.float32)
     module(x, np.array([-100, 2]))
     with pytest.raises(OdtpackError, match="label -1 "):
@@ -86,7 +82,7 @@ def test_one_label_may_be_ignored(tmp_path: Path) -> None:
 
 def test_without_a_class_count_labels_are_taken_as_they_are(tmp_path: Path) -> None:
     files = models.classifier(tmp_path, {})
-    module = Module(files.training, CheckpointState.load_checkpoint(files.checkpoint))
+    module = files.alone()
     loss, _ = module(np.zeros((1, 4), np.float32), np.array([7]))
     assert loss == 0
 
@@ -94,11 +90,11 @@ def test_without_a_class_count_labels_are_taken_as_they_are(tmp_path: Path) -> N
 def test_metadata_that_are_no_number(tmp_path: Path) -> None:
     files = models.classifier(tmp_path, {"odtpack.class_count": "many"})
     with pytest.raises(OdtpackError, match=r"odtpack\.class_count = 'many'"):
-        Module(files.training, CheckpointState.load_checkpoint(files.checkpoint))
+        files.alone()
 
 
 def test_evaluation_without_a_model(regression: models.Files, tmp_path: Path) -> None:
-    module = Module(regression.training, CheckpointState.load_checkpoint(regression.checkpoint))
+    module = regression.alone()
     module.eval()
     for use in (
         lambda: module(X, T),
@@ -112,14 +108,14 @@ def test_evaluation_without_a_model(regression: models.Files, tmp_path: Path) ->
 
 
 def test_devices(regression: models.Files) -> None:
-    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    state = regression.state()
     with pytest.raises(OdtpackError, match="cuda"):
         Module(regression.training, state, device="cuda")
     Module(regression.training, state, device="cpu")
 
 
 def test_files_that_are_no_models(regression: models.Files, tmp_path: Path) -> None:
-    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    state = regression.state()
     (tmp_path / "text.onnx").write_text("this is not a model")
     for path, code in [
         (tmp_path / "absent.onnx", "model-not-found"),
@@ -141,90 +137,72 @@ def _without(name: str) -> Callable[[CheckpointData], None]:
     return change
 
 
-def _reshaped(data: CheckpointData) -> None:
-    data.trainable["W"] = data.trainable["W"].T
+CHANGES: dict[str, tuple[Callable[[CheckpointData], object], str]] = {
+    "no W": (_without("W"), "'scale'|'W'|W_grad"),
+    "no scale": (_without("scale"), "'scale' belongs to no parameter"),
+    "no b": (_without("b"), "'b' belongs to no parameter"),
+    "no mean": (_without("mean"), "'mean' belongs to no parameter"),
+    "reshaped": (lambda data: data.trainable.update(W=data.trainable["W"].T),
+                 r"'W' is float32\[3, 2\] in the model, and float32\[2, 3\] in the checkpoint"),
+    "retyped": (lambda data: data.frozen.update(scale=data.frozen["scale"].astype(np.float64)),
+                r"'scale' is float32\[3\] in the model, and float64\[3\]"),
+    "double": (lambda data: data.trainable.update(extra=np.zeros(2)), "no gradient for 'extra'"),
+    "frozen weight": (lambda data: data.frozen.update(W=data.trainable.pop("W")),
+                      "W_grad.accumulation.buffer"),
+    "trained scale": (lambda data: data.trainable.update(scale=data.frozen.pop("scale")),
+                      "no gradient for 'scale'"),
+    "extra": (lambda data: data.frozen.update(extra=np.zeros(2, np.float32)), "no input 'extra'"),
+}  # fmt: skip
 
 
-def _retyped(data: CheckpointData) -> None:
-    data.frozen["scale"] = data.frozen["scale"].astype(np.float64)
-
-
-def _double(data: CheckpointData) -> None:
-    data.trainable["extra"] = np.zeros(2)
-
-
-def _frozen_weight(data: CheckpointData) -> None:
-    data.frozen["W"] = data.trainable.pop("W")
-
-
-def _trained_scale(data: CheckpointData) -> None:
-    data.trainable["scale"] = data.frozen.pop("scale")
-
-
-def _extra(data: CheckpointData) -> None:
-    data.frozen["extra"] = np.zeros(2, np.float32)
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (_without("W"), "'scale'|'W'|W_grad"),
-        (_without("scale"), "'scale' belongs to no parameter"),
-        (_without("b"), "'b' belongs to no parameter"),
-        (_without("mean"), "'mean' belongs to no parameter"),
-        (_reshaped, r"'W' is float32\[3, 2\] in the model, and float32\[2, 3\] in the checkpoint"),
-        (_retyped, r"'scale' is float32\[3\] in the model, and float64\[3\]"),
-        (_double, "no gradient for 'extra'"),
-        (_frozen_weight, "W_grad.accumulation.buffer"),
-        (_trained_scale, "no gradient for 'scale'"),
-        (_extra, "no input 'extra'"),
-    ],
-)
+@pytest.mark.parametrize("change", CHANGES)
 def test_models_and_checkpoints_that_do_not_go_together(
-    regression: models.Files, change: Callable[[CheckpointData], None], says: str
+    regression: models.Files, change: str
 ) -> None:
-    data = CheckpointState.load_checkpoint(regression.checkpoint).snapshot(False)
-    change(data)
+    act, says = CHANGES[change]
+    data = regression.state().snapshot(False)
+    act(data)
     with refused("model-mismatch", says):
-        Module(regression.training, CheckpointState(data), regression.evaluation)
+        regression.module(CheckpointState(data))
 
 
 def test_a_training_model_is_no_evaluation_model(regression: models.Files) -> None:
-    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    state = regression.state()
     with pytest.raises(OdtpackError, match="computes no gradients"):
         Module(regression.training, state, regression.training)
 
 
 def test_all_trainable_parameters_have_one_type(regression: models.Files) -> None:
-    text = models.REGRESSION_TRAINING.replace("float[2] b,", "double[2] b_double,")
-    text = text.replace("float[2] b_grad_buffer", "double[2] b_double_grad_buffer")
-    text = text.replace("float[2] b_grad_out", "double[2] b_double_grad_out")
-    text = text.replace("    scaled = Mul", "    b = Cast<to = 1>(b_double)\n    scaled = Mul")
-    text = text.replace(
-        "b_sum = Add(b_grad_buffer, b_grad)",
-        "b_double_grad = Cast<to = 11>(b_grad)\n"
-        "    b_sum = Add(b_double_grad_buffer, b_double_grad)",
-    ).replace(
-        "b_grad_out = Where(lazy_reset_grad, b_grad, b_sum)",
-        "b_double_grad_out = Where(lazy_reset_grad, b_double_grad, b_sum)",
-    )
+    text = models.REGRESSION_TRAINING
+    for old, new in (
+        ("float[2] b,", "double[2] b_double,"),
+        ("float[2] b_grad_", "double[2] b_double_grad_"),
+        ("    scaled = Mul", "    b = Cast<to = 1>(b_double) scaled = Mul"),
+        ("b_sum = Add(b_grad_buffer, b_grad)", "b_double_grad = Cast<to = 11>(b_grad) "
+         "b_sum = Add(b_double_grad_buffer, b_double_grad)"),
+        ("b_grad_out = Where(lazy_reset_grad, b_grad, b_sum)",
+         "b_double_grad_out = Where(lazy_reset_grad, b_double_grad, b_sum)"),
+    ):  # fmt: skip
+        text = text.replace(old, new)
     path = models.write(regression.folder, "double.onnx", text)
-    data = CheckpointState.load_checkpoint(regression.checkpoint).snapshot(False)
+    data = regression.state().snapshot(False)
     data.trainable["b_double"] = data.trainable.pop("b").astype(np.float64)
     with refused("parameter-type", "all must be float32, or all float64"):
         Module(path, CheckpointState(data))
 
 
+SWAPPED = (
+    "float[3, 2] W, float[3] scale, float[2] b,", "float[2] b, float[3] scale, float[3, 2] W,"
+)  # fmt: skip
+
+
 def test_a_state_keeps_the_order_of_its_first_module(regression: models.Files) -> None:
-    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    state = regression.state()
     first = Module(regression.training, state)
-    swapped = models.REGRESSION_TRAINING.replace(
-        "float[3, 2] W, float[3] scale, float[2] b,", "float[2] b, float[3] scale, float[3, 2] W,"
-    )
-    other = models.write(regression.folder, "swapped.onnx", swapped)
+    other = regression.changed(*SWAPPED)
     with pytest.raises(OdtpackError, match="another order"):
         Module(other, state)
-    Module(other, CheckpointState.load_checkpoint(regression.checkpoint))
+    Module(other, regression.state())
     assert first.flat is not None
 
 
@@ -232,14 +210,11 @@ def test_what_cannot_be_trained_leaves_a_state_for_another_package(
     regression: models.Files, tmp_path: Path
 ) -> None:
     """An Optimizer that cannot be made, also on a Module that is gone, has placed nothing."""
-    state = CheckpointState.load_checkpoint(regression.checkpoint)
+    state = regression.state()
     optimizer = Optimizer(regression.sgd, Module(regression.training, state))
     optimizer.step()
     CheckpointState.save_checkpoint(state, tmp_path / "sgd", include_optimizer_state=True)
-    swapped = models.REGRESSION_TRAINING.replace(
-        "float[3, 2] W, float[3] scale, float[2] b,", "float[2] b, float[3] scale, float[3, 2] W,"
-    )
-    other = models.write(regression.folder, "swapped.onnx", swapped)
+    other = regression.changed(*SWAPPED)
     for closes in (False, True):
         state = CheckpointState.load_checkpoint(tmp_path / "sgd")
         before = {name: parameter.data.copy() for name, parameter in state.parameters}
@@ -276,13 +251,9 @@ def test_what_cannot_be_trained_leaves_a_state_for_another_package(
 def test_a_row_that_a_table_does_not_have_is_named(
     regression: models.Files, capfd: pytest.CaptureFixture
 ) -> None:
-    text = models.REGRESSION_TRAINING.replace(
-        "scaled = Mul(input, scale)",
-        "last = Constant<value_int = 3>()\n    beyond = Gather(scale, last)\n"
-        "    more = Mul(scale, beyond)\n    scaled = Mul(input, more)",
-    )
-    path = models.write(regression.folder, "fixed.onnx", text)
-    module = Module(path, CheckpointState.load_checkpoint(regression.checkpoint))
+    more = "last = Constant<value_int = 3>() beyond = Gather(scale, last) more = Mul(scale, beyond)"
+    path = regression.changed("scaled = Mul(input, scale)", f"{more} scaled = Mul(input, more)")
+    module = Module(path, regression.state())
     with refused("run-failed", "row 3 is looked up in a table of 3 rows.*positions.*Gather"):
         module(X, T)
     capfd.readouterr()  # ONNX Runtime's own log
@@ -290,13 +261,9 @@ def test_a_row_that_a_table_does_not_have_is_named(
 
 def test_a_run_that_fails_says_so(regression: models.Files, capfd: pytest.CaptureFixture) -> None:
     # The model claims a free batch and then reshapes to five rows.
-    text = models.REGRESSION_TRAINING.replace(
-        "scaled = Mul(input, scale)",
-        "five = Constant<value_ints = [5, 3]>()\n    fixed = Reshape(input, five)\n"
-        "    scaled = Mul(fixed, scale)",
-    )
-    path = models.write(regression.folder, "fixed.onnx", text)
-    module = Module(path, CheckpointState.load_checkpoint(regression.checkpoint))
+    reshape = "five = Constant<value_ints = [5, 3]>() fixed = Reshape(input, five)"
+    path = regression.changed("scaled = Mul(input,", f"{reshape} scaled = Mul(fixed,")
+    module = Module(path, regression.state())
     module(X, T)
     with refused("run-failed", "in the middle of a step"):
         module(X[:4], T[:4])

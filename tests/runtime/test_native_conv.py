@@ -23,9 +23,8 @@ from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.session.native import DOMAIN, VARIABLE
 from tests import native_library
-from tests.native_library import kernel_model, session
-
-UNIT = 2.0**-24
+from tests.native_library import assert_rounded, of_program, session, spoil, unaligned
+from tests.packaging_tools import parsed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,13 +58,8 @@ class Case:
         weight = self.lies[2] if self.kind != native.WEIGHT_GRADIENT else 0
         bias = self.bias and self.kind == native.FORWARD
         return [
-            self.kind,
-            *self.lies[:2],
-            weight,
-            self.channels,
-            *itertools.chain(*axes),
-            int(bias),
-        ]
+            self.kind, *self.lies[:2], weight, self.channels, *itertools.chain(*axes), int(bias),
+        ]  # fmt: skip
 
 
 def axis(least: int, most: int) -> st.SearchStrategy[list[int]]:
@@ -99,13 +93,6 @@ def torch_result(case: Case, x: np.ndarray, w: np.ndarray, y: np.ndarray) -> np.
     return tensors[case.kind - 1].grad.numpy()
 
 
-def unaligned(array: np.ndarray) -> np.ndarray:
-    """The same numbers, four bytes beyond where numpy puts them."""
-    wide = np.empty(array.size + 1, array.dtype)
-    wide[1:] = array.reshape(-1)
-    return wide[1:].reshape(array.shape)
-
-
 @pytest.mark.kernels
 @settings(max_examples=80, deadline=None)
 @given(CASES, st.integers(0, 2**32 - 1), st.booleans())
@@ -123,8 +110,7 @@ def test_kernels_compute_what_pytorch_does(case: Case, seed: int, special: bool)
     x, w, y, b = (random.standard_normal(shape).astype(np.float32) for shape in shapes)
     if special:
         for each in (x, y):
-            places = random.random(each.shape) < 0.02
-            each[places] = random.choice([np.inf, -np.inf, np.nan, 1e-42, 0], places.sum())
+            spoil(random, each, 0.02)
     wide = [each.astype(np.float64) for each in (x, w, y)]
     with np.errstate(invalid="ignore"):
         wanted = torch_result(case, *wide)
@@ -143,19 +129,11 @@ def test_kernels_compute_what_pytorch_does(case: Case, seed: int, special: bool)
     if case.kind != native.WEIGHT_GRADIENT:
         wanted, total = (laid(each, case.lies[1 - case.kind]) for each in (wanted, total))
     feeds = {f"i{place}": unaligned(each) for place, each in enumerate(inputs)}
-    model = kernel_model(
-        [onnx.helper.make_node("Identity", ["i0"], ["o"])],
-        {name: each.shape for name, each in feeds.items()}, ["o"], kernel="depthwise",
-        program=program,
-    )  # fmt: skip
-    (found,) = session(model, native=True).run(None, feeds)
-    assert found.shape == wanted.shape
+    (found,) = session(of_program("depthwise", program, feeds), native=True).run(None, feeds)
     terms = math.prod(case.kernel)
     if case.kind == native.WEIGHT_GRADIENT:
         terms = case.samples * math.prod(case.out)
-    with np.errstate(invalid="ignore"):
-        near = np.abs(found - wanted) <= (terms + 1) * UNIT * total + 1e-37
-    assert (near | (found == wanted) | (np.isnan(found) & np.isnan(wanted))).all()
+    assert_rounded(found, wanted, total, terms)
 
 
 @pytest.mark.kernels
@@ -166,11 +144,7 @@ def test_a_program_that_is_not_valid_is_refused(program: list[int], kind: int, i
     """Whatever stands in the attribute and whatever the inputs, there is an answer."""
     shapes = [(2, 1, 3, 3), (2, 2, 4, 4), (2,)][:inputs]
     feeds = {f"i{i}": np.ones(shape, np.float32) for i, shape in enumerate(shapes)}
-    model = kernel_model(
-        [onnx.helper.make_node("Identity", ["i0"], ["o"])],
-        {name: each.shape for name, each in feeds.items()}, ["o"], kernel="depthwise",
-        program=[kind, *program[1:]],
-    )  # fmt: skip
+    model = of_program("depthwise", [kind, *program[1:]], feeds)
     words = ("program", "inputs", "outputs", "shape", "axes", "samples")
     native_library.runs_or_says(model, feeds, words)
 
@@ -187,42 +161,26 @@ LAYERS = [  # kernel, stride, dilation
 def network() -> onnx.ModelProto:
     """Depthwise convolutions from 66x66 to 5x5, one transposed, and means."""
     random = np.random.default_rng(0)
-    channels, value, nodes, weights = 4, "input", [], []
+    value, nodes, weights = "input", [], {"wider": np.full((4, 1, 2, 2), 0.7, np.float32)}
     for place, (kernel, stride, apart) in enumerate(LAYERS):
-        weight = random.standard_normal((channels, 1, kernel, kernel)) * (1.4 / kernel)
-        weights += [
-            onnx.numpy_helper.from_array(weight.astype(np.float32), f"w{place}"),
-            onnx.numpy_helper.from_array(np.full(channels, 0.1, np.float32), f"b{place}"),
-        ]
-        reads = [value, f"w{place}"] if place % 3 == 0 else [value, f"w{place}", f"b{place}"]
-        nodes += [
-            onnx.helper.make_node(
-                "Conv", reads, [f"y{place}"], group=channels, kernel_shape=[kernel] * 2,
-                strides=[stride] * 2, dilations=[apart] * 2, pads=[kernel // 2] * 4,
-            ),
-            onnx.helper.make_node("Relu", [f"y{place}"], [f"a{place}"]),
-        ]  # fmt: skip
+        weight = random.standard_normal((4, 1, kernel, kernel)) * (1.4 / kernel)
+        weights[f"w{place}"] = weight.astype(np.float32)
+        bias = f", b{place}" if place % 3 else ""
+        if bias:
+            weights[f"b{place}"] = np.full(4, 0.1, np.float32)
+        nodes.append(
+            f"y{place} = Conv <group = 4, kernel_shape = {[kernel] * 2}, strides = {[stride] * 2},"
+            f" dilations = {[apart] * 2}, pads = {[kernel // 2] * 4}> ({value}, w{place}{bias})"
+            f" a{place} = Relu(y{place})"
+        )
         value = f"a{place}"
-    weights.append(
-        onnx.numpy_helper.from_array(np.full((channels, 1, 2, 2), 0.7, np.float32), "wider")
+    nodes.append(
+        f"wide = ConvTranspose <group = 4, strides = [2, 2]> ({value}, wider)"
+        " pool = AveragePool <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (wide)"
+        " mean = GlobalAveragePool(pool) output = Flatten(mean)"
     )
-    nodes += [
-        onnx.helper.make_node(
-            "ConvTranspose", [value, "wider"], ["wide"], group=channels, strides=[2, 2]
-        ),
-        onnx.helper.make_node("AveragePool", ["wide"], ["pool"], kernel_shape=[3, 3], pads=[1] * 4),
-        onnx.helper.make_node("GlobalAveragePool", ["pool"], ["mean"]),
-        onnx.helper.make_node("Flatten", ["mean"], ["output"]),
-    ]
-    number = onnx.TensorProto.FLOAT
-    graph = onnx.helper.make_graph(
-        nodes, "depthwise",
-        [onnx.helper.make_tensor_value_info("input", number, ["batch", channels, SIZE, SIZE])],
-        [onnx.helper.make_tensor_value_info("output", number, ["batch", channels])],
-        [each for each in weights if any(each.name in node.input for node in nodes)],
-    )  # fmt: skip
-    opset = onnx.helper.make_opsetid("", native_library.OPSET)
-    return onnx.ModelProto(ir_version=8, graph=graph, opset_import=[opset])
+    head = f"(float[batch, 4, {SIZE}, {SIZE}] input) => (float[batch, 4] output)"
+    return parsed(f"{head} {{ {' '.join(nodes)} }}", native_library.OPSET, **weights)
 
 
 @pytest.fixture(scope="module")
@@ -250,11 +208,10 @@ def test_every_form_of_the_rules_is_a_native_node(package: Path) -> None:
 
 
 @pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
-@pytest.mark.parametrize(
-    ("dims", "kernel", "known"),
-    [(None, 1, False), (["n", "c", "h", "w"], 1, False), (["n", 2, 4, 4], 1, True),
-     (["n", 2, 99, 99], 65, False)],
-)  # fmt: skip
+@pytest.mark.parametrize(("dims", "kernel", "known"), [
+    (None, 1, False), (["n", "c", "h", "w"], 1, False), (["n", 2, 4, 4], 1, True),
+    (["n", 2, 99, 99], 65, False),
+])  # fmt: skip
 def test_a_convolution_is_native_where_its_sizes_are_known(
     operator: str, dims: list[str | int] | None, kernel: int, known: bool
 ) -> None:
@@ -302,16 +259,14 @@ def function_of(model: onnx.ModelProto, operator: str) -> tuple[onnx.FunctionPro
 
 def zeros(tensor: onnx.TensorProto) -> None:
     """Make a constant 0."""
-    tensor.CopyFrom(
-        onnx.numpy_helper.from_array(np.zeros_like(onnx.numpy_helper.to_array(tensor)), tensor.name)
-    )
+    empty = np.zeros_like(onnx.numpy_helper.to_array(tensor))
+    tensor.CopyFrom(onnx.numpy_helper.from_array(empty, tensor.name))
 
 
-@pytest.mark.parametrize(
-    "change",
-    ["nothing", "operator", "operand", "place", "pattern", "program", "length", "outputs", "many",
-     "samples"],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    "nothing", "operator", "operand", "place", "pattern", "program", "length", "outputs", "many",
+    "samples",
+])  # fmt: skip
 def test_a_body_that_computes_something_else_is_refused(package: Path, change: str) -> None:
     """A package that would compute one thing with the library and another without."""
     model = onnx.load(package / "training_model.onnx")

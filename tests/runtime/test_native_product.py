@@ -26,13 +26,17 @@ from tests import native_library
 from tests.adapters import llama
 from tests.adapters.conftest import llama_file
 from tests.adapters.written.models import HERE
-from tests.native_library import kernel_model, session
+from tests.native_library import (
+    assert_rounded,
+    kernel_model,
+    of_program,
+    session,
+    spoil,
+    unaligned,
+)
 from tests.refused import refused
-from tests.runtime.test_native_conv import unaligned
 
 __all__ = ["llama_file"]
-
-UNIT = 2.0**-24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +93,7 @@ def test_kernels_compute_what_numpy_does(case: Case, seed: int, special: bool) -
     depth = case.columns if case.transposed else case.rows
     x = random.standard_normal((*case.samples, depth)).astype(np.float32)
     if special:
-        places = random.random(x.shape) < 0.02
-        x[places] = random.choice([np.inf, -np.inf, np.nan, 1e-42, 0], places.sum())
+        spoil(random, x, 0.02)
     wider = scales.repeat(high, 0)[: case.rows].repeat(wide, 1)[:, : case.columns]
     w = (codes.astype(np.float32) - zero) * wider
     w = (w.T if case.transposed else w).astype(np.float64)
@@ -100,16 +103,10 @@ def test_kernels_compute_what_numpy_does(case: Case, seed: int, special: bool) -
     if case.bits == 4:
         packed = codes.reshape(-1)[::2] | codes.reshape(-1)[1::2] << 4
     feeds = {"i0": packed, "i1": unaligned(scales), "i2": unaligned(x)}
-    model = kernel_model(
-        [onnx.helper.make_node("Identity", ["i2"], ["o"])],
-        {name: each.shape for name, each in feeds.items()}, ["o"], kernel=PRODUCT,
-        program=case.program(signed, zero), of_bytes=[packed.dtype],
-    )  # fmt: skip
+    program = case.program(signed, zero)
+    model = of_program(PRODUCT, program, feeds, ("Identity", "i2"), [packed.dtype])
     (found,) = session(model, native=True).run(None, feeds)
-    assert found.shape == wanted.shape
-    with np.errstate(invalid="ignore"):
-        near = np.abs(found - wanted) <= (depth + 1) * UNIT * total + 1e-37
-    assert (near | (found == wanted) | (np.isnan(found) & np.isnan(wanted))).all()
+    assert_rounded(found, wanted, total, depth)
 
 
 @pytest.mark.kernels
@@ -126,11 +123,7 @@ def test_a_program_that_is_not_valid_is_refused(
     shapes = [(8,), (4, 1), (2, 4), (2,)][:inputs]
     types = [np.dtype(np.uint8 if of_bytes else np.float32)] + [np.dtype(np.float32)] * 3
     feeds = {f"i{i}": np.ones(*each) for i, each in enumerate(zip(shapes, types, strict=False))}
-    model = kernel_model(
-        [onnx.helper.make_node("Abs", [f"i{inputs - 1}"], ["o"])],
-        {name: each.shape for name, each in feeds.items()}, ["o"], kernel=PRODUCT,
-        program=program, of_bytes=types[:1],
-    )  # fmt: skip
+    model = of_program(PRODUCT, program, feeds, ("Abs", f"i{inputs - 1}"), types[:1])
     words = ("program", "input", "codes", "scales", "rows", "type")
     native_library.runs_or_says(model, feeds, words)
 
@@ -162,18 +155,14 @@ def test_transposed_products_are_what_numpy_computes(
     a, b = (random.standard_normal((depth, n)).astype(np.float32) for n in (rows, columns))
     if special:
         for each in (a, b):
-            places = random.random(each.shape) < 0.001
-            each[places] = random.choice([np.inf, -np.inf, np.nan, 1e-42, 0], places.sum())
+            spoil(random, each, 0.001)
     with np.errstate(invalid="ignore"):
         wanted = a.T.astype(np.float64) @ b
         total = np.abs(a.T).astype(np.float64) @ np.abs(b)
     model = transposed({"i0": a.shape, "i1": b.shape}, gemm(), [0])
     feeds = {"i0": unaligned(a), "i1": unaligned(b)}
     (found,) = session(model, native=True).run(None, feeds)
-    assert found.shape == wanted.shape
-    with np.errstate(invalid="ignore"):
-        near = np.abs(found - wanted) <= (depth + 1) * UNIT * total + 1e-37
-    assert (near | (found == wanted) | (np.isnan(found) & np.isnan(wanted))).all()
+    assert_rounded(found, wanted, total, depth)
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -190,21 +179,16 @@ def test_a_result_may_take_the_memory_of_an_operand(which: int) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(
-    ("shapes", "program"),
-    [([(4, 3), (5, 2)], [0]), ([(4,), (4, 2)], [0]), ([(2, 4, 3), (4, 2)], [0]), ([(4, 3)], [0]),
-     ([(4, 3)] * 3, [0]), ([(4, 3), (4, 2)], [1]), ([(4, 3), (4, 2)], []),
-     ([(4, 3), (4, 2)], [0, 0])],
-)  # fmt: skip
+@pytest.mark.parametrize(("shapes", "program"), [
+    ([(4, 3), (5, 2)], [0]), ([(4,), (4, 2)], [0]), ([(2, 4, 3), (4, 2)], [0]), ([(4, 3)], [0]),
+    ([(4, 3)] * 3, [0]), ([(4, 3), (4, 2)], [1]), ([(4, 3), (4, 2)], []),
+    ([(4, 3), (4, 2)], [0, 0]),
+])  # fmt: skip
 def test_what_is_not_a_transposed_product_is_refused(
     shapes: list[tuple[int, ...]], program: list[int]
 ) -> None:
-    named = {f"i{i}": shape for i, shape in enumerate(shapes)}
-    model = kernel_model(
-        [onnx.helper.make_node("Abs", ["i0"], ["o"])], named, ["o"], kernel=TRANSPOSED,
-        program=program,
-    )  # fmt: skip
-    feeds = {name: np.ones(shape, np.float32) for name, shape in named.items()}
+    feeds = {f"i{i}": np.ones(shape, np.float32) for i, shape in enumerate(shapes)}
+    model = of_program(TRANSPOSED, program, feeds, ("Abs", "i0"))
     with pytest.raises(Exception, match=r"program|inputs|matri"):
         session(model, native=True).run(None, feeds)
 
@@ -348,11 +332,10 @@ def changed(body: onnx.FunctionProto, old: int, new: int) -> None:
     raise AssertionError(f"no constant is {old}")
 
 
-@pytest.mark.parametrize(
-    "change",
-    ["nothing", "zero", "shift", "one", "turned", "product", "size", "rounded", "program",
-     "length", "many", "type"],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    "nothing", "zero", "shift", "one", "turned", "product", "size", "rounded", "program", "length",
+    "many", "type",
+])  # fmt: skip
 def test_a_body_that_computes_something_else_is_refused(
     built: dict[bool, Path], change: str
 ) -> None:

@@ -21,7 +21,7 @@ from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.session.native import DOMAIN, ENTRY, VARIABLE
 from odtpack_runtime.session.options import default_session_options
 from tests import native_library, packaging_tools, zoo
-from tests.native_library import kernel_model, session
+from tests.native_library import kernel_model, session, unaligned
 
 N = onnx.helper.make_node
 GELU_GRADIENT = [
@@ -55,9 +55,7 @@ GATES = [
 ]  # fmt: skip
 PROGRAMS = {
     "GELU": (GELU_GRADIENT, ["g", "x", "k", "n"], ["dx", "db"]),
-    "normalization": (
-        NORMALIZATION_GRADIENT, ["g", "x", "mean", "scale", "w"], ["dx", "dw", "db"],
-    ),
+    "normalization": (NORMALIZATION_GRADIENT, ["g", "x", "mean", "scale", "w"], ["dx", "dw", "db"]),
     "softmax": (SOFTMAX_GRADIENT, ["g", "x", "k"], ["dx"]),
     "logarithm of a sum": (LOG_SUM, ["x"], ["dx", "rows"]),
     "gates": (GATES, ["g", "x", "scale", "w", "n"], ["dx", "rows", "db"]),
@@ -84,13 +82,6 @@ def row_model(name: str, dims: tuple[int, ...], *, fresh: bool) -> onnx.ModelPro
             call = model.graph.node[-1]
             call.input[place] = f"{each}.fresh"
     return model
-
-
-def unaligned(array: np.ndarray) -> np.ndarray:
-    """A copy that begins in the middle of a vector."""
-    memory = np.empty(array.size + 1, array.dtype)[1:].reshape(array.shape)
-    memory[...] = array
-    return memory
 
 
 @pytest.mark.kernels
@@ -145,14 +136,13 @@ def test_infinities_and_nan_are_those_of_the_body(name: str) -> None:
 
 
 @pytest.mark.kernels
-@pytest.mark.parametrize(
-    ("operator", "exact", "low", "high"),
-    [
-        ("Exp", np.exp, -87, 88.7), ("Erf", np.vectorize(math.erf), -5, 5),
-        ("Tanh", np.tanh, -12, 12), ("Sigmoid", lambda x: 1 / (1 + np.exp(-x)), -85, 80),
-        ("Log", np.log, 1e-30, 10),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("operator", "exact", "low", "high"), [
+    ("Exp", np.exp, -87, 88.7),
+    ("Erf", np.vectorize(math.erf), -5, 5),
+    ("Tanh", np.tanh, -12, 12),
+    ("Sigmoid", lambda x: 1 / (1 + np.exp(-x)), -85, 80),
+    ("Log", np.log, 1e-30, 10),
+])  # fmt: skip
 def test_functions_are_within_two_units_in_the_last_place(
     operator: str, exact: object, low: float, high: float
 ) -> None:

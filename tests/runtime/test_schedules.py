@@ -37,33 +37,29 @@ Torch = torch.optim.lr_scheduler
 MakeTorch = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 
-def open_optimizer(files: models.Files, checkpoint: Path | None = None) -> Optimizer:
+def open_optimizer(
+    files: models.Files, checkpoint: Path | None = None, kind: str = "adamw"
+) -> Optimizer:
     state = CheckpointState.load_checkpoint(checkpoint or files.checkpoint)
-    return Optimizer(files.adamw, Module(files.training, state))
+    return Optimizer(getattr(files, kind), Module(files.training, state))
 
 
-@pytest.mark.parametrize(
-    ("schedule", "make"),
-    [
-        (Constant(), lambda o: Torch.ConstantLR(o, factor=1.0)),
-        (Linear(0, 20), lambda o: Torch.LinearLR(o, 1.0, 0.0, total_iters=20)),
-        (Cosine(0, 30), lambda o: Torch.CosineAnnealingLR(o, T_max=30)),
-        (Cosine(0, 30, floor=0.2), lambda o: Torch.CosineAnnealingLR(o, 30, eta_min=0.2 * RATE)),
-        (Step(period=7, gamma=0.5), lambda o: Torch.StepLR(o, 7, 0.5)),
-        (
-            MultiStep(milestones=(3, 3, 11, 20), gamma=0.3),
-            lambda o: Torch.MultiStepLR(o, [3, 3, 11, 20], 0.3),
+@pytest.mark.parametrize(("schedule", "make"), [
+    (Constant(), lambda o: Torch.ConstantLR(o, factor=1.0)),
+    (Linear(0, 20), lambda o: Torch.LinearLR(o, 1.0, 0.0, total_iters=20)),
+    (Cosine(0, 30), lambda o: Torch.CosineAnnealingLR(o, T_max=30)),
+    (Cosine(0, 30, floor=0.2), lambda o: Torch.CosineAnnealingLR(o, 30, eta_min=0.2 * RATE)),
+    (Step(period=7, gamma=0.5), lambda o: Torch.StepLR(o, 7, 0.5)),
+    (MultiStep(milestones=(3, 3, 11, 20), gamma=0.3),
+     lambda o: Torch.MultiStepLR(o, [3, 3, 11, 20], 0.3)),
+    (
+        Cosine(5, 25),
+        lambda o: Torch.LambdaLR(
+            o, lambda s: s / 5 if s < 5 else 0.5 * (1 + math.cos(math.pi * (s - 5) / 20))
         ),
-        (
-            Cosine(5, 25),
-            lambda o: Torch.LambdaLR(
-                o,
-                lambda s: s / 5 if s < 5 else 0.5 * (1 + math.cos(math.pi * (s - 5) / 20)),
-            ),
-        ),
-        (Constant(6), lambda o: Torch.LambdaLR(o, lambda s: min(1.0, s / 6))),
-    ],
-)
+    ),
+    (Constant(6), lambda o: Torch.LambdaLR(o, lambda s: min(1.0, s / 6))),
+])  # fmt: skip
 def test_follows_pytorch(
     schedule: LearningRateSchedule, make: MakeTorch, regression: models.Files
 ) -> None:
@@ -98,53 +94,42 @@ def test_warm_up_comes_first(schedule: LearningRateSchedule) -> None:
     assert schedule.factor(4) < 1
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [
-        Constant(3),
-        Linear(3, 17),
-        Cosine(3, 17, floor=0.1),
-        Step(3, period=4, gamma=0.7),
-        MultiStep(3, milestones=(5, 8, 13), gamma=1 / 3),
-    ],
-)
+@pytest.mark.parametrize("schedule", [
+    Constant(3),
+    Linear(3, 17),
+    Cosine(3, 17, floor=0.1),
+    Step(3, period=4, gamma=0.7),
+    MultiStep(3, milestones=(5, 8, 13), gamma=1 / 3),
+])  # fmt: skip
 def test_an_interrupted_run_goes_on_bit_by_bit(
     schedule: LearningRateSchedule, regression: models.Files, tmp_path: Path
 ) -> None:
-    def run(
-        optimizer: Optimizer, module_state: CheckpointState, steps: range
-    ) -> tuple[list[float], dict[str, bytes]]:
+    def run(optimizer: Optimizer, steps: range) -> tuple[list[float], dict[str, bytes]]:
         scheduler = LRScheduler.restore(optimizer)
         assert scheduler.schedule == schedule
-        module = Module(regression.training, module_state)
-        rates = []
+        state = optimizer.checkpoint_state
+        module, rates = Module(regression.training, state), []
         for index in steps:
-            rng = np.random.default_rng(index)
-            module(
-                rng.standard_normal((4, 3)).astype(np.float32),
-                rng.standard_normal((4, 2)).astype(np.float32),
-            )
+            module(*models.feeds(index))
             rates.append(optimizer.get_learning_rate())
             optimizer.step()
             scheduler.step()
             module.lazy_reset_grad()
-        return rates, {name: p.data.tobytes() for name, p in module_state.parameters}
+        return rates, {name: p.data.tobytes() for name, p in state.parameters}
 
     rate = 0.1 / 3  # no float32
     straight = open_optimizer(regression)
     LRScheduler(straight, schedule, rate)
-    rates, values = run(straight, straight.checkpoint_state, range(16))
+    rates, values = run(straight, range(16))
     assert len(set(rates)) > 2
 
     first = open_optimizer(regression)
     LRScheduler(first, schedule, rate)
-    head, _ = run(first, first.checkpoint_state, range(7))
-    CheckpointState.save_checkpoint(
-        first.checkpoint_state, tmp_path / "c", include_optimizer_state=True
-    )
+    head, _ = run(first, range(7))
+    CheckpointState.save_checkpoint(first.checkpoint_state, tmp_path / "c", True)
     second = open_optimizer(regression, tmp_path / "c")
     assert second.get_learning_rate() == first.get_learning_rate()
-    tail, resumed = run(second, second.checkpoint_state, range(7, 16))
+    tail, resumed = run(second, range(7, 16))
     assert head + tail == rates
     assert resumed == values
 
@@ -153,35 +138,27 @@ def test_without_a_schedule_nothing_is_restored(regression: models.Files) -> Non
     assert LRScheduler.restore(open_optimizer(regression)) is None
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "null",
-        "[]",
-        "{}",
-        "[" * 100_000,
-        '{"kind": "linear", "initial_lr": 1, "warmup_steps": 0, "total_steps": 5}',
-        '{"kind": "linear", "initial_lr": NaN, "warmup_steps": 0, "total_steps": 5}',
-        '{"kind": "linear", "initial_lr": 1e999, "warmup_steps": 0, "total_steps": 5}',
-        '{"kind": "linear", "initial_lr": 0.1, "warmup_steps": 6, "total_steps": 5}',
-        '{"kind": "linear", "initial_lr": 0.1, "total_steps": 5.0}',
-        '{"kind": "linear", "initial_lr": 0.1, "total_steps": true}',
-        '{"kind": "linear", "initial_lr": 0.1}',
-        '{"kind": "linear", "initial_lr": 0.1, "total_steps": 5, "floor": 0}',
-        '{"kind": "cosine", "initial_lr": 0.1, "total_steps": 5, "floor": "0"}',
-        '{"kind": "cosine", "initial_lr": 0.1, "total_steps": 5, "floor": 2}',
-        '{"kind": "step", "initial_lr": 0.1, "period": 0}',
-        '{"kind": "step", "initial_lr": 0.1, "period": 1, "gamma": 0}',
-        '{"kind": "multistep", "initial_lr": 0.1, "milestones": []}',
-        '{"kind": "multistep", "initial_lr": 0.1, "milestones": [5, 3]}',
-        '{"kind": "multistep", "initial_lr": 0.1, "milestones": ["5"]}',
-        '{"kind": "multistep", "initial_lr": 0.1, "milestones": 5}',
-        '{"kind": "sine", "initial_lr": 0.1}',
-        '{"kind": ["sine"], "initial_lr": 0.1}',
-        '{"initial_lr": 0.1}',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "", "null", "[]", "{}", "[" * 100_000,
+    '{"kind": "linear", "initial_lr": 1, "warmup_steps": 0, "total_steps": 5}',
+    '{"kind": "linear", "initial_lr": NaN, "warmup_steps": 0, "total_steps": 5}',
+    '{"kind": "linear", "initial_lr": 1e999, "warmup_steps": 0, "total_steps": 5}',
+    '{"kind": "linear", "initial_lr": 0.1, "warmup_steps": 6, "total_steps": 5}',
+    '{"kind": "linear", "initial_lr": 0.1, "total_steps": 5.0}',
+    '{"kind": "linear", "initial_lr": 0.1, "total_steps": true}',
+    '{"kind": "linear", "initial_lr": 0.1}',
+    '{"kind": "linear", "initial_lr": 0.1, "total_steps": 5, "floor": 0}',
+    '{"kind": "cosine", "initial_lr": 0.1, "total_steps": 5, "floor": "0"}',
+    '{"kind": "cosine", "initial_lr": 0.1, "total_steps": 5, "floor": 2}',
+    '{"kind": "step", "initial_lr": 0.1, "period": 0}',
+    '{"kind": "step", "initial_lr": 0.1, "period": 1, "gamma": 0}',
+    '{"kind": "multistep", "initial_lr": 0.1, "milestones": []}',
+    '{"kind": "multistep", "initial_lr": 0.1, "milestones": [5, 3]}',
+    '{"kind": "multistep", "initial_lr": 0.1, "milestones": ["5"]}',
+    '{"kind": "multistep", "initial_lr": 0.1, "milestones": 5}',
+    '{"kind": "sine", "initial_lr": 0.1}', '{"kind": ["sine"], "initial_lr": 0.1}',
+    '{"initial_lr": 0.1}',
+])  # fmt: skip
 def test_properties_that_are_no_schedule(regression: models.Files, text: str) -> None:
     optimizer = open_optimizer(regression)
     optimizer.checkpoint_state.properties[SCHEDULE_PROPERTY] = text
@@ -192,16 +169,13 @@ def test_properties_that_are_no_schedule(regression: models.Files, text: str) ->
         LRScheduler.restore(optimizer)
 
 
-@pytest.mark.parametrize(
-    ("text", "spec"),
-    [
-        ("constant", ScheduleSpec("constant", {})),
-        ("linear:total=9,lr=0.5", ScheduleSpec("linear", {"total_steps": 9}, 0.5)),
-        ("cosine:warmup=3,floor=0.1", ScheduleSpec("cosine", {"warmup_steps": 3, "floor": 0.1})),
-        ("step:period=4,gamma=0.5", ScheduleSpec("step", {"period": 4, "gamma": 0.5})),
-        ("multistep:milestones=3+8", ScheduleSpec("multistep", {"milestones": (3, 8)})),
-    ],
-)
+@pytest.mark.parametrize(("text", "spec"), [
+    ("constant", ScheduleSpec("constant", {})),
+    ("linear:total=9,lr=0.5", ScheduleSpec("linear", {"total_steps": 9}, 0.5)),
+    ("cosine:warmup=3,floor=0.1", ScheduleSpec("cosine", {"warmup_steps": 3, "floor": 0.1})),
+    ("step:period=4,gamma=0.5", ScheduleSpec("step", {"period": 4, "gamma": 0.5})),
+    ("multistep:milestones=3+8", ScheduleSpec("multistep", {"milestones": (3, 8)})),
+])  # fmt: skip
 def test_texts(text: str, spec: ScheduleSpec) -> None:
     assert ScheduleSpec.parse(text) == spec
 
@@ -219,25 +193,14 @@ def test_settings_make_the_schedule_again() -> None:
         assert make_schedule(schedule.kind, schedule.settings()) == schedule
 
 
-def open_scaled(files: models.Files, checkpoint: Path | None = None) -> Optimizer:
-    state = CheckpointState.load_checkpoint(checkpoint or files.checkpoint)
-    return Optimizer(files.sgd, Module(files.training, state))
-
-
-@pytest.mark.parametrize(
-    ("warmup", "total", "expected"),
-    [
-        (2, 6, [0, 0.1, 0.2, 0.15, 0.1, 0.05, 0, 0]),
-        (0, 4, [0.2, 0.15, 0.1, 0.05, 0, 0]),
-        (1, 2, [0, 0.2, 0, 0]),
-        (3, 3, [0, 0.2 / 3, 0.4 / 3, 0, 0]),
-        (0, 1, [0.2, 0, 0]),
-    ],
-)
+@pytest.mark.parametrize(("warmup", "total", "expected"), [
+    (2, 6, [0, 0.1, 0.2, 0.15, 0.1, 0.05, 0, 0]), (0, 4, [0.2, 0.15, 0.1, 0.05, 0, 0]),
+    (1, 2, [0, 0.2, 0, 0]), (3, 3, [0, 0.2 / 3, 0.4 / 3, 0, 0]), (0, 1, [0.2, 0, 0]),
+])  # fmt: skip
 def test_warm_up_and_decay(
     regression: models.Files, warmup: int, total: int, expected: list[float]
 ) -> None:
-    optimizer = open_scaled(regression)
+    optimizer = open_optimizer(regression, kind="sgd")
     scheduler = LinearLRScheduler(optimizer, warmup, total, 0.2)
     seen = [optimizer.get_learning_rate()]
     for _ in expected[1:]:
@@ -248,15 +211,13 @@ def test_warm_up_and_decay(
 
 
 def test_a_resumed_run_stays_on_the_line(regression: models.Files, tmp_path: Path) -> None:
-    optimizer = open_scaled(regression)
+    optimizer = open_optimizer(regression, kind="sgd")
     scheduler = LinearLRScheduler(optimizer, 2, 10, 0.2)
     for _ in range(5):
         optimizer.step()
         scheduler.step()
-    module_state = CheckpointState.load_checkpoint(regression.checkpoint)
-    module_state.optimizer = optimizer._state
-    CheckpointState.save_checkpoint(module_state, tmp_path / "c", include_optimizer_state=True)
-    resumed = open_scaled(regression, tmp_path / "c")
+    CheckpointState.save_checkpoint(optimizer.checkpoint_state, tmp_path / "c", True)
+    resumed = open_optimizer(regression, tmp_path / "c", "sgd")
     assert resumed.get_learning_rate() == optimizer.get_learning_rate()
     LinearLRScheduler(resumed, 2, 10, 0.2)
     assert resumed.get_learning_rate() == optimizer.get_learning_rate()
@@ -273,7 +234,7 @@ def test_numbers_of_numpy_and_lists_are_taken() -> None:
 
 @pytest.mark.parametrize(("warmup", "total"), [(5, 4), (-1, 4), (0, 0), (0, -1)])
 def test_schedules_that_make_no_sense(regression: models.Files, warmup: int, total: int) -> None:
-    optimizer = open_scaled(regression)
+    optimizer = open_optimizer(regression, kind="sgd")
     with refused("bad-schedule"):
         LinearLRScheduler(optimizer, warmup, total, 0.2)
     assert optimizer.get_learning_rate() == float(np.float32(0.001))

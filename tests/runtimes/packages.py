@@ -7,52 +7,39 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.parser
+import onnx
 import onnxruntime
-from onnx import numpy_helper
 
 from odtpack.build import build_package
 from odtpack.choices import OrtFormat
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from tests import zoo
-from tests.packaging_tools import batch, losses_of_steps
+from tests.packaging_tools import batch, drawn, losses_of_steps, parsed
 
 STEPS, RATE, BATCH, SEED = 5, 3e-3, 8, 1
 
 
 def gru() -> onnx.ModelProto:
     """Which word is spoken: a recurrent layer over frames of sound, a linear one at the end."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-    forward (float[batch, 12, 10] input) => (float[batch, 10] output) {
+    shapes = {"w": (1, 48, 10), "r": (1, 48, 16), "b": (1, 96), "head": (10, 16), "bias": (10,)}
+    return parsed("""(float[batch, 12, 10] input) => (float[batch, 10] output) {
       frames = Transpose <perm = [1, 0, 2]> (input)
       states = GRU <hidden_size = 16, linear_before_reset = 1> (frames, w, r, b)
       mean = ReduceMean <axes = [0, 1], keepdims = 0> (states)
       output = Gemm <transB = 1> (mean, head, bias)
-    }""")
-    random = np.random.default_rng(0)
-    shapes = {"w": (1, 48, 10), "r": (1, 48, 16), "b": (1, 96), "head": (10, 16), "bias": (10,)}
-    for name, shape in shapes.items():
-        array = random.normal(0, 0.3, shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    return model
+    }""", **drawn(np.random.default_rng(0), 0.3, **shapes))  # fmt: skip
 
 
 def dropout() -> onnx.ModelProto:
     """A frozen layer, and after a dropout in training mode a layer to train."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-    forward (float[batch, 20] input) => (float[batch, 10] output)
+    return parsed("""(float[batch, 20] input) => (float[batch, 10] output)
     <float ratio = {0.25}, bool training = {1}> {
       features = MatMul (input, body)
       positive = Relu (features)
       left = Dropout (positive, ratio, training)
       output = MatMul (left, head)
-    }""")
-    random = np.random.default_rng(0)
-    for name, shape in {"body": (20, 64), "head": (64, 10)}.items():
-        array = random.normal(0, 0.3, shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    return model
+    }""", **drawn(np.random.default_rng(0), 0.3, body=(20, 64), head=(64, 10)))  # fmt: skip
 
 
 def transformer(opset: int = 17) -> onnx.ModelProto:
@@ -65,14 +52,10 @@ MODELS: dict[str, tuple[str, Callable[[], onnx.ModelProto], dict[str, Any]]] = {
     "transformer": ("transformer", transformer, {}),
     "gru": ("GRU", gru, {}),
     "dropout": ("dropout between a frozen and a trained layer", dropout, {"train": ["head"]}),
-    "float16": (
-        "transformer, frozen weights in float16",
-        transformer, {"train": ["classifier.*"], "frozen_storage": "float16"},
-    ),
-    "int8": (
-        "transformer, frozen weights in int8",
-        transformer, {"train": ["classifier.*"], "frozen_storage": "int8"},
-    ),
+    "float16": ("transformer, frozen weights in float16", transformer,
+                {"train": ["classifier.*"], "frozen_storage": "float16"}),
+    "int8": ("transformer, frozen weights in int8", transformer,
+             {"train": ["classifier.*"], "frozen_storage": "int8"}),
     "opset 19": ("MLP of opset 19", lambda: zoo.mlp((20, 32, 10), opset=19), {}),
     "opset 21": ("transformer of opset 21", lambda: transformer(21), {}),
     "opset 23": ("transformer of opset 23", lambda: transformer(23), {}),

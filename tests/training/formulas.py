@@ -38,14 +38,10 @@ def formula(kind: str, rate: float, **cases: dict[str, object]) -> Callable[...,
 
 
 @formula(
-    "sgd",
-    0.1,
-    plain={},
-    decay={"weight_decay": 0.1},
-    momentum={"momentum": 0.9},
+    "sgd", 0.1, plain={}, decay={"weight_decay": 0.1}, momentum={"momentum": 0.9},
     dampening={"momentum": 0.8, "dampening": 0.3, "weight_decay": 0.05},
     nesterov={"momentum": 0.9, "nesterov": True, "weight_decay": 0.05},
-)
+)  # fmt: skip
 def sgd(o: optimizers.SGD) -> Formula:
     def step(p: Array, g: Array, kept: dict[str, Array], lr: float, t: int, decay: float) -> Array:
         g = g + decay * p
@@ -59,12 +55,9 @@ def sgd(o: optimizers.SGD) -> Formula:
 
 
 @formula(
-    "lion",
-    0.002,
-    plain={},
-    decay={"beta1": 0.8, "beta2": 0.95, "weight_decay": 0.3},
+    "lion", 0.002, plain={}, decay={"beta1": 0.8, "beta2": 0.95, "weight_decay": 0.3},
     forgetful={"beta1": 0.95, "beta2": 0.5},
-)
+)  # fmt: skip
 def lion(o: optimizers.Lion) -> Formula:
     def step(p: Array, g: Array, kept: dict[str, Array], lr: float, t: int, decay: float) -> Array:
         m = kept.setdefault("m", np.zeros_like(p))
@@ -82,12 +75,10 @@ def _moments(beta1: float, beta2: float, g: Array, kept: dict[str, Array]) -> tu
 
 
 @formula(
-    "adam",
-    0.01,
-    plain={},
+    "adam", 0.01, plain={},
     decay={"beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3, "weight_decay": 0.1},
     uncorrected={"bias_correction": False},
-)
+)  # fmt: skip
 def adam(o: optimizers.Adam) -> Formula:
     def step(p: Array, g: Array, kept: dict[str, Array], lr: float, t: int, decay: float) -> Array:
         m, v = _moments(o.beta1, o.beta2, g + decay * p, kept)
@@ -98,14 +89,12 @@ def adam(o: optimizers.Adam) -> Formula:
 
 
 @formula(
-    "adamw",
-    0.01,
-    plain={"weight_decay": 0.1},
+    "adamw", 0.01, plain={"weight_decay": 0.1},
     uncorrected={"weight_decay": 0.1, "bias_correction": False},
     pytorch={"formula": "pytorch", "weight_decay": 0.1},
     pytorch_eps={"formula": "pytorch", "beta1": 0.8, "beta2": 0.9, "epsilon": 1e-3},
     pytorch_uncorrected={"formula": "pytorch", "bias_correction": False},
-)
+)  # fmt: skip
 def adamw(o: optimizers.AdamW) -> Formula:
     def step(p: Array, g: Array, kept: dict[str, Array], lr: float, t: int, decay: float) -> Array:
         m, v = _moments(o.beta1, o.beta2, g, kept)
@@ -129,12 +118,10 @@ def as_matrix(x: Array) -> Array:
 
 
 @formula(
-    "adafactor",
-    0.05,
-    plain={},
+    "adafactor", 0.05, plain={},
     other={"beta2_decay": -0.5, "epsilon2": 0.1, "clip_threshold": 1.1, "weight_decay": 0.1},
     tight={"epsilon2": 0.1, "clip_threshold": 0.3},
-)
+)  # fmt: skip
 def adafactor(o: optimizers.Adafactor) -> Formula:
     epsilon1 = 2.0**-23
 

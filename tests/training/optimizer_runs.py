@@ -57,14 +57,18 @@ class Run:
             rate = float(np.float32(RATES[self.kind] * (1 - 0.02 * t)))
             self.stepper.set_learning_rate(rate)
             self.module(*self.data[t % len(self.data)])
-            grads = {}
-            for name, p in self.state.parameters:
-                grads[name] = p.grad.copy()
+            grads = {name: p.grad.copy() for name, p in self.state.parameters}
             self.stepper.step()
             for name, p in self.state.parameters:  # clipped or not, they remain
                 np.testing.assert_array_equal(p.grad, grads[name])
             self.module.lazy_reset_grad()
             yield grads, rate, t
+
+    def trained(self, first: int, last: int) -> dict[str, bytes]:
+        """Parameters after some steps, bit by bit."""
+        for _ in self.steps(first, last):
+            pass
+        return {name: value.tobytes() for name, value in self.values().items()}
 
 
 def group_of(

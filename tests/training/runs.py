@@ -86,11 +86,9 @@ def pytorch(
     near = margin.value
     module.eval()
     return Run(
-        np.array(losses),
-        {name: value.detach().numpy() for name, value in values.items()},
-        F.cross_entropy(module(data), classes).item(),
-        near,
-    )
+        np.array(losses), {name: value.detach().numpy() for name, value in values.items()},
+        F.cross_entropy(module(data), classes).item(), near,
+    )  # fmt: skip
 
 
 def initial(model: onnx.ModelProto) -> dict[str, np.ndarray]:

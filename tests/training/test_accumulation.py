@@ -111,18 +111,9 @@ def test_what_an_epoch_leaves_makes_a_smaller_step(tmp_path: Path) -> None:
     module, optimizer = opened()
     calls: list[tuple[int, int]] = []
     epochs = list(
-        _fit.fit(
-            module,
-            optimizer,
-            data,
-            np.arange(20),
-            batch_size=4,
-            epochs=2,
-            seed=3,
-            whole=False,
-            on_step=lambda done, total: calls.append((done, total)),
-        )
-    )
+        _fit.fit(module, optimizer, data, np.arange(20), batch_size=4, epochs=2, seed=3,
+                 whole=False, on_step=lambda done, total: calls.append((done, total))),
+    )  # fmt: skip
     assert [epoch.steps for epoch in epochs] == [3, 3]
     assert optimizer.step_count == 6
     assert _fit.step_count(20, 4, 2, whole=False) == 3
@@ -174,13 +165,10 @@ class Formula:
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize(
     ("build", "size"),
-    [
-        (lambda: zoo.mlp((30, 20, 10)), 16),
-        (lambda: zoo.cnn(size=12, width=(4, 6)), 4),
-        (lambda: zoo.transformer_encoder(vocab=20, d=16, layers=1, T=8, ff=32), 4),
-    ],
+    [(lambda: zoo.mlp((30, 20, 10)), 16), (lambda: zoo.cnn(size=12, width=(4, 6)), 4),
+     (lambda: zoo.transformer_encoder(vocab=20, d=16, layers=1, T=8, ff=32), 4)],
     ids=["mlp", "cnn", "transformer"],
-)
+)  # fmt: skip
 def test_ten_steps(setting: str, build: object, size: int, tmp_path: Path) -> None:
     method, model = SETTINGS[setting], build()
     generate(model, tmp_path, OPTIMIZERS["adamw"])

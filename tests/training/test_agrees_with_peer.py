@@ -47,12 +47,7 @@ CASES = {
     "cnn": Case(lambda: zoo.cnn(hidden=128), 8, 0, {"sgd": 0.05, "adamw": 1e-3}),
     "mobilenet": Case(models.mobilenet, 2, 3, {"sgd": 2e-3, "adamw": 1e-4}),
     # Opset 14: the reference cannot differentiate the LayerNormalization operator of opset 17.
-    "transformer": Case(
-        models.transformer,
-        4,
-        0,
-        {"sgd": 0.05, "adamw": 1e-3},
-    ),
+    "transformer": Case(models.transformer, 4, 0, {"sgd": 0.05, "adamw": 1e-3}),
 }
 
 
@@ -82,12 +77,9 @@ def theirs(name: str, folder: Path) -> dict[str, dict[str, Any]]:
         run = f"{name}-{optimizer}"
         place = folder / "theirs" / run
         train = {
-            "command": "train",
-            "folder": place,
-            "inputs": folder / f"{name}.npz",
-            "steps": STEPS,
+            "command": "train", "folder": place, "inputs": folder / f"{name}.npz", "steps": STEPS,
             "learning_rate": CASES[name].rates[optimizer],
-        }
+        }  # fmt: skip
         jobs += [
             {
                 "command": "generate",
@@ -119,10 +111,7 @@ def theirs(name: str, folder: Path) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_ten_steps(
-    name: str,
-    optimizer: str,
-    folder: Path,
-    theirs: dict[str, dict[str, Any]],
+    name: str, optimizer: str, folder: Path, theirs: dict[str, dict[str, Any]]
 ) -> None:
     answer = theirs[optimizer]
     state, module, update = open_training(folder / "ours" / f"{name}-{optimizer}")
@@ -148,10 +137,7 @@ def test_ten_steps(
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_checkpoints(
-    name: str,
-    optimizer: str,
-    folder: Path,
-    theirs: dict[str, dict[str, Any]],
+    name: str, optimizer: str, folder: Path, theirs: dict[str, dict[str, Any]]
 ) -> None:
     run = f"{name}-{optimizer}"
     ours = CheckpointState.load_checkpoint(folder / "ours" / run / "checkpoint")

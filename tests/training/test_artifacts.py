@@ -18,7 +18,15 @@ from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.onnxblock.loss import CrossEntropyLoss
 from odtpack_runtime import CheckpointState, Module
 from tests import zoo
-from tests.packaging_tools import LOSSES, generate, open_training, statistic_names, trainable_names
+from tests.packaging_tools import (
+    LOSSES,
+    generate,
+    open_module,
+    open_training,
+    parsed,
+    statistic_names,
+    trainable_names,
+)
 from tests.refused import refused
 from tests.training.forward import contents, linear, make, names, renamed
 
@@ -33,13 +41,10 @@ def test_files_and_names(tmp_path: Path) -> None:
     make(linear(), tmp_path)
     assert set(contents(tmp_path)) == FILES | OWN
     assert names(tmp_path / "training_model.onnx") == (
-        [
-            *("x", "target", "w", "b"),
-            *("w_grad.accumulation.buffer", "b_grad.accumulation.buffer"),
-            "lazy_reset_grad",
-        ],
+        [*("x", "target", "w", "b"), *("w_grad.accumulation.buffer", "b_grad.accumulation.buffer"),
+         "lazy_reset_grad"],
         ["loss", "w_grad.accumulation.out", "b_grad.accumulation.out"],
-    )
+    )  # fmt: skip
     assert names(tmp_path / "eval_model.onnx") == (["x", "target", "w", "b"], ["loss"])
     assert names(tmp_path / "optimizer_model.onnx") == (
         ["learning_rate", "step", "params", "gradients"],
@@ -85,11 +90,7 @@ def test_metadata_for_the_runtime(tmp_path: Path) -> None:
         model = onnx.load(tmp_path / f"{name}_model.onnx")
         return {entry.key: entry.value for entry in model.metadata_props}
 
-    training = {
-        "odtpack.format": "1",
-        "odtpack.loss": "cross_entropy",
-        "odtpack.class_count": "2",
-    }
+    training = {"odtpack.format": "1", "odtpack.loss": "cross_entropy", "odtpack.class_count": "2"}
     assert training.items() <= metadata("training").items()
     assert metadata("eval") == training
     optimizer = metadata("optimizer")
@@ -133,12 +134,9 @@ def test_every_form_of_a_model(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
     forms = {
-        "proto": model,
-        "path": path,
-        "str": str(path),
-        "ir": ir.from_proto(model),
+        "proto": model, "path": path, "str": str(path), "ir": ir.from_proto(model),
         "ir-file": ir.load(path),
-    }
+    }  # fmt: skip
     written = [contents(make(form, tmp_path / name)) for name, form in forms.items()]
     assert all(files == written[0] for files in written)
 
@@ -196,18 +194,14 @@ def test_parameters_in_the_order_of_the_initializers(tmp_path: Path) -> None:
     inputs, outputs = names(tmp_path / "training_model.onnx")
     trained = [name for name in order if name != "b"]
     assert inputs == [
-        *("x", "target"),
-        *order,
-        *(f"{name}_grad.accumulation.buffer" for name in trained),
+        *("x", "target"), *order, *(f"{name}_grad.accumulation.buffer" for name in trained),
         "lazy_reset_grad",
-    ]
+    ]  # fmt: skip
     assert outputs == ["loss", *(f"{name}_grad.accumulation.out" for name in trained)]
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     assert {name: p.requires_grad for name, p in state.parameters} == {
-        "w": True,
-        "b": False,
-        "s": True,
-    }
+        "w": True, "b": False, "s": True,
+    }  # fmt: skip
 
 
 def test_what_is_neither_trained_nor_frozen_stays_inside(tmp_path: Path) -> None:
@@ -227,10 +221,8 @@ def test_nothing_to_train(tmp_path: Path) -> None:
         linear(), frozen_params=["w"], loss=LossType.MSELoss, artifact_directory=tmp_path / "b"
     )
     assert names(tmp_path / "b" / "training_model.onnx") == (["x", "target", "w"], ["loss"])
-    state = CheckpointState.load_checkpoint(tmp_path / "b" / "checkpoint")
-    module = Module(tmp_path / "b" / "training_model.onnx", state)
     x, target = np.ones((2, 3), np.float32), np.zeros((2, 2), np.float32)
-    assert float(module(x, target)) > 0
+    assert float(open_module(tmp_path / "b")(x, target)) > 0
 
 
 ENDS_IN_LOSS = {
@@ -298,12 +290,9 @@ def test_loss_inputs(tmp_path: Path) -> None:
     losses = {}
     for chosen in ([], ["y"], ["other"], ["h"], ["other", "wanted"], ["y", "other"]):
         folder = make(
-            linear(**TWO_HEADS),
-            tmp_path / "-".join(["reads", *chosen]),
-            requires_grad=["w"],
-            frozen_params=["b"],
-            loss_input_names=chosen,
-        )
+            linear(**TWO_HEADS), tmp_path / "-".join(["reads", *chosen]), requires_grad=["w"],
+            frozen_params=["b"], loss_input_names=chosen,
+        )  # fmt: skip
         state, module, _ = open_training(folder)
         adds = len(chosen) < 2
         assert module.input_names() == ["x", "wanted", "target"][: 2 + adds]
@@ -348,9 +337,8 @@ def test_labels_drop_the_class_axis(tmp_path: Path) -> None:
 
 def test_classes_on_another_axis_than_in_the_reference_are_told(tmp_path: Path) -> None:
     """Where the last size is the only one that is known."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        g (float[N, A, 3] x) => (float[N, A, 2] y) <float[3, 2] w = {1, 2, 3, 4, 5, 6}>
-        { y = MatMul(x, w) }""")
+    w = np.float32([[1, 2], [3, 4], [5, 6]])
+    model = parsed("(float[N, A, 3] x) => (float[N, A, 2] y) { y = MatMul(x, w) }", w=w)
     x, labels = np.eye(3, dtype=np.float32)[None, :2], np.array([[1, 0]])
     losses = []
     for loss in (LossType.CrossEntropyLoss, CrossEntropyLoss()):
@@ -358,7 +346,7 @@ def test_classes_on_another_axis_than_in_the_reference_are_told(tmp_path: Path) 
             generate_artifacts(model, ["w"], [], loss, None, tmp_path, "last_")
         losses.append(_loss(tmp_path / "last_", x, labels))
     generate_artifacts(model, ["w"], [], CrossEntropyLoss(layout="NC"), None, tmp_path, "first_")
-    scores = torch.tensor(x @ np.float32([[1, 2], [3, 4], [5, 6]]))
+    scores = torch.tensor(x @ w)
     last = torch.nn.functional.cross_entropy(scores.mT, torch.tensor(labels))
     first = torch.nn.functional.cross_entropy(scores, torch.tensor(labels))
     assert losses == pytest.approx([float(last)] * 2)
@@ -396,10 +384,7 @@ def test_statistics_are_state(tmp_path: Path) -> None:
 
 def test_the_enumerations_are_the_references() -> None:
     assert {kind.name: kind.value for kind in artifacts.LossType} == {
-        "MSELoss": 1,
-        "CrossEntropyLoss": 2,
-        "BCEWithLogitsLoss": 3,
-        "L1Loss": 4,
-    }
+        "MSELoss": 1, "CrossEntropyLoss": 2, "BCEWithLogitsLoss": 3, "L1Loss": 4,
+    }  # fmt: skip
     assert {kind.name: kind.value for kind in artifacts.OptimType} == {"AdamW": 1, "SGD": 2}
     assert set(LOSSES.values()) == set(artifacts.LossType)

@@ -14,6 +14,7 @@ from onnx import TensorProto, numpy_helper
 
 from odtpack.artifacts import LossType
 from odtpack.errors import OdtpackError, UnknownNameError
+from tests.packaging_tools import parsed
 from tests.refused import refused
 from tests.training.forward import contents, linear, make, renamed
 
@@ -39,12 +40,10 @@ def _sparse() -> onnx.ModelProto:
     model = linear()
     del model.graph.initializer[0]
     model.graph.sparse_initializer.add().CopyFrom(
-        onnx.helper.make_sparse_tensor(
-            numpy_helper.from_array(np.ones(1, np.float32), "w"),
-            numpy_helper.from_array(np.zeros(1, np.int64), "w_indices"),
-            [3, 2],
-        )
-    )
+        onnx.helper.make_sparse_tensor(numpy_helper.from_array(np.ones(1, np.float32), "w"),
+                                       numpy_helper.from_array(np.zeros(1, np.int64), "w_indices"),
+                                       [3, 2]),
+    )  # fmt: skip
     return model
 
 
@@ -205,18 +204,15 @@ def test_external_data_stays_in_the_folder(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("location", "entries", "code"),
-    [
-        ("missing", {}, "external-data-missing"),
-        (".", {}, "external-data-missing"),
-        ("data", {"offset": 4, "length": 24}, "external-data-short"),
-        ("data", {"offset": -4, "length": 24}, "external-data-short"),
-        ("data", {"length": 1 << 62}, "external-data-short"),
-        ("data", {"offset": "x"}, "external-data-short"),
-        ("data", {"length": 20}, "initializer-size"),
-    ],
-)
+@pytest.mark.parametrize(("location", "entries", "code"), [
+    ("missing", {}, "external-data-missing"),
+    (".", {}, "external-data-missing"),
+    ("data", {"offset": 4, "length": 24}, "external-data-short"),
+    ("data", {"offset": -4, "length": 24}, "external-data-short"),
+    ("data", {"length": 1 << 62}, "external-data-short"),
+    ("data", {"offset": "x"}, "external-data-short"),
+    ("data", {"length": 20}, "initializer-size"),
+])  # fmt: skip
 def test_external_data_is_there(
     location: str, entries: dict[str, object], code: str, tmp_path: Path
 ) -> None:
@@ -256,22 +252,15 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "here"
 
 
-NORM = """
-<ir_version: 8, opset_import: ["" : 17]>
-g (float[N, 3] x{inputs}) => (float[N, 3] y) {{
-    {first} y, m2, v2 = BatchNormalization <training_mode = 1> (x, scale, bias, {mean}, var)
-}}"""
-
-
 @pytest.mark.parametrize(
     ("inputs", "first", "mean"),
     [("", "copy = Identity(mean)", "copy"), (", float[3] given", "", "given")],
 )
 def test_statistics_must_be_stored(inputs: str, first: str, mean: str, tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(NORM.format(inputs=inputs, first=first, mean=mean))
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.ones(3, np.float32), name)
-        for name in ("scale", "bias", "mean", "var")
+    layer = f"BatchNormalization <training_mode = 1> (x, scale, bias, {mean}, var)"
+    model = parsed(
+        f"(float[N, 3] x{inputs}) => (float[N, 3] y) {{ {first} y, m2, v2 = {layer} }}",
+        **dict.fromkeys(("scale", "bias", "mean", "var"), np.ones(3, np.float32)),
     )
     with refused("statistic-not-stored", f"'{mean}'"):
         make(model, tmp_path, requires_grad=["scale", "bias"])

@@ -16,7 +16,7 @@ from odtpack import optimizers
 from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
-from tests.packaging_tools import losses_of_steps, open_training
+from tests.packaging_tools import losses_of_steps, open_training, parsed
 from tests.refused import refused
 
 Tensors = dict[str, torch.Tensor]
@@ -24,11 +24,9 @@ STEPS, RATE = 6, 0.2
 
 _GENERATOR = np.random.default_rng(0)
 WEIGHTS = {
-    "w": _GENERATOR.normal(size=(4, 4)) * 0.4,
-    "u": _GENERATOR.normal(size=(4, 4)) * 0.4,
-    "b": _GENERATOR.normal(size=4) * 0.1,
-    "head": _GENERATOR.normal(size=(4, 3)) * 0.5,
-}
+    "w": _GENERATOR.normal(size=(4, 4)) * 0.4, "u": _GENERATOR.normal(size=(4, 4)) * 0.4,
+    "b": _GENERATOR.normal(size=4) * 0.1, "head": _GENERATOR.normal(size=(4, 3)) * 0.5,
+}  # fmt: skip
 WEIGHTS = {name: value.astype(np.float32) for name, value in WEIGHTS.items()}
 X = _GENERATOR.normal(size=(6, 5, 4)).astype(np.float32)
 LABELS = _GENERATOR.integers(0, 3, 6)
@@ -95,25 +93,17 @@ def choice(x: torch.Tensor, p: Tensors, stop: str = "") -> torch.Tensor:
 LIMIT = 0.103
 
 CASES: dict[str, tuple[str, Callable[[torch.Tensor, Tensors], torch.Tensor]]] = {
-    "Scan": (SCAN, scan),
-    "Loop": (LOOP, loop),
-    "If": (CHOICE, choice),
-}
+    "Scan": (SCAN, scan), "Loop": (LOOP, loop), "If": (CHOICE, choice),
+}  # fmt: skip
 
 
 def build(body: str, opset: int) -> onnx.ModelProto:
     """A model whose weights are initializers."""
-    model = onnx.parser.parse_model(
-        f'<ir_version: 7, opset_import: ["" : {opset}]>\n'
-        f"net (float[batch, 5, 4] x) => (float[batch, 3] logits) <int64 zero = {{0}}, "
-        f"int64 one = {{1}}, float nought = {{0.0}}, float limit = {{{LIMIT}}}> {{ {body} }}"
-    )
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(value, name)
-        for name, value in WEIGHTS.items()
-        if f" {name})" in body
-    )
-    return model
+    return parsed(
+        "(float[batch, 5, 4] x) => (float[batch, 3] logits) <int64 zero = {0}, int64 one = {1}, "
+        f"float nought = {{0.0}}, float limit = {{{LIMIT}}}> {{ {body} }}",
+        opset, **{name: value for name, value in WEIGHTS.items() if f" {name})" in body},
+    )  # fmt: skip
 
 
 def pytorch(
@@ -232,12 +222,10 @@ def test_a_weight_that_is_stored_in_a_body_is_trained(tmp_path: Path) -> None:
 def test_dropout_in_a_body_is_off_in_evaluation(tmp_path: Path) -> None:
     body = SCAN.replace("t = Tanh(biased)", "q = Tanh(biased) t = Dropout(q, half, training)")
     model = build(body, 17)
-    model.graph.initializer.extend(
-        [
-            onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"),
-            onnx.numpy_helper.from_array(np.array(True), "training"),
-        ]
-    )
+    model.graph.initializer.extend([
+        onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"),
+        onnx.numpy_helper.from_array(np.array(True), "training"),
+    ])  # fmt: skip
     folder = tmp_path / "package"
     build_package(model, folder, loss="cross_entropy", optimizer=optimizers.SGD())
     _, module, _ = open_training(folder)
@@ -261,10 +249,8 @@ def test_an_operator_without_a_gradient_in_a_body_is_named(tmp_path: Path) -> No
     model.opset_import.add(domain="odd", version=1)
     names_nodes(model, "Turn", "turning")
     names_nodes(model, "Scan", "steps")
-    with refused("no-gradient", "Turn") as error:
+    with refused("no-gradient", "Turn", "'turning'", "Scan 'steps'"):
         build_package(model, tmp_path / "package", loss="cross_entropy")
-    assert "'turning'" in str(error.value)
-    assert "Scan 'steps'" in str(error.value)
 
 
 # torch.jit exports squeeze(d) of a dynamic axis as this; with both branches the rank is unknown.
@@ -283,16 +269,11 @@ SQUEEZE = """
 
 @pytest.mark.parametrize("steps", ["steps", "1", "5"])
 def test_a_squeeze_of_a_dynamic_axis_takes_its_branch(steps: str, tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : 17]> net (float[batch, {steps}, 4] x) => '
-        "(float[batch, 3] logits) <int64[1] one = {1}, int64[1] ones = {1}, int64[1] twos = {2}> "
-        f"{{ {SQUEEZE} }}"
-    )
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(value, name)
-        for name, value in {**WEIGHTS, "dead": WEIGHTS["u"]}.items()
-        if name in ("w", "head", "dead")
-    )
+    model = parsed(
+        f"(float[batch, {steps}, 4] x) => (float[batch, 3] logits) <int64[1] one = {{1}}, "
+        f"int64[1] ones = {{1}}, int64[1] twos = {{2}}> {{ {SQUEEZE} }}",
+        w=WEIGHTS["w"], head=WEIGHTS["head"], dead=WEIGHTS["u"],
+    )  # fmt: skip
     said: list[str] = []
     x = X if steps == "5" else X[:, :1]
     if steps == "5":

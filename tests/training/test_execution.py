@@ -28,11 +28,9 @@ from tests.training.tables import tables
 
 BUFFER, GRADIENT, UPDATE = "_grad.accumulation.buffer", "_grad.accumulation.out", ".update.out"
 LEVELS = {
-    "disable-all": Level.ORT_DISABLE_ALL,
-    "basic": Level.ORT_ENABLE_BASIC,
-    "extended": Level.ORT_ENABLE_EXTENDED,
-    "all": Level.ORT_ENABLE_ALL,
-}
+    "disable-all": Level.ORT_DISABLE_ALL, "basic": Level.ORT_ENABLE_BASIC,
+    "extended": Level.ORT_ENABLE_EXTENDED, "all": Level.ORT_ENABLE_ALL,
+}  # fmt: skip
 SMALL_MOBILENET = {"size": 64, "width_mult": 0.2, "stages": 3}
 
 
@@ -53,14 +51,9 @@ def _model(name: str) -> onnx.ModelProto:
 
 # With the learning rate for SGD; MobileNetV2 without batch statistics bears little.
 MODELS = {
-    "mlp": 0.05,
-    "cnn": 0.05,
-    "mobilenet-fold": 2e-4,
-    "mobilenet-train": 5e-3,
-    "mobilenet-eval": 2e-4,
-    "transformer": 0.05,
-    "tables": 0.05,
-}
+    "mlp": 0.05, "cnn": 0.05, "mobilenet-fold": 2e-4, "mobilenet-train": 5e-3,
+    "mobilenet-eval": 2e-4, "transformer": 0.05, "tables": 0.05,
+}  # fmt: skip
 
 
 @dataclasses.dataclass

@@ -57,11 +57,9 @@ def test_small_models(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("batch_norm", "size", "seed", "learning_rate"),
     # Batches for which no activation comes near a kink in ten steps, see tests.training.settled.
-    split_rows(
-        [("fold", 2, 3, 0.002), ("eval", 2, 3, 0.002), ("train", 3, 10, 0.02)],
-        lambda batch_norm, *_: batch_norm == "train",
-    ),
-)
+    split_rows([("fold", 2, 3, 0.002), ("eval", 2, 3, 0.002), ("train", 3, 10, 0.02)],
+               lambda batch_norm, *_: batch_norm == "train"),
+)  # fmt: skip
 def test_mobilenet(
     batch_norm: str, size: int, seed: int, learning_rate: float, tmp_path: Path
 ) -> None:
@@ -97,10 +95,7 @@ def test_mobilenet_as_it_starts(stages: int, tmp_path: Path) -> None:
 
 
 def _compare(
-    model: onnx.ModelProto,
-    data: tuple[np.ndarray, np.ndarray],
-    learning_rate: float,
-    folder: Path,
+    model: onnx.ModelProto, data: tuple[np.ndarray, np.ndarray], learning_rate: float, folder: Path
 ) -> runs.Run:
     """Both runs agree; return PyTorch's."""
     generate(model, folder, frozen_params=statistic_names(model))

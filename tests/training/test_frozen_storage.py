@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import numpy_helper
 
 from odtpack import choices
 from odtpack.build import build_package
 from odtpack.errors import OdtpackError
 from odtpack.package import parameters as storage
-from odtpack_runtime import CheckpointState, Module
+from odtpack_runtime import CheckpointState
 from odtpack_runtime import OdtpackError as RuntimeOdtpackError
 from odtpack_runtime.package.package import Package
 from tests import zoo
-from tests.packaging_tools import batch, losses_of_steps, open_training
+from tests.packages.mutations import edit
+from tests.packaging_tools import (
+    batch,
+    computed,
+    losses_of_steps,
+    open_module,
+    open_training,
+    parsed,
+)
 from tests.refused import refused
 
 HEADS = {"mobilenet": "classifier.*", "transformer": "classifier.*"}
@@ -109,13 +117,10 @@ def test_accuracy_and_size(name: str, kind: choices.Storage, tmp_path: Path) -> 
             model, folder, loss="cross_entropy", train=[HEADS[name]], outputs=["output"],
             frozen_storage=chosen,
         )  # fmt: skip
-        state = CheckpointState.load_checkpoint(folder / "checkpoint")
-        module = Module(folder / "training_model.onnx", state)
-        outputs.append(module(x, labels)[1])
+        outputs.append(open_module(folder)(x, labels)[1])
         sizes.append(manifest.files.checkpoint.size_bytes)
         values = expanded(folder / "checkpoint")
-        session = onnxruntime.InferenceSession(with_values(model, values).SerializeToString())
-        exact.append(session.run(["output"], {"input": x})[0])
+        exact += computed(with_values(model, values), input=x)
     change, share = BOUNDS[kind]
     for output, other in zip(outputs, exact, strict=True):  # optimized: the same up to rounding
         np.testing.assert_allclose(output, other, rtol=1e-4, atol=1e-5)
@@ -148,12 +153,9 @@ def test_int8_rounds_ties_to_even() -> None:
 def test_only_large_weights_are_stored_so(tmp_path: Path) -> None:
     """Norms, biases, embeddings of positions that are added, and small weights stay float32."""
     manifest = build_package(
-        model_of("transformer"),
-        tmp_path / "p",
-        loss="cross_entropy",
-        train=["classifier.*"],
+        model_of("transformer"), tmp_path / "p", loss="cross_entropy", train=["classifier.*"],
         frozen_storage="int8",
-    )
+    )  # fmt: skip
     parameters = {p.name: p for p in manifest.parameters}
     for name, parameter in parameters.items():
         if parameter.dtype == "int8":
@@ -171,137 +173,88 @@ def test_only_large_weights_are_stored_so(tmp_path: Path) -> None:
     assert Package.open(tmp_path / "p").manifest == manifest
 
 
-def linear(weight: np.ndarray, opset: int = 17) -> onnx.ModelProto:
-    """Two layers: weight [n, m] frozen, head [m, 3] trained."""
-    n, m = weight.shape
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", ["x", "weight"], ["h"]),
-            helper.make_node("MatMul", ["h", "head"], ["y"]),
-        ],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", n])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
-        [
-            numpy_helper.from_array(weight.astype(np.float32), "weight"),
-            numpy_helper.from_array(np.full((m, 3), 0.1, np.float32), "head"),
-        ],
-    )
-    model = onnx.ModelProto(graph=graph, opset_import=[helper.make_opsetid("", opset)])
-    model.ir_version = 7
-    return model
+ONES, RANDOM = np.ones((40, 40)), np.random.default_rng(1).standard_normal((40, 40))
+
+
+def linear(folder: Path, weight: np.ndarray, kind: str, opset: int = 17, **options: Any) -> Path:
+    """A package of two layers: weight [40, 40] frozen, head [40, 3] trained."""
+    model = parsed(
+        "(float[batch, 40] x) => (float[batch, 3] y) { h = MatMul(x, weight) y = MatMul(h, head) }",
+        opset, weight=weight.astype(np.float32), head=np.full((40, 3), 0.1, np.float32),
+    )  # fmt: skip
+    options = {"train": ["head"], "frozen_storage": kind} | options
+    build_package(model, folder / "p", loss="cross_entropy", **options)
+    return folder / "p"
+
+
+def with_one(value: float) -> np.ndarray:
+    weight = ONES.copy()
+    weight[3, 4] = value
+    return weight
 
 
 def test_values_beyond_float16_are_refused(tmp_path: Path) -> None:
-    weight = np.ones((40, 40))
-    weight[3, 4] = -70000
     with refused("value-out-of-range", "'weight' holds 70000, and float16 ends at") as error:
-        build_package(
-            linear(weight), tmp_path / "p", loss="cross_entropy", train=["head"],
-            frozen_storage="float16",
-        )  # fmt: skip
+        linear(tmp_path, with_one(-70000), "float16")
     assert "int8" in (error.value.hint or "")
     assert not (tmp_path / "p").exists()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_values_beyond_int8_are_refused(tmp_path: Path, bad: float) -> None:
-    weight = np.ones((40, 40))
-    weight[3, 4] = bad
     with pytest.raises(OdtpackError, match="infinity or NaN"):
-        build_package(
-            linear(weight), tmp_path / "p", loss="cross_entropy", train=["head"],
-            freeze=["weight"], frozen_storage="int8",
-        )  # fmt: skip
+        linear(tmp_path, with_one(bad), "int8", freeze=["weight"])
 
 
 def test_nothing_to_store_is_an_error(tmp_path: Path) -> None:
     with refused("storage-not-used"):
-        build_package(
-            linear(np.ones((40, 40))), tmp_path / "p", loss="cross_entropy",
-            frozen_storage="float16",
-        )  # fmt: skip
+        linear(tmp_path, ONES, "float16", train=())
 
 
 def test_what_a_base_stores_is_stored_already(tmp_path: Path) -> None:
     with refused("storage-not-used", "--base int8 stores them already") as caught:
-        build_package(
-            linear(np.ones((40, 40))), tmp_path / "p", loss="cross_entropy", train=["head"],
-            base="int8", frozen_storage="int8",
-        )  # fmt: skip
+        linear(tmp_path, ONES, "int8", base="int8")
     assert caught.value.hint == "leave --frozen-dtype out"
 
 
 @pytest.mark.parametrize("kind", choices.STORAGES)
 def test_lowest_opset(kind: choices.Storage, tmp_path: Path) -> None:
-    weight = np.random.default_rng(1).standard_normal((40, 40))
-    build_package(
-        linear(weight, 12), tmp_path / "p", loss="cross_entropy", train=["head"],
-        outputs=["y"], frozen_storage=kind,
-    )  # fmt: skip
-    state = CheckpointState.load_checkpoint(tmp_path / "p" / "checkpoint")
-    module = Module(tmp_path / "p" / "training_model.onnx", state)
+    folder = linear(tmp_path, RANDOM, kind, 12, outputs=["y"])
     x = np.random.default_rng(2).standard_normal((2, 40)).astype(np.float32)
-    output = module(x, np.array([0, 2]))[1]
-    values = expanded(tmp_path / "p" / "checkpoint")
+    output = open_module(folder)(x, np.array([0, 2]))[1]
+    values = expanded(folder / "checkpoint")
     exact = x.astype(np.float64) @ values["weight"] @ values["head"]
     np.testing.assert_allclose(output, exact, rtol=1e-4, atol=1e-5)
 
 
 def test_one_vector_of_all_parameters(tmp_path: Path) -> None:
     """Float16 widens exactly, and comes back; int8 is refused by name."""
-    weight = np.random.default_rng(1).standard_normal((40, 40))
     for kind in choices.STORAGES:
-        folder = tmp_path / kind
-        build_package(
-            linear(weight), folder, loss="cross_entropy", train=["head"], frozen_storage=kind
-        )
-        state = CheckpointState.load_checkpoint(folder / "checkpoint")
-        module = Module(folder / "training_model.onnx", state)
+        module = open_module(linear(tmp_path / kind, RANDOM, kind))
         assert module.get_contiguous_parameters(trainable_only=True).numpy().size == 120
         if kind == "int8":
             with pytest.raises(RuntimeOdtpackError, match="int8"):
                 module.get_contiguous_parameters(trainable_only=False)
             continue
-        vector = module.get_contiguous_parameters(trainable_only=False)
-        np.testing.assert_array_equal(
-            vector.numpy()[:1600], weight.astype(np.float16).astype(np.float32).ravel()
-        )
-        module.copy_buffer_to_parameters(
-            onnxruntime.OrtValue.ortvalue_from_numpy(2 * vector.numpy()), trainable_only=False
-        )
-        np.testing.assert_array_equal(
-            state.parameters["weight"].data, 2 * weight.astype(np.float16)
-        )
+        half = RANDOM.astype(np.float16)
+        vector = module.get_contiguous_parameters(trainable_only=False).numpy()
+        np.testing.assert_array_equal(vector[:1600], half.astype(np.float32).ravel())
+        twice = onnxruntime.OrtValue.ortvalue_from_numpy(2 * vector)
+        module.copy_buffer_to_parameters(twice, trainable_only=False)
+        np.testing.assert_array_equal(module.state.parameters["weight"].data, 2 * half)
 
 
 def test_nominal_packages_load_values_later(tmp_path: Path) -> None:
-    weight = np.random.default_rng(1).standard_normal((40, 40))
-    folder = tmp_path / "p"
-    build_package(
-        linear(weight), folder, loss="cross_entropy", train=["head"], frozen_storage="int8",
-        nominal=True,
-    )  # fmt: skip
+    folder = linear(tmp_path, RANDOM, "int8", nominal=True)
     x, labels = np.ones((2, 40), np.float32), np.array([0, 1])
-    losses = []
-    for name in ("checkpoint", "nominal_checkpoint"):
-        state = CheckpointState.load_checkpoint(folder / name)
-        module = Module(folder / "training_model.onnx", state)
-        if name != "checkpoint":
-            state.load_parameters(folder / "checkpoint")
-        losses.append(float(module(x, labels)))
-    assert losses[0] == losses[1]
+    whole, nominal = (open_module(folder, name) for name in ("checkpoint", "nominal_checkpoint"))
+    nominal.state.load_parameters(folder / "checkpoint")
+    assert whole(x, labels) == nominal(x, labels)
 
 
 def test_manifest_names_a_scale_that_exists(tmp_path: Path) -> None:
-    folder = tmp_path / "p"
-    build_package(
-        linear(np.ones((40, 40))), folder, loss="cross_entropy", train=["head"],
-        frozen_storage="int8",
-    )  # fmt: skip
-    content = json.loads((folder / "manifest.json").read_text())
-    next(p for p in content["parameters"] if p["name"] == "weight")["scale"] = "nothing"
-    del content["digest"]
-    (folder / "manifest.json").write_text(json.dumps(content))
+    folder = linear(tmp_path, ONES, "int8")
+    edit(folder, lambda content: [p.update(scale="nothing") for p in content["parameters"]
+                                  if p["name"] == "weight"])  # fmt: skip
     with pytest.raises(RuntimeOdtpackError, match="scale must be one of the parameters"):
         Package.open(folder)

@@ -25,6 +25,7 @@ from tests import zoo
 from tests.packaging_tools import open_training
 from tests.refused import refused
 from tests.training.test_not_finite import contents, opened, package_of
+from tests.training.test_types import retyped
 
 SCALE, GOOD = "mixed.loss_scale", "mixed.good_steps"
 MLP = zoo.mlp((6, 5, 3))
@@ -136,11 +137,9 @@ def test_what_is_computed_in_float16(tmp_path: Path) -> None:
 
 
 STEPS = {
-    "two models": {},
-    "step model": {"step_model": "always"},
-    "accumulation": {"accumulation_steps": 2},
-    "clip by norm": {"clip_norm": 0.5},
-}
+    "two models": {}, "step model": {"step_model": "always"},
+    "accumulation": {"accumulation_steps": 2}, "clip by norm": {"clip_norm": 0.5},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("options", STEPS.values(), ids=STEPS)
@@ -171,16 +170,13 @@ def test_an_overflow_skips_one_step(tmp_path: Path, options: dict[str, Any]) -> 
     assert {n for n in without if without[n] != with_one[n]} == {SCALE, GOOD}
 
 
-@pytest.mark.parametrize(
-    ("scale", "good", "spoil", "expected"),
-    [
-        (2.0**20, 7, False, (2.0**19, 0)),
-        (2.0**4, 0, False, (2.0**4, 1)),
-        (2.0**4, GROWS_AFTER - 1, False, (2.0**5, GROWS_AFTER)),
-        (2.0**5, GROWS_AFTER, False, (2.0**5, 1)),
-        (2.0**20, 7, True, (2.0**20, 7)),  # it is the loss: another scale changes nothing
-    ],
-)
+@pytest.mark.parametrize(("scale", "good", "spoil", "expected"), [
+    (2.0**20, 7, False, (2.0**19, 0)),
+    (2.0**4, 0, False, (2.0**4, 1)),
+    (2.0**4, GROWS_AFTER - 1, False, (2.0**5, GROWS_AFTER)),
+    (2.0**5, GROWS_AFTER, False, (2.0**5, 1)),
+    (2.0**20, 7, True, (2.0**20, 7)),  # it is the loss: another scale changes nothing
+])  # fmt: skip
 def test_the_scale_follows_the_gradients(
     tmp_path: Path, scale: float, good: float, spoil: bool, expected: tuple[float, float]
 ) -> None:
@@ -203,13 +199,7 @@ def test_the_scale_follows_the_gradients(
 def test_a_float16_model_keeps_its_types_and_gets_a_scale(tmp_path: Path) -> None:
     x = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float16)
     batch = (x, np.array([0, 1, 2, 1]))
-    model = onnx.ModelProto.FromString(MLP.SerializeToString())
-    for value in (*model.graph.input, *model.graph.output):
-        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
-    for weight in model.graph.initializer:
-        array = onnx.numpy_helper.to_array(weight).astype(np.float16)
-        weight.CopyFrom(onnx.numpy_helper.from_array(array, weight.name))
-    losses = []
+    model, losses = retyped(MLP, np.float16), []
     for precision in ("model", "mixed"):
         folder = tmp_path / precision
         folder.mkdir()
@@ -234,14 +224,11 @@ def test_the_scale_is_saved_and_resumed(tmp_path: Path) -> None:
     assert contents(again) == contents(module)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"runtime": "ort-training"},
-        {"privacy_clip": 1.0},
-        {"segments": True, "adapter": "lora", "adapter_on": ("fc1",)},
-    ],
-)
+@pytest.mark.parametrize("options", [
+    {"runtime": "ort-training"},
+    {"privacy_clip": 1.0},
+    {"segments": True, "adapter": "lora", "adapter_on": ("fc1",)},
+])  # fmt: skip
 def test_what_keeps_no_loss_scale_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
     with refused("mixed-precision"):
         build_package(MLP, tmp_path / "p", loss="cross_entropy", precision="mixed", **options)

@@ -16,7 +16,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.loop import train_step
 from odtpack_runtime.training.parameter_vector import all_finite
 from tests import zoo
-from tests.packaging_tools import batch
+from tests.packaging_tools import batch, drawn, parsed
 from tests.refused import refused
 
 OPTIMIZERS = {
@@ -86,9 +86,9 @@ def test_a_nan_in_a_batch(tmp_path: Path, name: str, whole: bool) -> None:
     schedule = LinearLRScheduler(its, 0, 10, 0.01)
     train_step(other, its, [feeds], schedule)
     next(iter(other.state.arrays(trainable=True).values())).flat[:2] = (-0.0, 0.0)
-    for each in ((module, optimizer, scheduler), (other, its, schedule)):
+    for one, step, rates in ((module, optimizer, scheduler), (other, its, schedule)):
         for _ in range(3):
-            assert np.isfinite(train_step(each[0], each[1], [feeds], each[2]))
+            assert np.isfinite(train_step(one, step, [feeds], rates))
     assert contents(module) == contents(other)
 
 
@@ -137,31 +137,14 @@ def test_running_statistics(tmp_path: Path, whole: bool) -> None:
     assert contents(module) == before
 
 
-ROOT = """
-<ir_version: 8, opset_import: ["" : 17]>
-agraph (float[N, 4] input) => (float[N, 3] output)
-<float[4, 3] first, float[4, 3] second, float[4, 3] third>
-{
-    a = MatMul(input, first)
-    z = MatMul(input, second)
-    r = Sqrt(z)
-    b = Add(a, r)
-    c = MatMul(input, third)
-    output = Add(b, c)
-}
-"""
-
-
 def rooted() -> onnx.ModelProto:
     """The gradient of Sqrt at 0 is infinite, and the loss is not: ``second`` is 0."""
-    model = onnx.parser.parse_model(ROOT)
-    random = np.random.default_rng(0)
-    for name in ("first", "second", "third"):
-        value = random.standard_normal((4, 3)).astype(np.float32)
-        model.graph.initializer.append(
-            onnx.numpy_helper.from_array(value * (name != "second"), name)
-        )
-    return model
+    weights = drawn(np.random.default_rng(0), first=(4, 3), second=(4, 3), third=(4, 3))
+    weights["second"][:] = 0
+    return parsed("""(float[N, 4] input) => (float[N, 3] output) {
+        a = MatMul(input, first) z = MatMul(input, second) r = Sqrt(z) b = Add(a, r)
+        c = MatMul(input, third) output = Add(b, c)
+    }""", **weights)  # fmt: skip
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["two models", "step model"])
@@ -391,20 +374,11 @@ def test_finite_is_exact(size: int) -> None:
 def layers(*, rooted: bool = False) -> onnx.ModelProto:
     """Two matrices, between which a network is cut; with a gradient that is infinite at 0."""
     bent = "Relu (hidden)" if not rooted else "Sqrt (large)"
-    model = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["": 17]>
-        net (float[batch, 40] input) => (float[batch, 40] output) {{
-            hidden = MatMul (input, first)
-            sign = Sign (hidden)
-            large = Mul (hidden, sign)
-            bent = {bent}
-            output = MatMul (bent, second)
-        }}"""
-    )
-    for index, name in enumerate(("first", "second")):
-        value = np.random.default_rng(index).standard_normal((40, 40), np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-    return model
+    first, second = (np.random.default_rng(i).standard_normal((40, 40), np.float32) for i in (0, 1))
+    return parsed(f"""(float[batch, 40] input) => (float[batch, 40] output) {{
+        hidden = MatMul (input, first) sign = Sign (hidden) large = Mul (hidden, sign)
+        bent = {bent} output = MatMul (bent, second)
+    }}""", first=first, second=second)  # fmt: skip
 
 
 def rows(count: int, seed: int = 3) -> list[np.ndarray]:

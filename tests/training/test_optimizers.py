@@ -12,13 +12,7 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.choices import OrtFormat
-from odtpack.optimizers import (
-    OPTIMIZERS,
-    AdamW,
-    Clip,
-    Group,
-    optimizer_model,
-)
+from odtpack.optimizers import OPTIMIZERS, AdamW, Clip, Group, optimizer_model
 from odtpack.option import options_of
 from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime import Optimizer as RuntimeOptimizer
@@ -88,16 +82,11 @@ def test_chunks_and_threads_change_nothing(
     kind: str, update: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run(KINDS[kind], UPDATES[update], tmp_path)
-    for _ in run.steps(1, 6):
-        pass
-    whole = run.values()
+    whole = run.trained(1, 6)
     monkeypatch.setattr(runtime_optimizer, "CHUNK_ELEMENTS", 48)
     run.open()
     count = len(run.stepper._bindings)
-    for _ in run.steps(1, 6):
-        pass
-    for name, value in run.values().items():
-        assert value.tobytes() == whole[name].tobytes()
+    assert run.trained(1, 6) == whole
     assert count > 8 or kind.startswith("adafactor")
 
 
@@ -105,25 +94,26 @@ def test_chunks_and_threads_change_nothing(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_is_the_same_bit_by_bit(kind: str, update: str, tmp_path: Path) -> None:
     run = Run(KINDS[kind], UPDATES[update], tmp_path / "p")
-    for _ in run.steps(1, 13):
-        pass
-    straight = run.values()
+    straight = run.trained(1, 13)
     run.open()
-    for _ in run.steps(1, 6):
-        pass
+    run.trained(1, 6)
     path = tmp_path / "c"
     CheckpointState.save_checkpoint(run.state, path, include_optimizer_state=True)
     run.open(path)
     assert run.stepper.step_count == 5
-    for _ in run.steps(6, 13):
-        pass
-    for name, value in run.values().items():
-        assert value.tobytes() == straight[name].tobytes()
+    assert run.trained(6, 13) == straight
     # A state that is only passed on stays as it is, groups included.
     again = tmp_path / "d"
     loaded = CheckpointState.load_checkpoint(path)
     CheckpointState.save_checkpoint(loaded, again, include_optimizer_state=True)
     assert again.read_bytes() == path.read_bytes()
+
+
+def _session(
+    model: ir.Model, options: onnxruntime.SessionOptions | None = None
+) -> onnxruntime.InferenceSession:
+    content = ir.to_proto(model).SerializeToString()
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
 
 def _feeds(model: ir.Model, random: np.random.Generator) -> dict[str, np.ndarray]:
@@ -153,9 +143,7 @@ def test_in_place_is_the_same(kind: str, dtype: ir.DataType, opset: int, level: 
         options.graph_optimization_level = getattr(
             onnxruntime.GraphOptimizationLevel, f"ORT_{level}"
         )
-        session = onnxruntime.InferenceSession(
-            ir.to_proto(model).SerializeToString(), options, providers=["CPUExecutionProvider"]
-        )
+        session = _session(model, options)
         feeds = _feeds(model, np.random.default_rng(0))
         names = [output.name for output in session.get_outputs()]
         expected = dict(zip(names, session.run(names, feeds), strict=True))
@@ -174,9 +162,7 @@ def test_in_place_is_the_same(kind: str, dtype: ir.DataType, opset: int, level: 
 def test_doubles_follow_the_formula_to_the_last_digits(kind: str) -> None:
     optimizer = KINDS[kind]
     model = optimizer_model(optimizer, 17, dtype=ir.DataType.DOUBLE)
-    session = onnxruntime.InferenceSession(
-        ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"]
-    )
+    session = _session(model)
     random = np.random.default_rng(1)
     shaped = kind.startswith("adafactor")
     shape = (15, 8) if shaped else (120,)
@@ -207,9 +193,7 @@ def test_without_a_gradient_only_the_decay_counts(kind: str, dtype: ir.DataType)
     """Rows of an embedding that no batch read, units that are never active."""
     optimizer = KINDS[kind]
     model = optimizer_model(optimizer, 17, dtype=dtype)
-    session = onnxruntime.InferenceSession(
-        ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"]
-    )
+    session = _session(model)
     feeds = _feeds(model, np.random.default_rng(0))
     for name in ("gradients", *(vector.name for vector in optimizer.state)):
         feeds[name] = np.zeros_like(feeds[name])
@@ -273,13 +257,9 @@ def test_ort_format(kind: str, tmp_path: Path) -> None:
     model = zoo.cnn(size=8, width=(4, 8), classes=3)
     update = UPDATES["groups-and-clip"]
     build_package(
-        model,
-        tmp_path,
-        loss="cross_entropy",
-        optimizer=KINDS[kind],
-        **update,
+        model, tmp_path, loss="cross_entropy", optimizer=KINDS[kind], **update,
         ort_format=OrtFormat(),
-    )
+    )  # fmt: skip
     data, results = batch(model, 6, classes=3), []
     for suffix in ("onnx", "ort"):
         state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")

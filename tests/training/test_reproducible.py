@@ -62,20 +62,14 @@ VARIANTS = {
 def _build(folder: Path, around: Surroundings) -> dict[str, bytes]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = os.environ | {
-        "PYTHONHASHSEED": around.seed,
-        "OMP_NUM_THREADS": around.threads,
-        "OPENBLAS_NUM_THREADS": around.threads,
-        "LC_ALL": around.locale,
-        "LANG": around.locale,
-        "TZ": around.zone,
-        "PYTHONPATH": path,
-    }
+        "PYTHONHASHSEED": around.seed, "OMP_NUM_THREADS": around.threads,
+        "OPENBLAS_NUM_THREADS": around.threads, "LC_ALL": around.locale, "LANG": around.locale,
+        "TZ": around.zone, "PYTHONPATH": path,
+    }  # fmt: skip
     subprocess.run(
-        [sys.executable, "-c", BUILD, folder, around.umask],
-        check=True,
-        env=environment,
+        [sys.executable, "-c", BUILD, folder, around.umask], check=True, env=environment,
         cwd=around.folder,
-    )
+    )  # fmt: skip
     return contents(folder)
 
 
@@ -107,12 +101,9 @@ def test_it_does_not_matter_where_the_model_comes_from(tmp_path: Path) -> None:
     model = zoo.cnn(size=12, width=(4, 6))
     onnx.save(model, tmp_path / "one.onnx")
     onnx.save(
-        zoo.cnn(size=12, width=(4, 6)),
-        tmp_path / "two.onnx",
-        save_as_external_data=True,
-        location="two.data",
-        size_threshold=0,
-    )
+        zoo.cnn(size=12, width=(4, 6)), tmp_path / "two.onnx", save_as_external_data=True,
+        location="two.data", size_threshold=0,
+    )  # fmt: skip
     built = [
         build_package(source, tmp_path / str(index), loss="cross_entropy")
         for index, source in enumerate((model, tmp_path / "one.onnx", tmp_path / "two.onnx"))

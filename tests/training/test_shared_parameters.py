@@ -11,7 +11,6 @@ import onnx.parser
 import onnxruntime
 import pytest
 import torch
-from onnx import numpy_helper
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,7 +18,7 @@ from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.build import build_package
 from odtpack.model.loading import load_model
 from odtpack_runtime.package.manifest import Manifest
-from tests.packaging_tools import open_training
+from tests.packaging_tools import open_training, parsed
 
 LEVELS = {
     "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -51,95 +50,91 @@ class Case:
 
 CASES = {
     "two that have one gradient": Case(
-        "g (float[N, 4] x) => (float[N, 200] y) { w = Add(one, two) y = MatMul(x, w) }",
+        "(float[N, 4] x) => (float[N, 200] y) { w = Add(one, two) y = MatMul(x, w) }",
         lambda x, one, two: x @ (one + two),
         {"one": _values(4, 200), "two": _values(4, 200)},
     ),
     "two nodes": Case(
-        "g (float[N, 4] x) => (float[N, 4] y) { h = MatMul(x, w) t = Tanh(h) y = MatMul(t, w) }",
+        "(float[N, 4] x) => (float[N, 4] y) { h = MatMul(x, w) t = Tanh(h) y = MatMul(t, w) }",
         lambda x, w: torch.tanh(x @ w) @ w,
         {"w": W},
     ),
     "three nodes of three kinds": Case(
-        """g (float[N, 4] x) => (float[N, 4] y) {
+        """(float[N, 4] x) => (float[N, 4] y) {
             h = MatMul(x, w) s = ReduceSum<keepdims = 0>(w, axis) t = Mul(h, s) d = Gemm(x, w, s)
             y = Add(t, d) }""",
         lambda x, w: (x @ w) * w.sum(0) + x @ w + w.sum(0),
         {"w": W, "axis": np.array([0])},
     ),
     "one node twice": Case(
-        "g (float[N, 4] x) => (float[N, 4] y) { s = MatMul(w, w) y = MatMul(x, s) }",
+        "(float[N, 4] x) => (float[N, 4] y) { s = MatMul(w, w) y = MatMul(x, s) }",
         lambda x, w: x @ (w @ w),
         {"w": W},
     ),
     "one elementwise node twice": Case(
-        "g (float[N, 4] x) => (float[N, 4] y) { s = Mul(b, b) y = Mul(x, s) }",
+        "(float[N, 4] x) => (float[N, 4] y) { s = Mul(b, b) y = Mul(x, s) }",
         lambda x, b: x * b * b,
         {"b": B},
     ),
     "one node that takes many": Case(
-        "g (float[N, 4] x) => (float[N, 12] y) { c = Concat<axis = 0>(b, b, b) "
+        "(float[N, 4] x) => (float[N, 12] y) { c = Concat<axis = 0>(b, b, b) "
         "r = Concat<axis = 1>(x, x, x) y = Mul(r, c) }",
         lambda x, b: torch.cat([x, x, x], 1) * torch.cat([b, b, b]),
         {"b": B},
     ),
     "scale and bias of one normalization": Case(
-        "g (float[N, 4] x) => (float[N, 4] y) { y = LayerNormalization(x, b, b) }",
+        "(float[N, 4] x) => (float[N, 4] y) { y = LayerNormalization(x, b, b) }",
         lambda x, b: F.layer_norm(x, (4,), b, b),
         {"b": B},
     ),
     "a copy and the thing itself": Case(
-        "g (float[N, 4] x) => (float[N, 4] y) { c = Identity(w) h = MatMul(x, c) "
+        "(float[N, 4] x) => (float[N, 4] y) { c = Identity(w) h = MatMul(x, c) "
         "t = MatMul(h, w) d = Cast<to = 1>(w) y = MatMul(t, d) }",
         lambda x, w: x @ w @ w @ w,
         {"w": W},
     ),
     "tied embedding through Transpose": Case(
-        "g (int64[N, 3] x) => (float[N, 3, 6] y) { h = Gather(e, x) t = Tanh(h) "
+        "(int64[N, 3] x) => (float[N, 3, 6] y) { h = Gather(e, x) t = Tanh(h) "
         "p = Transpose<perm = [1, 0]>(e) y = MatMul(t, p) }",
         lambda x, e: torch.tanh(F.embedding(x, e)) @ e.T,
         {"e": E},
         TOKENS,
     ),
     "tied embedding through Gemm": Case(
-        "g (int64[N, 3] x) => (float[N, 6] y) { h = Gather(e, x) "
+        "(int64[N, 3] x) => (float[N, 6] y) { h = Gather(e, x) "
         "s = ReduceSum<keepdims = 0>(h, axis) y = Gemm<transB = 1>(s, e) }",
         lambda x, e: F.embedding(x, e).sum(1) @ e.T,
         {"e": E, "axis": np.array([1])},
         TOKENS,
     ),
     "two lookups of one table": Case(
-        "g (int64[N, 3] x) => (float[N, 3, 4] y) { one = Gather(e, x) n = Neg(i) "
+        "(int64[N, 3] x) => (float[N, 3, 4] y) { one = Gather(e, x) n = Neg(i) "
         "two = Gather(e, n) s = Mul(one, two) y = Add(s, b) }",
         lambda x, e, b: F.embedding(x, e) * F.embedding(torch.tensor(5), e) + b,
         {"e": E, "b": B, "i": np.array(1)},
         TOKENS,
     ),
     "also an output": Case(
-        "g (float[N, 4] x) => (float[N, 4] y, float[4, 4] w) { h = MatMul(x, w) y = MatMul(h, w) }",
+        "(float[N, 4] x) => (float[N, 4] y, float[4, 4] w) { h = MatMul(x, w) y = MatMul(h, w) }",
         lambda x, w: x @ w @ w,
         {"w": W},
         outputs=("w",),
     ),
     "a shared copy is also an output": Case(
-        "g (float[N, 4] x) => (float[N, 4] y, float[4, 4] c) { c = Identity(w) h = MatMul(x, c) "
+        "(float[N, 4] x) => (float[N, 4] y, float[4, 4] c) { c = Identity(w) h = MatMul(x, c) "
         "y = MatMul(h, w) }",
         lambda x, w: x @ w @ w,
         {"w": W},
         outputs=("c",),
     ),
     "the prediction itself": Case(
-        "g (float[4] x) => (float[4] y) { z = Abs(x) }", lambda x, y: y, {"y": B}, B
+        "(float[4] x) => (float[4] y) { z = Abs(x) }", lambda x, y: y, {"y": B}, B
     ),
 }
 
 
 def _model(case: Case) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {case.text}')
-    model.graph.initializer.extend(
-        numpy_helper.from_array(array, name) for name, array in case.parameters.items()
-    )
-    return model
+    return parsed(case.text, **case.parameters)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -148,13 +143,10 @@ def test_gradients(case: str, level: str, tmp_path: Path) -> None:
     subject = CASES[case]
     trained = {n: a for n, a in subject.parameters.items() if a.dtype == np.float32}
     generate_artifacts(
-        _model(subject),
-        requires_grad=list(trained),
-        loss=LossType.MSELoss,
-        optimizer=OptimType.SGD,
-        additional_output_names=list(subject.outputs),
+        _model(subject), requires_grad=list(trained), loss=LossType.MSELoss,
+        optimizer=OptimType.SGD, additional_output_names=list(subject.outputs),
         artifact_directory=tmp_path,
-    )
+    )  # fmt: skip
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = LEVELS[level]
     state, module, _ = open_training(tmp_path, options)
@@ -179,7 +171,7 @@ def test_gradients(case: str, level: str, tmp_path: Path) -> None:
 
 
 LANGUAGE_MODEL = (
-    "g (int64[N, 3] x) => (float[N, 3, 6] y) { h = Gather(e, x) t = Tanh(h) y = MatMul(t, %s) }"
+    "(int64[N, 3] x) => (float[N, 3, 6] y) { h = Gather(e, x) t = Tanh(h) y = MatMul(t, %s) }"
 )
 
 
@@ -228,12 +220,9 @@ def test_a_copy_that_is_named_is_a_parameter_of_its_own(tmp_path: Path) -> None:
     manifest = build_package(model, tmp_path / "a", loss="mse", train=["e", "onnx::MatMul_7"])
     assert _roles(manifest) == {"e": "trainable", "onnx::MatMul_7": "trainable"}
     generate_artifacts(
-        model,
-        requires_grad=["onnx::MatMul_7"],
-        loss=LossType.MSELoss,
-        optimizer=OptimType.SGD,
+        model, requires_grad=["onnx::MatMul_7"], loss=LossType.MSELoss, optimizer=OptimType.SGD,
         artifact_directory=tmp_path / "b",
-    )
+    )  # fmt: skip
     content = (tmp_path / "b" / "manifest.json").read_bytes()
     assert _roles(Manifest.from_json(content, "manifest.json")) == {"onnx::MatMul_7": "trainable"}
 

@@ -16,17 +16,15 @@ SIZE = 24
 RATE = 1e-3
 
 TWINS = {
-    "adamw": (
-        AdamW(formula="pytorch", epsilon=1e-8, weight_decay=0.01),
-        lambda p: torch.optim.AdamW(p, lr=RATE, weight_decay=0.01),
-    ),
+    "adamw": (AdamW(formula="pytorch", epsilon=1e-8, weight_decay=0.01),
+              lambda p: torch.optim.AdamW(p, lr=RATE, weight_decay=0.01)),
     "adamw, slow second moment": (
         AdamW(beta2=0.99999, formula="pytorch", epsilon=1e-8),
         lambda p: torch.optim.AdamW(p, lr=RATE, betas=(0.9, 0.99999), weight_decay=0.0),
     ),
     "adam": (Adam(weight_decay=0.01), lambda p: torch.optim.Adam(p, lr=RATE, weight_decay=0.01)),
     "adafactor": (Adafactor(), lambda p: torch.optim.Adafactor(p, lr=RATE)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -234,9 +234,8 @@ def test_a_report_holds_no_sample(
     monkeypatch.chdir(home)
     reports = [f"{kind}:{tmp_path / f'r.{kind}'}" for kind in ("json", "html", "junit")]
     outcome = run(
-        "simulate", home / "package", "--data", home / "data.npz", "--device", "pi-5",
-        "--epochs", 1, "--batch-size", 1,
-        *(word for each in reports for word in ("--report", each)),
+        "simulate", home / "package", "--data", home / "data.npz", "--device", "pi-5", "--epochs",
+        1, "--batch-size", 1, *(word for each in reports for word in ("--report", each)),
     )  # fmt: skip
     assert outcome.code in (0, 1), outcome.err
     assert "the result contains losses of single samples" in outcome.err

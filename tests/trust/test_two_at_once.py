@@ -26,6 +26,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
 from tests.packaging_tools import open_training
+from tests.programs import started
 from tests.refused import refused
 
 posix = pytest.mark.skipif(os.name != "posix", reason="flock")
@@ -80,9 +81,7 @@ with locked(Path(sys.argv[1])):
 
 @posix
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE
-    ) as process:
+    with started(HOLDER, tmp_path) as process:
         process.stdout.readline()
         entered = threading.Event()
 
@@ -151,6 +150,7 @@ def contents(state: CheckpointState) -> bytes:
 def test_a_second_call_during_a_step_is_busy_and_changes_nothing(
     package: Package, tmp_path: Path
 ) -> None:
+    zeros = np.zeros(6 * 32 + 32 + 32 * 3 + 3, np.float32)
     calls = {
         "step": lambda module, optimizer: module(*batch(0)),
         "optimizer": lambda module, optimizer: optimizer.step(),
@@ -158,16 +158,10 @@ def test_a_second_call_during_a_step_is_busy_and_changes_nothing(
         "reset": lambda module, optimizer: module.lazy_reset_grad(),
         "rate": lambda module, optimizer: optimizer.set_learning_rate(1.0),
         "read": lambda module, optimizer: module.get_contiguous_parameters(),
-        "write": lambda module, optimizer: module.copy_buffer_to_parameters(
-            np.zeros(module.get_parameters_size(), np.float32)
-        ),
-        "save": lambda module, optimizer: CheckpointState.save_checkpoint(
-            module.state, tmp_path / "saved"
-        ),
-        "load": lambda module, optimizer: module.state.load_parameters(package.checkpoint),
-        "export": lambda module, optimizer: module.export_model_for_inferencing(
-            tmp_path / "m.onnx", ["output"]
-        ),
+        "write": lambda module, _: module.copy_buffer_to_parameters(zeros),
+        "save": lambda module, _: CheckpointState.save_checkpoint(module.state, tmp_path / "saved"),
+        "load": lambda module, _: module.state.load_parameters(package.checkpoint),
+        "export": lambda module, _: module.export_model_for_inferencing(tmp_path / "m", ["output"]),
     }
     feeds = large_batch()
     for name, call in calls.items():
@@ -236,17 +230,13 @@ def test_after_close_every_call_is_closed_and_the_state_can_be_saved(
         optimizer = Optimizer(package.optimizer_model, module)
         optimizer.step_on(*batch(0))
     for call in (
-        lambda: module(*batch(0)),
-        lambda: module.eval()(*batch(0)),
-        optimizer.step,
-        lambda: optimizer.step_on(*batch(0)),
-        lambda: optimizer.set_learning_rate(0.1),
-        module.lazy_reset_grad,
-        module.get_contiguous_parameters,
+        lambda: module(*batch(0)), lambda: module.eval()(*batch(0)), optimizer.step,
+        lambda: optimizer.step_on(*batch(0)), lambda: optimizer.set_learning_rate(0.1),
+        module.lazy_reset_grad, module.get_contiguous_parameters,
         lambda: module.copy_buffer_to_parameters(np.zeros(1, np.float32)),
         lambda: module.export_model_for_inferencing(tmp_path / "m.onnx", ["output"]),
         lambda: Optimizer(package.optimizer_model, module),
-    ):
+    ):  # fmt: skip
         with refused("closed"):
             call()
     assert module.train().input_names() == ["input", "labels"]
@@ -317,12 +307,8 @@ def planned(tmp_path: Path) -> Path:
     folder = tmp_path / "package"
     build_package(zoo.mlp((6, 4, 3)), folder, loss="cross_entropy")
     (folder / "trained.ckpt").write_bytes((folder / "checkpoint").read_bytes())
-    random = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "data.npz",
-        input=random.standard_normal((20, 6)).astype(np.float32),
-        labels=random.integers(0, 3, 20),
-    )
+    data, labels = batch(0)
+    np.savez(tmp_path / "data.npz", input=data, labels=labels)
     names = ["trained.ckpt", "checkpoint"]
     for inside in (".odtpack-update", ".odtpack-update-0123456789ab"):
         plan = {
