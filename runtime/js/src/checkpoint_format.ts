@@ -140,51 +140,6 @@ function parametersOf({ parameters }: CheckpointData, trained: boolean): Named[]
   return [...parameters.values()].filter(({ requiresGrad }) => requiresGrad === trained);
 }
 
-/** Names of the properties of a kind. */
-function propertiesOf({ properties }: CheckpointData, kind: PropertyKind): string[] {
-  return [...properties.keys()].filter((name) => properties.get(name)!.kind === kind);
-}
-
-/**
- * What the digest of a checkpoint is made from.
- *
- * @param bits Those of float32 as a file has them: a number of JavaScript loses those of a NaN.
- */
-function outlineOf(data: CheckpointData, bits?: ReadonlyMap<string, number>): Outline {
-  const outline = new Outline(data.nominal);
-  const tensors = (all: readonly Named[]): void => {
-    outline.count(all.length);
-    for (const each of all) outline.tensor(each.name, CODES[each.dtype], each.dims, each.data);
-  };
-  for (const trained of [true, false]) tensors(parametersOf(data, trained));
-  const { optimizer } = data;
-  const groups = optimizer ? groupsOf(optimizer) : [];
-  outline.count(groups.length);
-  for (const [index, names] of groups.entries()) {
-    outline.text(`group${index}`);
-    outline.int64(BigInt(optimizer!.step));
-    outline.float32(optimizer!.learningRate);
-    outline.count(names.length);
-    for (const name of names) {
-      outline.text(name);
-      tensors(momentsOf(optimizer!, name));
-    }
-  }
-  for (const wanted of KINDS) {
-    const own = propertiesOf(data, wanted);
-    outline.count(own.length);
-    for (const name of own) {
-      outline.text(name);
-      const [{ value }, exact] = [data.properties.get(name)!, bits?.get(name)];
-      if (typeof value === 'string') outline.text(value);
-      else if (typeof value === 'bigint') outline.int64(value);
-      else if (exact === undefined || value === 0) outline.float32(value);
-      else outline.count(exact);
-    }
-  }
-  return outline;
-}
-
 class Reader {
   readonly #source: Source;
   #data: Source | undefined;
@@ -192,8 +147,9 @@ class Reader {
   #inlineLeft: number;
   #externalLeft = 0;
   readonly #shapes = new Map<string, Dims>(); // those of many tensors are one
-  readonly #bits = new Map<string, number>(); // of properties in float32
+  readonly #names: string[] = []; // what a message calls the tensors
   readonly #digests: string[] = []; // those that tensors carry, if any does
+  #outline = new Outline(false);
 
   constructor(readonly opened: OpenedCheckpoint) {
     this.#source = new Source(opened.bytes, opened.where);
@@ -212,6 +168,7 @@ class Reader {
     }
     const module = root.table(1) ?? source.fail('it has no module state');
     this.#nominal = module.boolean(2);
+    this.#outline = new Outline(this.#nominal);
     const digest = root.string(DIGEST);
     if (module.boolean(3)) {
       const data = this.opened.data?.() ?? source.fail('it refers to a data file, which is not here');
@@ -227,35 +184,34 @@ class Reader {
     }
     const optimizer = this.#optimizer(root, parameters);
     const properties = this.#properties(root.table(3));
-    const data = { parameters, nominal: this.#nominal, optimizer, properties };
-    const checked = await this.#check(data, digest);
+    const checked = await this.#check(digest, properties);
     const kind = properties.get(OPTIMIZER_PROPERTY);
     properties.delete(OPTIMIZER_PROPERTY);
     if (optimizer && kind) {
       if (typeof kind.value !== 'string') return source.fail(`${OPTIMIZER_PROPERTY} is not text`);
       optimizer.kind = kind.value;
     }
-    return { ...data, checked };
+    return { parameters, nominal: this.#nominal, optimizer, properties, checked };
   }
 
   /** Compare with the digests that the file carries; false if it carries none. */
-  async #check(data: CheckpointData, digest: string): Promise<boolean> {
+  async #check(digest: string, properties: ReadonlyMap<string, Property>): Promise<boolean> {
     const marked = this.#digests.some((each) => each.startsWith(PREFIX));
     if (!digest) {
-      if (marked || this.#holdsDigests(data.properties)) {
+      if (marked || this.#holdsDigests(properties)) {
         this.#source.fail('it was written by odtpack, and lacks the digest that it had');
       }
       return false;
     }
-    const outline = outlineOf(data, this.#bits);
+    const outline = this.#outline;
     if (digest === (await outline.digest())) return true;
-    const odd = !marked ? [] : namesOf(data).filter((_, i) => this.#digests[i] !== outline.ofTensor(i));
+    const odd = this.#names.filter((_, i) => marked && this.#digests[i] !== outline.ofTensor(i));
     const what = odd.slice(0, 10).join(', ') || 'its names, shapes, optimizer state or properties';
     return this.#source.fail(`what is stored is not what was saved: ${what}`);
   }
 
   /** Whether digests stand in a file that refers to none: two bytes may hide all of them. */
-  #holdsDigests(properties: Map<string, Property>): boolean {
+  #holdsDigests(properties: ReadonlyMap<string, Property>): boolean {
     const { bytes } = this.#source;
     let left = [...properties.values()].filter(({ value }) => DIGEST_TEXT.test(`${value}`)).length;
     for (let at = 0; at < bytes.size; at += SCANNED) {
@@ -265,12 +221,15 @@ class Reader {
     return left < 0;
   }
 
-  *#tensors(tables: Tables): Generator<[string, Stored]> {
+  *#tensors(tables: Tables, owner = ''): Generator<[string, Stored]> {
+    this.#outline.count(tables.length);
     for (const table of tables) {
       const name = table.string(0);
       if (!name) this.#source.fail('a parameter or moment has no name');
       const tensor = this.#tensor(name, table);
       if (!this.#nominal) this.#digests.push(table.string(DOC_STRING));
+      this.#names.push(`'${name}${owner}'`);
+      this.#outline.tensor(name, CODES[tensor.dtype], tensor.dims, tensor.data);
       yield [name, tensor];
     }
   }
@@ -321,7 +280,9 @@ class Reader {
     let [step, learningRate] = [0n, 0];
     const moments = new Map<string, Stored[]>();
     const groups: string[][] = [];
-    for (const table of root.tables(2)) {
+    const tables = root.tables(2);
+    this.#outline.count(tables.length);
+    for (const table of tables) {
       const [own, rate] = [table.number(INT64, 1, 0n), table.number(FLOAT32, 2, 0)];
       if (!groups.length) [step, learningRate] = [own, rate];
       if (step < 0n || step > Number.MAX_SAFE_INTEGER || !Number.isFinite(learningRate)) {
@@ -333,6 +294,7 @@ class Reader {
       if (own !== step || rate !== learningRate) {
         this.#source.fail('its optimizer groups stand at different steps or learning rates');
       }
+      this.#outline.group(groups.length, step, learningRate);
       groups.push(this.#moments(table, parameters, moments));
     }
     if (!groups.length) return undefined;
@@ -348,14 +310,17 @@ class Reader {
     group: Table, parameters: ReadonlyMap<string, Parameter>, moments: Map<string, Stored[]>,
   ): string[] {
     const names: string[] = [];
-    for (const entry of group.tables(3)) {
+    const entries = group.tables(3);
+    this.#outline.count(entries.length);
+    for (const entry of entries) {
       const label = entry.string(0);
       const owner = parameters.get(label);
       if (!owner?.requiresGrad || moments.has(label)) {
         this.#source.fail(`the optimizer state of '${label}' occurs twice or has no parameter`);
       }
+      this.#outline.text(label);
       const own: Stored[] = [];
-      for (const [name, moment] of this.#tensors(entry.tables(1))) {
+      for (const [name, moment] of this.#tensors(entry.tables(1), ` of ${label}`)) {
         const fits =
           moment.dtype === owner.dtype &&
           moment.dims.length === owner.dims.length &&
@@ -374,30 +339,21 @@ class Reader {
   #properties(bag: Table | undefined): Map<string, Property> {
     const properties = new Map<string, Property>();
     for (const [field, kind] of KINDS.entries()) {
-      for (const table of bag?.tables(field) ?? []) {
+      const tables = bag?.tables(field) ?? [];
+      this.#outline.count(tables.length);
+      for (const table of tables) {
         const name = table.string(0);
         if (!name || properties.has(name)) {
           this.#source.fail(`a property name, '${name}', is empty or occurs twice`);
         }
-        if (kind === 'float') this.#bits.set(name, table.number(UINT32, 1, 0));
         const value = kind === 'text' ? table.string(1)
           : kind === 'int' ? table.number(INT64, 1, 0n) : table.number(FLOAT32, 1, 0);
+        this.#outline.property(name, value, Number.isNaN(value) ? table.number(UINT32, 1, 0) : undefined);
         properties.set(name, { kind, value });
       }
     }
     return properties;
   }
-}
-
-/** What a message calls the tensors of a file, in its order. */
-function namesOf(data: CheckpointData): string[] {
-  const parameters = [true, false].flatMap((trained) => parametersOf(data, trained));
-  const { optimizer } = data;
-  const owners = optimizer ? groupsOf(optimizer).flat() : [];
-  return [
-    ...parameters.map(({ name }) => `'${name}'`),
-    ...owners.flatMap((owner) => momentsOf(optimizer!, owner).map(({ name }) => `'${name} of ${owner}'`)),
-  ];
 }
 
 export function payloadBytes(data: CheckpointData): number {
@@ -416,9 +372,8 @@ export function layCheckpoint(data: CheckpointData, externalFrom?: number): Chec
     properties.set(OPTIMIZER_PROPERTY, { kind: 'text', value: data.optimizer.kind });
   }
   const sorted = new Map([...properties].sort(([a], [b]) => (a < b ? -1 : 1)));
-  const whole = { ...data, properties: sorted };
-  const outline = outlineOf(whole);
-  const { head, pending, digested } = layHead(whole, externalFrom);
+  const outline = new Outline(data.nominal);
+  const { head, pending, digested } = layHead({ ...data, properties: sorted }, outline, externalFrom);
 
   // Offsets of a flatbuffer point forward, so the tables can name places after them.
   const file: Uint8Array[] = [head];
@@ -458,14 +413,10 @@ export function layCheckpoint(data: CheckpointData, externalFrom?: number): Chec
 }
 
 /** The tables of a file, and those to which elements and digests are yet to be given. */
-function layHead(data: CheckpointData, externalFrom: number | undefined): {
-  head: Uint8Array;
-  pending: { table: Offset; bytes: Uint8Array }[];
-  digested: { table: Offset; field: number }[]; // the whole comes last
-} {
+function layHead(data: CheckpointData, outline: Outline, externalFrom: number | undefined) {
   const writer = new Writer(4096);
   const pending: { table: Offset; bytes: Uint8Array }[] = [];
-  const digested: { table: Offset; field: number }[] = [];
+  const digested: { table: Offset; field: number }[] = []; // the whole comes last
   const noBytes = ['Offset', writer.offsets([], 1)] as const;
   let external = BigInt(externalFrom ?? 0);
 
@@ -488,9 +439,14 @@ function layHead(data: CheckpointData, externalFrom: number | undefined): {
     if (offset !== -1n) external += BigInt(bytes.length);
     if (kept) pending.push({ table, bytes });
     if (!data.nominal) digested.push({ table, field: DOC_STRING });
+    outline.tensor(stored.name, CODES[stored.dtype], stored.dims, stored.data);
     return table;
   };
-  const tensors = (all: Named[]): Offset => writer.offsets(all.map(tensor));
+  const vector = <T>(all: readonly T[], lay: (each: T) => Offset): Offset => {
+    outline.count(all.length);
+    return writer.offsets(all.map(lay));
+  };
+  const tensors = (all: Named[]): Offset => vector(all, tensor);
 
   const [trainable, frozen] = [true, false].map((each) => tensors(parametersOf(data, each)));
   const module = writer.table(
@@ -498,30 +454,31 @@ function layHead(data: CheckpointData, externalFrom: number | undefined): {
     ['Int8', Number(externalFrom !== undefined)],
   );
   const { optimizer } = data;
-  const groups = (optimizer ? groupsOf(optimizer) : []).map((names, index) => {
-    const states = writer.offsets(names.map((name) => {
+  const names = optimizer ? groupsOf(optimizer) : [];
+  const groups = vector([...names.entries()], ([index, members]) => {
+    const step = BigInt(optimizer!.step);
+    outline.group(index, step, optimizer!.learningRate);
+    const states = vector(members, (name) => {
+      outline.text(name);
       const label = writer.createSharedString(name);
       return writer.table(['Offset', label], ['Offset', tensors(momentsOf(optimizer!, name))]);
-    }));
+    });
     const label = writer.createSharedString(`group${index}`);
-    return writer.table(
-      ['Offset', label], ['Int64', BigInt(optimizer!.step)], ['Float32', optimizer!.learningRate],
-      ['Offset', states],
-    );
+    return writer.table(['Offset', label], ['Int64', step], ['Float32', optimizer!.learningRate],
+      ['Offset', states]);
   });
-  const all = writer.offsets(groups);
-  const kinds = KINDS.map((wanted) => {
-    return writer.offsets(propertiesOf(data, wanted).map((name) => {
-      const { value } = data.properties.get(name)!;
+  const properties = [...data.properties];
+  const kinds = KINDS.map((wanted) =>
+    vector(properties.filter(([, { kind }]) => kind === wanted), ([name, { value }]) => {
+      outline.property(name, value);
       const label = writer.createString(name);
       return writer.table(['Offset', label],
         typeof value === 'string' ? ['Offset', writer.createString(value)]
         : typeof value === 'bigint' ? ['Int64', value] : ['Float32', value]);
     }));
-  });
   const bag = data.properties.size ? writer.table(...kinds.map((each) => ['Offset', each] as const)) : 0;
   const root = writer.table(
-    ['Int32', VERSION], ['Offset', module], ['Offset', all], ['Offset', bag], noBytes,
+    ['Int32', VERSION], ['Offset', module], ['Offset', groups], ['Offset', bag], noBytes,
   );
   writer.finish(root, IDENTIFIER);
   digested.push({ table: root, field: DIGEST });

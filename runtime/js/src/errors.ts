@@ -24,6 +24,13 @@ export function fail(...error: ConstructorParameters<typeof OdtpackError>): neve
   throw new OdtpackError(...error);
 }
 
+/** Throw an error unless something holds; its sentences are made either way. */
+export function demand(
+  holds: boolean, ...error: ConstructorParameters<typeof OdtpackError>
+): asserts holds {
+  if (!holds) fail(...error);
+}
+
 /** Throw `bad-argument` with a sentence unless an argument is of the kind that a call takes. */
 export function requireArgument(isRight: boolean, what: string, hint = ''): asserts isRight {
   if (!isRight) fail('bad-argument', what, '', hint);

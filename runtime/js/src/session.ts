@@ -17,7 +17,7 @@ import { DEFAULT_LEARNING_RATE, Optimizer } from './optimizer.js';
 import type { ModelName, TrainingPackage } from './package.js';
 import type { OnnxRuntime } from './platform.js';
 import {
-  BUFFER, type Feeds, type Fetches, GRADIENT, Graph, isFetches, type Model, openSession, otherProviders,
+  BUFFER, type Feeds, GRADIENT, Graph, isFetches, type Model, openSession, otherProviders,
   type RunArguments, type RunOptions, sessionOptions, tensorOver,
 } from './runtime.js';
 import {
@@ -219,15 +219,11 @@ export class TrainingSession {
    *
    * @returns The loss and the additional outputs by name; with `fetches`, those that it names.
    */
-  runTrainStep(feeds: Batch, options?: RunOptions): Promise<Feeds>;
-  runTrainStep(feeds: Batch, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
   async runTrainStep(feeds: Batch, ...rest: RunArguments): Promise<Feeds> {
     return this.#use(() => this.#train(feeds, rest));
   }
 
   /** Compute loss and outputs in inference mode. */
-  runEvalStep(feeds: Batch, options?: RunOptions): Promise<Feeds>;
-  runEvalStep(feeds: Batch, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
   async runEvalStep(feeds: Batch, ...rest: RunArguments): Promise<Feeds> {
     return this.#use(async () => {
       const model = this.#evaluation ??
