@@ -111,10 +111,12 @@ export class TrainingSession {
     this.#template = entry && (() => opened.file(entry));
     this.#segments = segments;
     this.#skipping = new Skipping(manifest, state, flat, this.#reset, onNotFinite === 'stop');
-    this.#training = training && (segments?.training(merged(parameters, feeds, memory)) ??
+    const [inputs, outputs] = [this.trainingInputNames, evaluated.map(({ name }) => name)];
+    this.#training = training && (segments?.model(
+      training, inputs, this.trainingOutputNames, merged(parameters, feeds, memory), true) ??
       new Graph(ort, training, merged(parameters, feeds), memory, this.trainingOutputNames));
-    this.#evaluation = evaluation && (segments?.evaluation(parameters) ?? new Graph(
-      ort, evaluation, merged(parameters), byName(), evaluated.map(({ name }) => name)));
+    this.#evaluation = evaluation && (segments?.model(evaluation, inputs, outputs, parameters, false) ??
+      new Graph(ort, evaluation, merged(parameters), byName(), outputs));
     this.#optimizer = updating && new Optimizer(ort, updating, manifest, state, flat);
   }
 
@@ -160,7 +162,7 @@ export class TrainingSession {
       if (models.has('eval_model')) own.evaluation = await open('eval_model');
       if (models.has('optimizer_model')) own.updating = await open('optimizer_model');
       own.segments = manifest.segments && own.training &&
-        (await Segments.open(ort, opened, manifest.segments, usual, own.training, own.evaluation));
+        (await Segments.open(ort, opened, manifest.segments, usual));
       const step = loss !== undefined && own.updating && await openStepModel(ort, opened, usual);
       if (step) sessions.push(step);
       const { flat, optimizer } = state;

@@ -36,7 +36,11 @@ export interface Layout {
   readonly nbytes: number;
 }
 
-const ALIGNMENT = 64;
+export const ALIGNMENT = 64;
+
+export function aligned(nbytes: number): number {
+  return Math.ceil(nbytes / ALIGNMENT) * ALIGNMENT;
+}
 
 export function product(dims: Dims): number {
   return dims.includes(0) ? 0 : dims.reduce((size, dim) => size * dim, 1);
@@ -66,7 +70,7 @@ export function pack(tensors: Iterable<{ name: string; dtype: DType; dims: Dims 
   for (const { name, dtype, dims } of tensors) {
     const nbytes = product(dims) * ARRAYS[dtype].BYTES_PER_ELEMENT;
     slots.push({ name, dtype, dims, offset, nbytes });
-    offset = Math.ceil((offset + nbytes) / ALIGNMENT) * ALIGNMENT;
+    offset = aligned(offset + nbytes);
   }
   return { slots, nbytes: offset };
 }
