@@ -2,7 +2,7 @@
 import { platform } from '#platform';
 import { type CheckpointState, open } from './checkpoint.js';
 import { CODES, DTYPES, MAX_RANK, type Parameter } from './checkpoint_format.js';
-import { attempt, fail } from './errors.js';
+import { attempt, demand, fail } from './errors.js';
 import { INT32, Source, Writer } from './flatbuffer.js';
 import { float16Bits, widen } from './inference.js';
 import { isRecord, parseStrictJson } from './json.js';
@@ -94,10 +94,8 @@ export async function loadAdapter(
 export async function trainedOf(
   { manifest, source }: TrainingPackage, state: CheckpointState,
 ): Promise<ReadonlyMap<string, Parameter>> {
-  if (!manifest.adapter) {
-    fail('no-adapter', 'The package was built without an adapter.',
-      typeof source === 'string' ? source : '', "build it with --adapter lora --on '*.q_proj'");
-  }
+  demand(manifest.adapter, 'no-adapter', 'The package was built without an adapter.',
+    typeof source === 'string' ? source : '', "build it with --adapter lora --on '*.q_proj'");
   state.requireValues();
   await state.refresh();
   const all = [...state.parameters].filter(([, { requiresGrad }]) => requiresGrad);

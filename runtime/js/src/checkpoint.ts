@@ -4,7 +4,7 @@ import {
   type CheckpointData, type OptimizerState, type Parameter, type Property, type PropertyKind,
   externalRegion, layCheckpoint, OPTIMIZER_PROPERTY, payloadBytes, readCheckpoint, readStep,
 } from './checkpoint_format.js';
-import { attempt, fail, OdtpackError, requireArgument } from './errors.js';
+import { attempt, demand, fail, OdtpackError, requireArgument } from './errors.js';
 import { isRecord, LONE } from './json.js';
 import { type FileSource, inMemory, type OpenedCheckpoint } from './platform.js';
 import { bytesOf, type Layout, sameDims } from './tensors.js';
@@ -42,15 +42,12 @@ export class Properties {
     const chosen = kind ?? (typeof value === 'string' ? 'text' : whole ? 'int' : 'float');
     const kinds = { string: ['text'], number: ['int', 'float'], bigint: ['int', 'float'] };
     const right = (kinds as Record<string, string[]>)[typeof value]?.includes(chosen);
-    if (typeof name !== 'string' || !name || !right || (chosen === 'int' && !whole)) {
-      fail('property-type', `Property '${String(name)}' cannot be a ${typeof value} of this kind.`);
-    }
-    if (name === OPTIMIZER_PROPERTY) {
-      fail('property-type', `'${name}' is reserved: files keep the optimizer's kind there.`);
-    }
-    if (LONE.test(name) || (typeof value === 'string' && LONE.test(value))) {
-      fail('property-not-text', 'A property holds half a surrogate pair, which is no text.');
-    }
+    demand(name && typeof name === 'string' && right && (whole || chosen !== 'int'), 'property-type',
+      `Property '${String(name)}' cannot be a ${typeof value} of this kind.`);
+    demand(name !== OPTIMIZER_PROPERTY, 'property-type',
+      `'${name}' is reserved: files keep the optimizer's kind there.`);
+    demand(![name, value].some((each) => typeof each === 'string' && LONE.test(each)),
+      'property-not-text', 'A property holds half a surrogate pair, which is no text.');
     const kept =
       chosen === 'text' ? value : chosen === 'int' ? BigInt(value) : Math.fround(Number(value));
     const fits = typeof kept === 'bigint' ? BigInt.asIntN(64, kept) === kept
@@ -137,9 +134,8 @@ export class CheckpointState {
 
   /** Throw `busy` while something uses the state: parameters are changed where they lie. */
   requireIdle(): void {
-    if (this.#busy) {
-      fail('busy', 'Another call on this state is running.', '', 'await every call before the next');
-    }
+    demand(!this.#busy, 'busy',
+      'Another call on this state is running.', '', 'await every call before the next');
   }
 
   /** One use at a time. */
@@ -186,12 +182,10 @@ export class CheckpointState {
         if (!have || !next || have.dtype !== next.dtype) return true;
         return !shapeless && !sameDims(have.dims, next.dims);
       });
-      if (odd !== undefined) {
-        fail('checkpoint-mismatch',
-          `The checkpoint does not go with this state: '${odd}' is missing in one of them, or has ` +
-            'another shape or type.',
-          typeof source === 'string' ? source : '', 'load a checkpoint of the same model');
-      }
+      demand(odd === undefined, 'checkpoint-mismatch',
+        `The checkpoint does not go with this state: '${odd}' is missing in one of them, or has ` +
+          'another shape or type.',
+        typeof source === 'string' ? source : '', 'load a checkpoint of the same model');
       for (const [name, { dims, data }] of found) {
         const own = this.parameters.get(name)!;
         if (shapeless) Object.assign(own, { dims, data });
@@ -237,10 +231,8 @@ export class CheckpointState {
         this.#handle = undefined;
         return;
       }
-      if (keepPrevious === true) {
-        fail('file-not-written', 'The file to keep has no folder here.',
-          target.name, 'pass the FileSystemFileHandle to keep it in: { keepPrevious: handle }');
-      }
+      demand(keepPrevious !== true, 'file-not-written', 'The file to keep has no folder here.',
+        target.name, 'pass the FileSystemFileHandle to keep it in: { keepPrevious: handle }');
       const content = await blob(data);
       if (keepPrevious) {
         const same = await this.#handle?.isSameEntry(target);

@@ -1,7 +1,7 @@
 /** The checkpoint file, as docs/formats/checkpoint.md describes it: reader and writer. */
 import type { Offset } from 'flatbuffers';
 import { Outline, PREFIX, TEXT_BYTES } from './digest.js';
-import { fail } from './errors.js';
+import { demand, fail } from './errors.js';
 import {
   FLOAT32, INT32, INT64, Source, Table, type Tables, UINT32, Writer,
 } from './flatbuffer.js';
@@ -160,12 +160,10 @@ class Reader {
     const source = this.#source;
     const root = source.root(IDENTIFIER);
     const version = root.number(INT32, 0, 0);
-    if (version !== VERSION) {
-      fail('checkpoint-version',
-        `It is a checkpoint of version ${version}, and only version ${VERSION} can be read.`,
-        this.opened.where,
-        'write it again with ONNX Runtime training 1.17 or later, or with odtpack');
-    }
+    demand(version === VERSION, 'checkpoint-version',
+      `It is a checkpoint of version ${version}, and only version ${VERSION} can be read.`,
+      this.opened.where,
+      'write it again with ONNX Runtime training 1.17 or later, or with odtpack');
     const module = root.table(1) ?? source.fail('it has no module state');
     this.#nominal = module.boolean(2);
     this.#outline = new Outline(this.#nominal);

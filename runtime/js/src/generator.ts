@@ -2,7 +2,7 @@
 import type { InferenceSession } from 'onnxruntime-common';
 import { type PeftFiles, readAdapter, trainedOf } from './adapter.js';
 import { CheckpointState } from './checkpoint.js';
-import { attempt, fail } from './errors.js';
+import { attempt, demand, fail } from './errors.js';
 import { widen, withoutInitializers } from './inference.js';
 import { isIterable } from './json.js';
 import { importRuntime } from './opening.js';
@@ -119,19 +119,17 @@ export class Generator {
     const fitsStop = options.stop === undefined || isIterable(options.stop);
     const stop = new Set(fitsStop ? options.stop : []);
     const fits = fitsStop && topK >= 0 && [topK, ...stop].every(Number.isSafeInteger) && whole;
-    if (!(temperature >= 0 && fits && topP > 0 && topP <= 1 && maxTokens >= 0)) {
-      fail('bad-argument', 'temperature, topK and maxTokens must be 0 or more, topP above 0 and ' +
-        'at most 1, topK, seed and the tokens of stop whole numbers.');
-    }
+    demand(temperature >= 0 && fits && topP > 0 && topP <= 1 && maxTokens >= 0, 'bad-argument',
+      'temperature, topK and maxTokens must be 0 or more, topP above 0 and ' +
+      'at most 1, topK, seed and the tokens of stop whole numbers.');
     const uniform = splitMix(BigInt(seed));
     const sequence = await this.#sequence(options.adapter);
     let tokens = isIterable(prompt) ? [...prompt] : []; // which is refused
     for (let made = 0; made < maxTokens; made++) {
       const logits = await this.#read(sequence, tokens);
-      if (!Number.isFinite(logits.reduce((most, each) => Math.max(most, each)))) {
-        fail('run-failed', `The decoder's logits after ${sequence.count} tokens are not finite.`,
-          '', 'use an adapter from before its training diverged');
-      }
+      demand(Number.isFinite(logits.reduce((most, each) => Math.max(most, each))), 'run-failed',
+        `The decoder's logits after ${sequence.count} tokens are not finite.`,
+        '', 'use an adapter from before its training diverged');
       const token = temperature
         ? draw(logits, temperature, topK, topP, uniform()) : likeliest(logits);
       if (stop.has(token)) return;
@@ -175,16 +173,14 @@ export class Generator {
 
   /** Reads further tokens, some at a time; the logits of the last. */
   async #read(sequence: Sequence, tokens: readonly number[]): Promise<Float32Array> {
-    if (!tokens.length || tokens.some((token) => !Number.isSafeInteger(token) || token < 0)) {
-      fail('bad-prompt',
-        'A prompt is a sequence of one token or more, as whole numbers from 0 on.');
-    }
+    demand(tokens.length && tokens.every((token) => Number.isSafeInteger(token) && token >= 0),
+      'bad-prompt',
+      'A prompt is a sequence of one token or more, as whole numbers from 0 on.');
     // Some kernels take a token beyond the vocabulary for a vector of zeros.
     const words = this.opened.manifest.inputs.find((each) => each.class_count)?.class_count;
     const beyond = tokens.find((token) => words !== undefined && token >= words);
-    if (beyond !== undefined) {
-      fail('bad-prompt', `The token ${beyond} is not below the ${words} of the vocabulary.`);
-    }
+    demand(beyond === undefined, 'bad-prompt',
+      `The token ${beyond} is not below the ${words} of the vocabulary.`);
     const { ort, session } = this;
     const { feeds } = sequence;
     const whole = (values: ArrayLike<number>) =>

@@ -1,7 +1,7 @@
 /** A trained inference model: the package's template, followed by the parameters. */
 import type { CheckpointState } from './checkpoint.js';
 import { CODES } from './checkpoint_format.js';
-import { fail } from './errors.js';
+import { demand, fail } from './errors.js';
 import type { Manifest, ParameterInfo } from './manifest.js';
 import { bytesOf, type DType, product, type Stored } from './tensors.js';
 
@@ -28,9 +28,8 @@ export function inferenceModel(
     parts.push(Uint8Array.from([GRAPH, ...length, ...initializer]), head, bytes);
   }
   const size = parts.reduce((sum, part) => sum + part.length, 0);
-  if (size > MAX_BYTES) {
-    fail('model-too-large', `The model would have ${size} bytes, and ${MAX_BYTES} are allowed.`);
-  }
+  demand(size <= MAX_BYTES, 'model-too-large',
+    `The model would have ${size} bytes, and ${MAX_BYTES} are allowed.`);
   return parts;
 }
 
@@ -51,17 +50,13 @@ function exported(info: ParameterInfo, state: CheckpointState): Stored {
   if (target === 'float32' && dtype === 'float16') {
     return { dtype: target, dims, data: widen(data as Uint16Array) };
   }
-  if (target !== 'float16' || dtype !== 'float32') {
-    fail('parameter-type',
-      `'${info.name}' cannot be converted from ${dtype} to ${target}.`);
-  }
+  demand(target === 'float16' && dtype === 'float32', 'parameter-type',
+    `'${info.name}' cannot be converted from ${dtype} to ${target}.`);
   const narrow = Uint16Array.from(data as Float32Array, float16Bits);
   const infinite = (bits: number): boolean => (bits & 0x7fff) === 0x7c00;
   const lost = narrow.findIndex((bits, i) => infinite(bits) && Number.isFinite(data[i]));
-  if (lost >= 0) {
-    fail('value-out-of-range',
-      `'${info.name}' holds ${data[lost]}, which float16 cannot.`);
-  }
+  demand(lost < 0, 'value-out-of-range',
+    `'${info.name}' holds ${data[lost]}, which float16 cannot.`);
   return { dtype: 'float16', dims, data: narrow };
 }
 
@@ -141,9 +136,8 @@ const [INITIALIZER, INITIALIZER_NAME] = [0x2a, 0x42];
 
 /** The template with these outputs only. */
 function withOutputs(template: Uint8Array, wanted: readonly string[]): Uint8Array {
-  if (!wanted.length || new Set(wanted).size < wanted.length) {
-    fail('no-outputs', 'Name at least one output, and each once.');
-  }
+  demand(wanted.length && new Set(wanted).size === wanted.length, 'no-outputs',
+    'Name at least one output, and each once.');
   const left = new Set(wanted);
   const found = filtered(template, (tag, content) =>
     tag !== OUTPUT || left.delete(nameOf(content, NAME)));

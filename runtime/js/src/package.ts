@@ -1,7 +1,7 @@
 /** A package: its manifest, and files that are those which the manifest describes. */
 import { platform } from '#platform';
 import { hex, subtle } from './digest.js';
-import { attempt, fail, OdtpackError, requireArgument } from './errors.js';
+import { attempt, demand, fail, OdtpackError, requireArgument } from './errors.js';
 import { entries, type FileEntry, type Manifest, parseManifest } from './manifest.js';
 import { checkPaths } from './paths.js';
 import { inMemory, type OpenedFile } from './platform.js';
@@ -44,16 +44,12 @@ export class TrainingPackage {
     }
     const manifest = parseManifest(bytes);
     checkPaths(entries(manifest).map(({ path }) => path));
-    if (manifest.target !== undefined) {
-      fail('package-target',
-        'The package was built for onnxruntime-training, whose operators this ONNX Runtime lacks.',
-        name, 'odtpack build without --target');
-    }
-    if (manifest.privacy !== undefined) {
-      fail('private-training',
-        'The package is trained with private gradients, which this kit does not make.',
-        name, 'train it with Python, or build it without privacy');
-    }
+    demand(manifest.target === undefined, 'package-target',
+      'The package was built for onnxruntime-training, whose operators this ONNX Runtime lacks.',
+      name, 'odtpack build without --target');
+    demand(manifest.privacy === undefined, 'private-training',
+      'The package is trained with private gradients, which this kit does not make.',
+      name, 'train it with Python, or build it without privacy');
     const opened = new TrainingPackage(manifest, await sha256(bytes), source, open);
     if (options.verify !== 'used') {
       for (const entry of entries(manifest)) (await opened.open(entry)).close();
@@ -149,11 +145,10 @@ async function checkSignature(
   const key = await attempt(own, 'bad-key', 'That is not an Ed25519 public key', '',
     'pass the text of key.pub');
   const [given, signed] = [signature, manifest].map((each) => Uint8Array.from(each));
-  if (given!.length !== 64 || !(await subtle().verify({ name: 'Ed25519' }, key, given!, signed!))) {
-    fail('signature-wrong',
-      'The manifest was not signed with the key that belongs to this one, or was changed since.',
-      where, 'do not use this package, unless you can tell who signed it with which key');
-  }
+  demand(given!.length === 64 && (await subtle().verify({ name: 'Ed25519' }, key, given!, signed!)),
+    'signature-wrong',
+    'The manifest was not signed with the key that belongs to this one, or was changed since.',
+    where, 'do not use this package, unless you can tell who signed it with which key');
 }
 
 function decodePem(text: string): Uint8Array<ArrayBuffer> {

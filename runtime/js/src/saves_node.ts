@@ -3,7 +3,7 @@ import * as fs from 'node:fs';
 import { createHash, randomBytes } from 'node:crypto';
 import { basename, dirname, join } from 'node:path';
 import { promisify } from 'node:util';
-import { fail, OdtpackError, reason } from './errors.js';
+import { demand, fail, OdtpackError, reason } from './errors.js';
 import type { OpenedFile, Region, Saving } from './platform.js';
 
 /** How systems refuse a hard link: FAT and exFAT have none, and Android forbids them. */
@@ -256,9 +256,8 @@ export async function replaceFile(
 function refuseSpecial(target: string): void {
   const stat = fs.statSync(target, { throwIfNoEntry: false });
   if (!stat || stat.isFile()) return;
-  if (stat.isDirectory()) {
-    fail('path-is-a-folder', `${target} is a folder and not a file.`, target, 'name a file in it');
-  }
+  demand(!stat.isDirectory(), 'path-is-a-folder',
+    `${target} is a folder and not a file.`, target, 'name a file in it');
   fail('file-not-written',
     `${target} could not be written: it is not an ordinary file, which could be replaced.`, target,
     'name another file');

@@ -3,7 +3,7 @@ import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { batchOf, checkBatch, countRight, lossOf, withoutAnswers } from './batch.js';
 import { CheckpointState, nominal, type SaveOptions } from './checkpoint.js';
-import { fail, requireArgument } from './errors.js';
+import { demand, fail, requireArgument } from './errors.js';
 import { type NotFinite, Skipping } from './finite.js';
 import { type LossReading, openStepModel, requireResident, ResidentStep } from './gpu.js';
 import { float16Bits, inferenceModel, widen } from './inference.js';
@@ -127,10 +127,9 @@ export class TrainingSession {
     const {
       ort = await importRuntime(), trusted, onNotFinite = 'skip', loss, ...overrides
     } = options;
-    if (onNotFinite !== 'skip' && onNotFinite !== 'stop') {
-      fail('bad-policy', `onNotFinite is 'skip' or 'stop', not '${String(onNotFinite).slice(0, 40)}'.`, '',
-        'leave it out to skip such batches and count them');
-    }
+    demand(onNotFinite === 'skip' || onNotFinite === 'stop', 'bad-policy',
+      `onNotFinite is 'skip' or 'stop', not '${String(onNotFinite).slice(0, 40)}'.`, '',
+      'leave it out to skip such batches and count them');
     const { opened, format, models } = await resolve(files);
     const { manifest } = opened;
     const usual = sessionOptions(manifest, ort, overrides);
@@ -145,10 +144,9 @@ export class TrainingSession {
       : source !== undefined ? await CheckpointState.load(source)
       : await ownCheckpoint(opened);
     checkParameters(manifest, state);
-    if (state.device) {
-      fail('unsupported-device', 'The state lives on a GPU already, in another session.', '',
-        'release that session first');
-    }
+    demand(!state.device, 'unsupported-device',
+      'The state lives on a GPU already, in another session.', '',
+      'release that session first');
     if (loss !== undefined) requireResident(manifest, loss);
     const sessions: InferenceSession[] = [];
     const open = async (name: ModelName): Promise<InferenceSession> => {
@@ -259,10 +257,9 @@ export class TrainingSession {
   async stepOn(feeds: Batch, options?: RunOptions): Promise<Feeds> {
     return this.#use(async () => {
       const steps = this.accumulationSteps;
-      if (steps > 1) {
-        fail('step-of-several', `A step of this package takes ${steps} batches, and each gradient is divided `
-          + 'by so many: one batch makes no step.', '', 'call trainBatch for each batch');
-      }
+      demand(steps === 1, 'step-of-several',
+        `A step of this package takes ${steps} batches, and each gradient is divided `
+        + 'by so many: one batch makes no step.', '', 'call trainBatch for each batch');
       return this.#step(feeds, options);
     });
   }
@@ -451,15 +448,12 @@ export class TrainingSession {
         nominal('its frozen parameters would remain without values');
       }
       const given = (ArrayBuffer.isView(buffer) ? buffer : (buffer as Tensor | null)?.data) as TypedArray;
-      if (!(given instanceof Uint8Array) && !(given instanceof ARRAYS[dtype])) {
-        fail('buffer-type', `Parameters are set from bytes or an array of ${dtype}.`);
-      }
+      demand(given instanceof Uint8Array || given instanceof ARRAYS[dtype], 'buffer-type',
+        `Parameters are set from bytes or an array of ${dtype}.`);
       const nbytes = this.#size(trainableOnly) * ARRAYS[dtype].BYTES_PER_ELEMENT;
-      if (given.byteLength !== nbytes) {
-        fail('buffer-size',
-          `The buffer has ${given.byteLength} bytes, and the parameters have ${nbytes}.`,
-          '', `pass trainableOnly = ${!trainableOnly} if it holds the others`);
-      }
+      demand(given.byteLength === nbytes, 'buffer-size',
+        `The buffer has ${given.byteLength} bytes, and the parameters have ${nbytes}.`,
+        '', `pass trainableOnly = ${!trainableOnly} if it holds the others`);
       const parameters = this.#inOrder(trainableOnly);
       for (const parameter of parameters) requireFits(parameter.dtype, dtype);
       const values = new ARRAYS[dtype](Uint8Array.from(bytesOf(given)).buffer);
@@ -562,11 +556,9 @@ export class TrainingSession {
   async #inferenceParts(outputNames?: readonly string[]): Promise<Uint8Array[]> {
     this.state.requireValues();
     await this.state.refresh();
-    if (this.#manifest.segments) {
-      fail('segments-unsupported',
-        'A package of segments holds no model for inference.', '',
-        'use saveAdapter, or odtpack adapter export PACKAGE --checkpoint FILE');
-    }
+    demand(!this.#manifest.segments, 'segments-unsupported',
+      'A package of segments holds no model for inference.', '',
+      'use saveAdapter, or odtpack adapter export PACKAGE --checkpoint FILE');
     const template = this.#template ??
       fail('no-outputs', 'The model has no output but its loss: there is nothing to export.');
     return inferenceModel(this.#manifest, await template(), this.state, outputNames);
@@ -584,9 +576,8 @@ export class TrainingSession {
     const named = Array.isArray(fetches) ? fetches : Object.keys(fetches ?? {});
     const unknown = named.find((name) => !outputs.includes(name));
     if (unknown !== undefined) fail('unknown-output', `The model has no output '${unknown}'.`);
-    if (!Array.isArray(fetches) && Object.values(fetches ?? {}).some((value) => value !== null)) {
-      fail('output-type', 'Outputs are new tensors: pass their names, or null.');
-    }
+    demand(Array.isArray(fetches) || Object.values(fetches ?? {}).every((value) => value === null),
+      'output-type', 'Outputs are new tensors: pass their names, or null.');
     Object.assign(graph.feeds, feeds);
     const results = await within(() => graph.run(options));
     const wanted = fetches ? named : outputs;

@@ -1,5 +1,5 @@
 /** Element types, tensors in memory, and where each lies inside one flat buffer. */
-import { fail } from './errors.js';
+import { demand, fail } from './errors.js';
 
 export type TypedArray =
   | Float32Array | Float64Array | Uint8Array | Int8Array | Uint16Array | Int16Array
@@ -94,11 +94,9 @@ export function sameDims(a: Dims, b: Dims): boolean {
 /** Throw `parameter-type` unless a vector of `wanted` holds every value of type `have`. */
 export function requireFits(have: DType, wanted: DType): void {
   const [own, other] = [ARRAYS[have], ARRAYS[wanted]].map((array) => array.BYTES_PER_ELEMENT);
-  if (!have.startsWith('float') || own! > other!) {
-    fail('parameter-type',
-      `A parameter does not fit into a vector of ${wanted} throughout.`, '',
-      'pass trainableOnly = true');
-  }
+  demand(have.startsWith('float') && own! <= other!, 'parameter-type',
+    `A parameter does not fit into a vector of ${wanted} throughout.`, '',
+    'pass trainableOnly = true');
 }
 
 export function join(parts: readonly Uint8Array[]): Uint8Array {
