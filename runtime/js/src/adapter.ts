@@ -4,7 +4,7 @@ import { type CheckpointState, open } from './checkpoint.js';
 import { CODES, DTYPES, MAX_RANK, type Parameter } from './checkpoint_format.js';
 import { attempt, demand, fail } from './errors.js';
 import { INT32, Source, Writer } from './flatbuffer.js';
-import { float16Bits, widen } from './inference.js';
+import { converted } from './inference.js';
 import { isRecord, parseStrictJson } from './json.js';
 import type { TrainingPackage } from './package.js';
 import { type FileSource, inMemory } from './platform.js';
@@ -186,13 +186,6 @@ async function content(
     }
   };
   return attempt(read, code, `${what} cannot be read`, '', hint);
-}
-
-function converted({ dtype, data }: Stored, wanted: DType): TypedArray {
-  if (dtype === wanted) return data;
-  const wide = dtype === 'float16' ? widen(data as Uint16Array) : (data as Float32Array);
-  return wanted === 'float16' ? Uint16Array.from(wide, float16Bits)
-    : wanted === 'float64' ? Float64Array.from(wide) : Float32Array.from(wide);
 }
 
 /**

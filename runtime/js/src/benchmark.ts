@@ -42,7 +42,6 @@ export async function benchmark(options: BenchmarkOptions = {}) {
     sync_seconds: [] as number[], gpu_gemm_flops: [] as number[],
     gpu_copy_bytes_per_second: [] as number[], gpu_operator_seconds: [] as number[],
   };
-  const time = folder === undefined ? undefined : platform.timeStorage;
   for (let round = 0; round < 5; round++) { // in turns: a slow minute shows in each
     const flops = await products(threads);
     found.gemm_flops.push(flops);
@@ -54,7 +53,7 @@ export async function benchmark(options: BenchmarkOptions = {}) {
     const elements = 2 ** 24;
     const copied = await operatorSeconds(ort, 'Neg', [[elements], [elements]], 1);
     found.copy_bytes_per_second.push((4 * elements) / copied);
-    const times = await time?.(folder!, fileBytes);
+    const times = folder === undefined ? undefined : await platform.timeStorage(folder, fileBytes);
     if (times) {
       found.write_bytes_per_second.push(fileBytes / times.writeSeconds);
       found.sync_seconds.push(...times.syncSeconds);
@@ -70,7 +69,7 @@ export async function benchmark(options: BenchmarkOptions = {}) {
   const { system, memoryBytes } = platform.describe();
   return {
     format: 1 as const, kit: 'js' as const, onnxruntime: ort.env.versions.common, system, threads,
-    ...found, file_bytes: time ? fileBytes : 0,
+    ...found, file_bytes: found.sync_seconds.length && fileBytes,
     read_bytes_per_second: [] as number[], // no call drops the pages of a file
     memory_bytes: memoryBytes, memory_limit_bytes: memoryLimit ?? null,
     gpu: gpu ? await gpuName(gpu) : null,

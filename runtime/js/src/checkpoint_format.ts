@@ -5,9 +5,7 @@ import { demand, fail } from './errors.js';
 import {
   FLOAT32, INT32, INT64, Source, Table, type Tables, UINT32, Writer,
 } from './flatbuffer.js';
-import {
-  type Bytes, type CheckpointParts, inMemory, type OpenedCheckpoint, type Region,
-} from './platform.js';
+import { type Bytes, inMemory, type OpenedCheckpoint, type Region } from './platform.js';
 import {
   ARRAYS, bytesOf, type Dims, type DType, product, type Stored, type TypedArray, view,
 } from './tensors.js';
@@ -364,7 +362,7 @@ export function payloadBytes(data: CheckpointData): number {
  * The parts of a checkpoint file, in order, without a copy of the tensors; equal data give equal
  * bytes. With `externalFrom` the tensors belong into the data file, from that offset on.
  */
-export function layCheckpoint(data: CheckpointData, externalFrom?: number): CheckpointParts {
+export function layCheckpoint(data: CheckpointData, externalFrom?: number) {
   const properties = new Map(data.properties);
   if (data.optimizer?.kind !== undefined) {
     properties.set(OPTIMIZER_PROPERTY, { kind: 'text', value: data.optimizer.kind });
@@ -400,7 +398,8 @@ export function layCheckpoint(data: CheckpointData, externalFrom?: number): Chec
   return {
     file: file.slice(0, elements),
     data: externalFrom === undefined ? [] : pending.map(({ bytes }) => bytes),
-    async digests() {
+    /** Hashes the tensors; the result ends the file. */
+    async digests(): Promise<Uint8Array[]> {
       const ofAll = await outline.digest();
       texts.forEach((text, i) => {
         new TextEncoder().encodeInto(i === texts.length - 1 ? ofAll : outline.ofTensor(i), text);

@@ -68,20 +68,17 @@ const truth = check<boolean>('true or false', (value) => typeof value === 'boole
 const real = check<number>('a number', (value) => Number.isFinite(value));
 const isBetween = (least: number, most: number) => (v: unknown): boolean =>
   Number.isSafeInteger(v) && (v as number) >= least && (v as number) <= most;
-const whole = (least: number, most: number): Check<number> =>
+const whole = (least = 0, most = Number.MAX_SAFE_INTEGER): Check<number> =>
   check(`a whole number from ${least} to ${most}`, isBetween(least, most));
-const isCount = isBetween(0, Number.MAX_SAFE_INTEGER);
-const count = check<number>('a whole number', isCount);
-const positive = check<number>('1 or more', isBetween(1, Number.MAX_SAFE_INTEGER));
+const count = whole();
 /** What multiplies gradients is above 0 and finite, also as float32. */
 const rate = check<number>('a number above 0 in float32', (v) => {
   const near = typeof v === 'number' ? Math.fround(v) : NaN;
   return near > 0 && near < Infinity;
 });
-const label = check<number>('a whole number', Number.isSafeInteger);
 const sha256 = check<string>('a SHA-256', (v) => typeof v === 'string' && /^[0-9a-f]{64}$/.test(v));
 const size = check<number | string | null>(
-  'a size', (v) => v === null || (typeof v === 'string' && v !== '') || isCount(v),
+  'a size', (v) => v === null || (typeof v === 'string' && v !== '') || isBetween(0, Infinity)(v),
 );
 const texts = check<Record<string, string>>(
   'text by name', (v) => isRecord(v) && Object.values(v).every((each) => typeof each === 'string'),
@@ -112,6 +109,13 @@ const arenaBytes = optional(whole(256, 2 ** 30));
 const extraRole = oneOf('ort_model', 'inference_model', 'operators_config',
   'operators_and_types_config', 'recipe', 'segment_model', 'segment_weights',
   'decoder_model', 'decoder_weights');
+const session = object({
+  optimization_level: level, memory_pattern: optional(truth, true),
+  arena: optional(truth, true), prepacking: optional(truth, true),
+  shared_allocator: optional(truth, false), initial_chunk_size_bytes: arenaBytes,
+  max_dead_bytes_per_chunk: arenaBytes, threads: optional(whole(1, 256)),
+  config: optional(config, {}),
+}, true);
 
 const schema = object({
   files: object({
@@ -144,7 +148,7 @@ const schema = object({
   inputs: list(object({
     name: text, dtype, shape: shape(size), role: oneOf('data', 'labels', 'target'),
     class_count: optional(whole(1, 2 ** 31 - 1)),
-    ignore_index: optional(label),
+    ignore_index: optional(whole(-Number.MAX_SAFE_INTEGER)),
   }), 1024),
   outputs: list(output, 1024),
   evaluation_outputs: optional(list(output, 1024), []),
@@ -154,21 +158,9 @@ const schema = object({
     size_bytes: optional(count), offset: optional(count),
   }), 100_000),
   optimizer: object({ kind: text, learning_rate: optional(rate) }),
-  session: optional(
-    object({
-      optimization_level: level, memory_pattern: optional(truth, true),
-      arena: optional(truth, true), prepacking: optional(truth, true),
-      shared_allocator: optional(truth, false), initial_chunk_size_bytes: arenaBytes,
-      max_dead_bytes_per_chunk: arenaBytes, threads: optional(whole(1, 256)),
-      config: optional(config, {}),
-    }, true),
-    {
-      optimization_level: 'extended' as const, memory_pattern: false, arena: true, prepacking: true,
-      shared_allocator: false, initial_chunk_size_bytes: undefined,
-      max_dead_bytes_per_chunk: undefined, threads: undefined, config: { [SPINNING]: '1' },
-    },
-    true,
-  ),
+  session: optional(session, session({
+    optimization_level: 'extended', memory_pattern: false, config: { [SPINNING]: '1' },
+  }, 'session'), true),
   layout: optional(object({
     dtype: oneOf('float32', 'float64'), elements: count,
     run: oneOf('chunks', 'whole', 'parameters'),
@@ -187,7 +179,7 @@ const schema = object({
   self_check: optional(object({
     reason: optional(text),
     inputs: optional(list(object({
-      name: text, shape: shape(count, MAX_SELF_CHECK_ELEMENTS), bound: optional(positive),
+      name: text, shape: shape(count, MAX_SELF_CHECK_ELEMENTS), bound: optional(whole(1)),
     })), []),
     learning_rate: optional(rate), losses: optional(list(real), []),
     evaluation_loss: optional(real), tolerances: optional(list(real), []),
@@ -231,6 +223,7 @@ export function evaluationOutputs(manifest: Manifest): Manifest['outputs'] {
   return [...manifest.outputs, ...manifest.evaluation_outputs];
 }
 
+/** Check what several keys say together. */
 function checkSense(manifest: Manifest): void {
   const { parameters, groups } = manifest;
   const outputs = evaluationOutputs(manifest);

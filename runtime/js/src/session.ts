@@ -6,7 +6,7 @@ import { CheckpointState, nominal, type SaveOptions } from './checkpoint.js';
 import { demand, fail, requireArgument } from './errors.js';
 import { type NotFinite, Skipping } from './finite.js';
 import { type LossReading, openStepModel, requireResident, ResidentStep } from './gpu.js';
-import { float16Bits, inferenceModel, widen } from './inference.js';
+import { converted, inferenceModel } from './inference.js';
 import { isIterable, isRecord } from './json.js';
 import { evaluationOutputs, type Manifest, type Settings } from './manifest.js';
 import {
@@ -430,7 +430,7 @@ export class TrainingSession {
       let at = 0;
       for (const { dtype: own, data } of this.#inOrder(trainableOnly)) {
         requireFits(own, dtype);
-        values.set((own === 'float16' ? widen(data as Uint16Array) : data) as Float32Array, at);
+        values.set(converted({ dtype: own, data }, dtype) as Float32Array, at);
         at += data.length;
       }
       return tensorOver(this.ort, dtype, values, [size]);
@@ -459,8 +459,8 @@ export class TrainingSession {
       const values = new ARRAYS[dtype](Uint8Array.from(bytesOf(given)).buffer);
       let at = 0;
       for (const { dtype: own, data } of parameters) {
-        const part = (values as Float32Array).subarray(at, (at += data.length));
-        (data as Float32Array).set(own === 'float16' ? Uint16Array.from(part, float16Bits) : part);
+        const part = { dtype, data: values.subarray(at, (at += data.length)) };
+        (data as Float32Array).set(converted(part, own) as Float32Array);
       }
       this.state.complete();
     });
