@@ -61,6 +61,7 @@ export const DTYPES = new Map(Object.entries(CODES).map(([name, code]) => [code,
 const NO_DATA = Object.fromEntries(
   Object.entries(ARRAYS).map(([name, array]) => [name, new array(0)]),
 ) as Record<DType, TypedArray>;
+const NO_MOMENTS: OptimizerState['moments'] = new Map();
 const DIGEST_TEXT = /^sha256:[0-9a-f]{64}$/;
 /** As a file holds it: its length, the text, a zero byte. */
 const STORED_DIGEST = /G\0\0\0sha256:[0-9a-f]{64}\0/g;
@@ -120,23 +121,8 @@ function dtypeOf(tensor: Table): DType | undefined {
   return DTYPES.get(tensor.number(INT32, 3, 0));
 }
 
-/** The optimizer's groups of parameters that have moments: one if the state does not say which. */
-function groupsOf({ groups, moments }: OptimizerState): string[][] {
-  const members = groups.length ? groups : [[...moments.keys()]];
-  return members.map((names) => names.filter((name) => moments.has(name)));
-}
-
 /** A tensor, and what a file calls it. */
 type Named = Stored & { readonly name: string };
-
-function momentsOf(state: OptimizerState, name: string): Named[] {
-  return state.moments.get(name)!.map((each, i) => ({ ...each, name: `momentum${i}` }));
-}
-
-/** Parameters that are trained, or those that are not. */
-function parametersOf({ parameters }: CheckpointData, trained: boolean): Named[] {
-  return [...parameters.values()].filter(({ requiresGrad }) => requiresGrad === trained);
-}
 
 class Reader {
   readonly #source: Source;
@@ -445,23 +431,25 @@ function layHead(data: CheckpointData, outline: Outline, externalFrom: number | 
   };
   const tensors = (all: Named[]): Offset => vector(all, tensor);
 
-  const [trainable, frozen] = [true, false].map((each) => tensors(parametersOf(data, each)));
+  const [trainable, frozen] = [true, false].map((trained) =>
+    tensors([...data.parameters.values()].filter(({ requiresGrad }) => requiresGrad === trained)));
   const module = writer.table(
     ['Offset', trainable!], ['Offset', frozen!], ['Int8', Number(data.nominal)],
     ['Int8', Number(externalFrom !== undefined)],
   );
-  const { optimizer } = data;
-  const names = optimizer ? groupsOf(optimizer) : [];
-  const groups = vector([...names.entries()], ([index, members]) => {
-    const step = BigInt(optimizer!.step);
-    outline.group(index, step, optimizer!.learningRate);
-    const states = vector(members, (name) => {
+  const { optimizer: { step = 0, learningRate = 0, moments = NO_MOMENTS, groups: known = [] } = {} } = data;
+  // One group if the state does not say which.
+  const members = known.length || !data.optimizer ? known : [[...moments.keys()]];
+  const groups = vector([...members.entries()], ([index, names]) => {
+    outline.group(index, BigInt(step), learningRate);
+    const states = vector(names.filter((name) => moments.has(name)), (name) => {
       outline.text(name);
       const label = writer.createSharedString(name);
-      return writer.table(['Offset', label], ['Offset', tensors(momentsOf(optimizer!, name))]);
+      const own = moments.get(name)!.map((each, i) => ({ ...each, name: `momentum${i}` }));
+      return writer.table(['Offset', label], ['Offset', tensors(own)]);
     });
     const label = writer.createSharedString(`group${index}`);
-    return writer.table(['Offset', label], ['Int64', step], ['Float32', optimizer!.learningRate],
+    return writer.table(['Offset', label], ['Int64', BigInt(step)], ['Float32', learningRate],
       ['Offset', states]);
   });
   const properties = [...data.properties];
