@@ -164,7 +164,6 @@ export class ResidentStep implements Model, Resident {
     await this.refresh();
     for (const { release } of this.#cells.values()) release();
     state.device = undefined;
-    await this.session.release();
   }
 }
 

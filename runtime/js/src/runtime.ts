@@ -86,7 +86,6 @@ export function tensorOver(ort: OnnxRuntime, dtype: DType, data: TypedArray, dim
 
 /** One model, or what acts as one. */
 export interface Model {
-  readonly session: InferenceSession;
   readonly feeds: Feeds;
   run(options?: InferenceSession.RunOptions): Promise<Feeds>;
 }

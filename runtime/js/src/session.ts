@@ -56,26 +56,33 @@ export interface Evaluation {
   accuracy: number | undefined;
 }
 
-/** The models of a package, as far as a session needs them. */
+/** What a session opens, as far as it needs it, and frees again. */
 interface Opened {
-  training?: InferenceSession | undefined;
-  evaluation?: InferenceSession | undefined;
-  updating?: InferenceSession | undefined;
+  training?: InferenceSession;
+  evaluation?: InferenceSession;
+  updating?: InferenceSession;
+  step?: InferenceSession;
   segments?: Segments | undefined;
+}
+
+async function free(opened: Opened): Promise<void> {
+  for (const each of Object.values(opened)) await each?.release();
 }
 
 export class TrainingSession {
   readonly trainingInputNames: readonly string[];
   readonly trainingOutputNames: readonly string[];
+  readonly evalInputNames: readonly string[];
+  readonly evalOutputNames: readonly string[];
+  readonly #package: TrainingPackage;
   readonly #manifest: Manifest;
-  readonly #template: (() => Promise<Uint8Array>) | undefined;
+  readonly #opened: Opened;
   readonly #training: Model | undefined;
   readonly #evaluation: Model | undefined;
   readonly #optimizer: Optimizer | undefined;
-  readonly #segments: Segments | undefined;
+  readonly #resident: ResidentStep | undefined;
   readonly #skipping: Skipping;
   readonly #reset = Uint8Array.of(1); // whether the next step replaces the gradients
-  #resident: ResidentStep | undefined;
   #schedule: { schedule: Schedule; initialRate: number } | undefined;
   #pending = 0; // batches since the last reset, of `trainBatch`
   #loss = NaN; // of the last step that read it
@@ -84,13 +91,17 @@ export class TrainingSession {
 
   /** @param ort ONNX Runtime, as it was passed in or imported. */
   private constructor(
-    readonly ort: OnnxRuntime, opened: TrainingPackage, readonly state: CheckpointState,
-    { training, evaluation, updating, segments }: Opened, onNotFinite: 'skip' | 'stop',
+    readonly ort: OnnxRuntime, readonly state: CheckpointState, source: TrainingPackage,
+    opened: Opened, onNotFinite: 'skip' | 'stop', loss: LossReading | undefined,
   ) {
-    const manifest = (this.#manifest = opened.manifest);
+    const { manifest } = source;
+    const { training, evaluation, updating, step, segments } = opened;
+    [this.#package, this.#manifest, this.#opened] = [source, manifest, opened];
     this.trainingInputNames = manifest.inputs.map(({ name }) => name);
     this.trainingOutputNames = manifest.outputs.map(({ name }) => name);
-    const evaluated = evaluationOutputs(manifest);
+    this.evalInputNames = evaluation ? this.trainingInputNames : [];
+    const evaluated = evaluation ? evaluationOutputs(manifest) : [];
+    this.evalOutputNames = evaluated.map(({ name }) => name);
     if (!segments && training) checkModel(manifest, training, manifest.outputs, true);
     if (!segments && evaluation) checkModel(manifest, evaluation, evaluated, false);
     state.requireIdle(); // another session may be at work on it
@@ -107,17 +118,17 @@ export class TrainingSession {
       if (role === 'state') memory[`${name}.update.out`] = parameters[name]!;
     }
     if (flat.layout.slots.length) feeds['lazy_reset_grad'] = tensorOver(ort, 'bool', this.#reset, [1]);
-    const entry = manifest.files.inference_template;
-    this.#template = entry && (() => opened.file(entry));
-    this.#segments = segments;
     this.#skipping = new Skipping(manifest, state, flat, this.#reset, onNotFinite === 'stop');
-    const [inputs, outputs] = [this.trainingInputNames, evaluated.map(({ name }) => name)];
-    this.#training = training && (segments?.model(
-      training, inputs, this.trainingOutputNames, merged(parameters, feeds, memory), true) ??
-      new Graph(ort, training, merged(parameters, feeds), memory, this.trainingOutputNames));
-    this.#evaluation = evaluation && (segments?.model(evaluation, inputs, outputs, parameters, false) ??
-      new Graph(ort, evaluation, merged(parameters), byName(), outputs));
+    const [inputs, outputs] = [this.trainingInputNames, this.trainingOutputNames];
+    this.#training = training && (
+      segments?.model(training, inputs, outputs, merged(parameters, feeds, memory), true) ??
+      new Graph(ort, training, merged(parameters, feeds), memory, outputs));
+    this.#evaluation = evaluation && (
+      segments?.model(evaluation, inputs, this.evalOutputNames, parameters, false) ??
+      new Graph(ort, evaluation, merged(parameters), byName(), this.evalOutputNames));
     this.#optimizer = updating && new Optimizer(ort, updating, manifest, state, flat);
+    this.#resident = step &&
+      new ResidentStep(ort, step, manifest, this.#optimizer!, this.#skipping, state, loss!);
   }
 
   /** Open the models of a package on a state; sessions that share a state share the parameters. */
@@ -145,51 +156,27 @@ export class TrainingSession {
       : await ownCheckpoint(opened);
     checkParameters(manifest, state);
     demand(!state.device, 'unsupported-device',
-      'The state lives on a GPU already, in another session.', '',
-      'release that session first');
+      'The state lives on a GPU already, in another session.', '', 'release that session first');
     if (loss !== undefined) requireResident(manifest, loss);
-    const sessions: InferenceSession[] = [];
-    const open = async (name: ModelName): Promise<InferenceSession> => {
-      const session = await openSession(ort, await opened.model(name, format), name, usual);
-      sessions.push(session);
-      return session;
-    };
+    const open = async (name: ModelName): Promise<InferenceSession> =>
+      openSession(ort, await opened.model(name, format), name, usual);
     const own: Opened = {};
+    const { flat, optimizer } = state;
     try {
       if (loss === undefined) own.training = await open('training_model');
       if (models.has('eval_model')) own.evaluation = await open('eval_model');
       if (models.has('optimizer_model')) own.updating = await open('optimizer_model');
+      if (loss !== undefined && own.updating) own.step = await openStepModel(ort, opened, usual);
       own.segments = manifest.segments && own.training &&
         (await Segments.open(ort, opened, manifest.segments, usual));
-      const step = loss !== undefined && own.updating && await openStepModel(ort, opened, usual);
-      if (step) sessions.push(step);
-      const { flat, optimizer } = state;
-      try {
-        const session = new TrainingSession(ort, opened, state, own, onNotFinite);
-        if (step) {
-          session.#resident = new ResidentStep(
-            ort, step, manifest, session.#optimizer!, session.#skipping, state, loss!);
-        }
-        return session;
-      } catch (error) {
-        // Values stay where they were put: the next session moves them. Moments that were placed
-        // for the first time are nowhere else.
-        Object.assign(state, { flat, device: undefined }, (flat || !optimizer) && { optimizer });
-        throw error;
-      }
+      return new TrainingSession(ort, state, opened, own, onNotFinite, loss);
     } catch (error) {
-      for (const each of sessions) await each.release();
-      await own.segments?.release();
+      // Values stay where they were put: the next session moves them. Moments that were placed for
+      // the first time are nowhere else.
+      Object.assign(state, { flat, device: undefined }, (flat || !optimizer) && { optimizer });
+      await free(own);
       throw error;
     }
-  }
-
-  get evalInputNames(): readonly string[] {
-    return this.#evaluation ? this.trainingInputNames : [];
-  }
-
-  get evalOutputNames(): readonly string[] {
-    return this.#evaluation ? evaluationOutputs(this.#manifest).map(({ name }) => name) : [];
   }
 
   /** Batches that make one optimizer step: the models divide the gradient of each by it. */
@@ -502,9 +489,7 @@ export class TrainingSession {
   async #free(): Promise<void> {
     await this.#running?.catch(() => undefined); // which its caller gets
     await this.#resident?.release(this.state);
-    const models = [this.#training, this.#evaluation, this.#optimizer];
-    for (const each of models) await each?.session.release();
-    await this.#segments?.release();
+    await free(this.#opened);
   }
 
   #requireReady(): void {
@@ -559,9 +544,9 @@ export class TrainingSession {
     demand(!this.#manifest.segments, 'segments-unsupported',
       'A package of segments holds no model for inference.', '',
       'use saveAdapter, or odtpack adapter export PACKAGE --checkpoint FILE');
-    const template = this.#template ??
+    const template = this.#manifest.files.inference_template ??
       fail('no-outputs', 'The model has no output but its loss: there is nothing to export.');
-    return inferenceModel(this.#manifest, await template(), this.state, outputNames);
+    return inferenceModel(this.#manifest, await this.#package.file(template), this.state, outputNames);
   }
 
   async #run(
