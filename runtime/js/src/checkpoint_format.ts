@@ -141,7 +141,7 @@ class Reader {
   }
 
   async read(): Promise<CheckpointData> {
-    const source = this.#source;
+    const source: Source = this.#source;
     const root = source.root(IDENTIFIER);
     const version = root.number(INT32, 0, 0);
     demand(version === VERSION, 'checkpoint-version',
@@ -217,14 +217,13 @@ class Reader {
   }
 
   #tensor(name: string, table: Table): Stored {
-    const source = this.#source;
+    const source: Source = this.#source;
     const dtype = dtypeOf(table) ?? fail('checkpoint-dtype',
       `'${name}' has elements of ONNX type ${table.number(INT32, 3, 0)}, which are not supported.`,
       this.opened.where, "convert the model's parameters to float32 before building the package");
     let dims: Dims = table.int64s(2, MAX_RANK);
-    if (dims.some((d) => d < 0) || product(dims.map((d) => Math.max(d, 1))) > MAX_ELEMENTS) {
-      source.fail(`'${name}' has the impossible shape [${dims}]`);
-    }
+    source.demand(dims.every((d) => d >= 0) && product(dims.map((d) => Math.max(d, 1))) <= MAX_ELEMENTS,
+      `'${name}' has the impossible shape [${dims}]`);
     const shape = String(dims);
     dims = this.#shapes.get(shape) ?? dims;
     this.#shapes.set(shape, dims);
@@ -239,9 +238,8 @@ class Reader {
       return { dtype, dims: [0], data: NO_DATA[dtype] };
     }
     const nbytes = product(dims) * ARRAYS[dtype].BYTES_PER_ELEMENT;
-    if (inline && raw.length !== nbytes) {
-      source.fail(`'${name}' has ${raw.length} bytes and its shape asks for ${nbytes}`);
-    }
+    source.demand(!inline || raw.length === nbytes,
+      `'${name}' has ${raw.length} bytes and its shape asks for ${nbytes}`);
     if (!inline && (!this.#data || raw.length)) source.fail(`'${name}' may not refer to a data file`);
     if (inline) this.#inlineLeft -= nbytes;
     else this.#externalLeft -= nbytes;
@@ -250,9 +248,8 @@ class Reader {
     let bytes = inline ? source.read(raw.position, nbytes) : this.#data!.read(offset, nbytes);
     // Memory of its own: a view of the file's would be misaligned and keep the file alive.
     if (bytes.byteOffset || bytes.buffer.byteLength !== nbytes) bytes = new Uint8Array(bytes);
-    if (dtype === 'bool' && bytes.some((value) => value > 1)) {
-      source.fail(`'${name}' holds bools that are neither 0 nor 1`);
-    }
+    source.demand(dtype !== 'bool' || bytes.every((value) => value < 2),
+      `'${name}' holds bools that are neither 0 nor 1`);
     return { dtype, dims, data: view(bytes.buffer, dtype, 0, nbytes) };
   }
 
@@ -267,24 +264,20 @@ class Reader {
     for (const table of tables) {
       const [own, rate] = [table.number(INT64, 1, 0n), table.number(FLOAT32, 2, 0)];
       if (!groups.length) [step, learningRate] = [own, rate];
-      if (step < 0n || step > Number.MAX_SAFE_INTEGER || !Number.isFinite(learningRate)) {
-        this.#source.fail(`the optimizer stands at step ${step} with rate ${learningRate}`);
-      }
-      if (table.string(0) !== `group${groups.length}`) {
-        this.#source.fail('its optimizer groups are not called group0, group1, ...');
-      }
-      if (own !== step || rate !== learningRate) {
-        this.#source.fail('its optimizer groups stand at different steps or learning rates');
-      }
+      this.#source.demand(step >= 0n && step <= Number.MAX_SAFE_INTEGER && Number.isFinite(learningRate),
+        `the optimizer stands at step ${step} with rate ${learningRate}`);
+      this.#source.demand(table.string(0) === `group${groups.length}`,
+        'its optimizer groups are not called group0, group1, ...');
+      this.#source.demand(own === step && rate === learningRate,
+        'its optimizer groups stand at different steps or learning rates');
       this.#outline.group(groups.length, step, learningRate);
       groups.push(this.#moments(table, parameters, moments));
     }
     if (!groups.length) return undefined;
     const counts = new Set([...moments.values()].map((own) => own.length));
     const trained = [...parameters.values()].filter(({ requiresGrad }) => requiresGrad).length;
-    if (moments.size && (moments.size !== trained || counts.size > 1)) {
-      this.#source.fail('the optimizer state does not cover all trainable parameters alike');
-    }
+    this.#source.demand(!moments.size || (moments.size === trained && counts.size === 1),
+      'the optimizer state does not cover all trainable parameters alike');
     return { step: Number(step), learningRate, moments, groups: groups.length > 1 ? groups : [] };
   }
 
@@ -297,9 +290,8 @@ class Reader {
     for (const entry of entries) {
       const label = entry.string(0);
       const owner = parameters.get(label);
-      if (!owner?.requiresGrad || moments.has(label)) {
-        this.#source.fail(`the optimizer state of '${label}' occurs twice or has no parameter`);
-      }
+      this.#source.demand(owner?.requiresGrad && !moments.has(label),
+        `the optimizer state of '${label}' occurs twice or has no parameter`);
       this.#outline.text(label);
       const own: Stored[] = [];
       for (const [name, moment] of this.#tensors(entry.tables(1), ` of ${label}`)) {
@@ -307,9 +299,8 @@ class Reader {
           moment.dtype === owner.dtype &&
           moment.dims.length === owner.dims.length &&
           moment.dims.every((size, axis) => size === 1 || size === owner.dims[axis]);
-        if (name !== `momentum${own.length}` || !fits) {
-          this.#source.fail(`the moment '${name}' of '${label}' has a wrong name, shape or type`);
-        }
+        this.#source.demand(name === `momentum${own.length}` && fits,
+          `the moment '${name}' of '${label}' has a wrong name, shape or type`);
         own.push(moment);
       }
       moments.set(owner.name, own);
@@ -325,9 +316,8 @@ class Reader {
       this.#outline.count(tables.length);
       for (const table of tables) {
         const name = table.string(0);
-        if (!name || properties.has(name)) {
-          this.#source.fail(`a property name, '${name}', is empty or occurs twice`);
-        }
+        this.#source.demand(name && !properties.has(name),
+          `a property name, '${name}', is empty or occurs twice`);
         const value = kind === 'text' ? table.string(1)
           : kind === 'int' ? table.number(INT64, 1, 0n) : table.number(FLOAT32, 1, 0);
         this.#outline.property(name, value, Number.isNaN(value) ? table.number(UINT32, 1, 0) : undefined);

@@ -71,10 +71,14 @@ export class Source {
       this.where, 'copy or download the file again, or fall back to an earlier one');
   }
 
+  /** Fail unless something holds: not where many things are read, since the sentence is made either way. */
+  demand(holds: unknown, problem: string): asserts holds {
+    if (!holds) this.fail(problem);
+  }
+
   check(position: number, length: number): void {
-    if (position < 0 || length < 0 || position + length > this.bytes.size) {
-      this.fail(`${length} bytes at ${position} lie outside its ${this.bytes.size} bytes`);
-    }
+    if (position >= 0 && length >= 0 && position + length <= this.bytes.size) return;
+    this.fail(`${length} bytes at ${position} lie outside its ${this.bytes.size} bytes`);
   }
 
   read(position: number, length: number): Uint8Array {
@@ -135,9 +139,8 @@ export class Source {
 
   root(identifier: string): Table {
     if (this.bytes.size < 8) this.fail(`it has ${this.bytes.size} bytes`);
-    if (String.fromCharCode(...this.read(4, 4)) !== identifier) {
-      this.fail(`it does not carry the identifier ${identifier}`);
-    }
+    this.demand(String.fromCharCode(...this.read(4, 4)) === identifier,
+      `it does not carry the identifier ${identifier}`);
     return this.table(this.number(UINT32, 0));
   }
 }

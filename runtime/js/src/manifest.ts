@@ -21,6 +21,10 @@ function invalid(problem: string): never {
     'build the package again with odtpack');
 }
 
+function must(holds: boolean, problem: string): void {
+  if (!holds) invalid(problem);
+}
+
 function check<T>(what: string, good: (value: unknown) => boolean): Check<T> {
   return (value, at) => (good(value) ? (value as T) : invalid(`${at} must be ${what}`));
 }
@@ -228,31 +232,28 @@ function checkSense(manifest: Manifest): void {
   const { parameters, groups } = manifest;
   const outputs = evaluationOutputs(manifest);
   for (const items of [manifest.inputs, outputs, parameters]) {
-    if (new Set(items.map(({ name }) => name)).size < items.length) invalid('a name occurs twice');
+    must(new Set(items.map(({ name }) => name)).size === items.length, 'a name occurs twice');
   }
-  if (manifest.outputs[0]?.role !== 'loss') invalid('the first output must be the loss');
+  must(manifest.outputs[0]?.role === 'loss', 'the first output must be the loss');
   if (manifest.layout) checkLayout(manifest);
   if (manifest.schedule) checkSchedule(manifest.schedule, invalid);
   const known = new Set(parameters.map(({ name }) => name));
   const scales = parameters.flatMap((parameter) => parameter.scale ?? []);
   const named = [...scales, ...(manifest.inference?.parameters ?? [])];
   const stranger = named.find((name) => !known.has(name));
-  if (stranger !== undefined) invalid(`'${stranger}' is not one of the parameters`);
+  must(stranger === undefined, `'${stranger}' is not one of the parameters`);
   const grouped = groups.flatMap((group) => group.parameters).sort();
   const names = parameters.filter(({ role }) => role === 'trainable').map(({ name }) => name).sort();
-  if (groups.length && JSON.stringify(grouped) !== JSON.stringify(names)) {
-    invalid('the groups do not hold each trainable parameter once');
-  }
+  must(!groups.length || JSON.stringify(grouped) === JSON.stringify(names),
+    'the groups do not hold each trainable parameter once');
   const { checkpoint, checkpoint_data: data } = manifest.files;
-  if (data && data.path !== `${checkpoint.path}.data`) {
-    invalid('checkpoint_data must be named after the checkpoint');
-  }
-  if (!manifest.inference !== !manifest.files.inference_template) {
-    invalid('an inference template needs both its file and the key inference');
-  }
+  must(!data || data.path === `${checkpoint.path}.data`,
+    'checkpoint_data must be named after the checkpoint');
+  must(!manifest.inference === !manifest.files.inference_template,
+    'an inference template needs both its file and the key inference');
   const odd = parameters.find(({ shape, dtype: type, size_bytes: bytes }) =>
     bytes !== undefined && bytes !== product(shape) * ARRAYS[type].BYTES_PER_ELEMENT);
-  if (odd) invalid(`the size of '${odd.name}' is not that of its shape and type`);
+  must(!odd, `the size of '${odd?.name}' is not that of its shape and type`);
   checkSelfCheck(manifest);
 }
 
@@ -261,12 +262,11 @@ function checkLayout(manifest: Manifest): void {
   const step = 64 / ARRAYS[dtype].BYTES_PER_ELEMENT;
   let end = 0;
   for (const { name, shape, offset } of trainedParameters(manifest)) {
-    if (offset % step || offset < end) invalid(`the offset of '${name}' does not go with the layout`);
+    must(offset % step === 0 && offset >= end, `the offset of '${name}' does not go with the layout`);
     end = offset + product(shape);
   }
-  if (elements !== Math.ceil(end / step) * step) {
-    invalid('layout.elements is not where the last parameter ends, rounded up to 64 bytes');
-  }
+  must(elements === Math.ceil(end / step) * step,
+    'layout.elements is not where the last parameter ends, rounded up to 64 bytes');
 }
 
 /** It holds a reason, or everything else. */
@@ -277,9 +277,7 @@ function checkSelfCheck({ self_check: check }: Manifest): void {
   const whole =
     inputs.length > 0 && given.length === 2 && losses.length === 5 && tolerances.length === 6;
   const nothing = !(inputs.length + given.length + losses.length + tolerances.length);
-  if (why === undefined ? !whole : !nothing) {
-    invalid('self_check must hold a reason, or everything else');
-  }
+  must(why === undefined ? whole : nothing, 'self_check must hold a reason, or everything else');
 }
 
 /** Trainable parameters in the order in which they lie in memory. */

@@ -21,6 +21,10 @@ function wrongSegments(problem: string): never {
     `The package's segments are not valid: ${problem}.`, '', 'build the package again');
 }
 
+function must(holds: boolean, problem: string): void {
+  if (!holds) wrongSegments(problem);
+}
+
 /** The frozen weights of all segments, read from their file when a segment runs. */
 class Weights {
   readonly #weights = new Map<string, Slot>();
@@ -35,9 +39,7 @@ class Weights {
       if (offset < end || offset % ALIGNMENT) wrongSegments(`the place of '${name}'`);
       const nbytes = product(shape) * ARRAYS[dtype as DType].BYTES_PER_ELEMENT;
       // Of sizes that are too large for numbers the product may be NaN.
-      if (shape.some((size) => size < 0) || !(offset + nbytes <= file.size)) {
-        wrongSegments(`the weight '${name}' ends after the file of weights`);
-      }
+      must(offset + nbytes <= file.size, `the weight '${name}' ends after the file of weights`);
       end = offset + nbytes;
       if (this.#weights.has(name)) wrongSegments(`two weights are called '${name}'`);
       this.#weights.set(name, { name, dtype: dtype as DType, dims: shape, offset, nbytes });
@@ -52,9 +54,8 @@ class Weights {
   check(name: string, taken: InferenceSession.ValueMetadata | undefined): void {
     const { dtype, dims } = this.#weights.get(name)!;
     if (!taken) return; // ONNX Runtime refuses it when it runs
-    if (!taken.isTensor || taken.type !== dtype || !sameDims(taken.shape as Dims, dims)) {
-      wrongSegments(`a model takes another '${name}' than the file of weights holds`);
-    }
+    must(taken.isTensor && taken.type === dtype && sameDims(taken.shape as Dims, dims),
+      `a model takes another '${name}' than the file of weights holds`);
   }
 
   /** Let there be room for some weights at once. */
@@ -202,9 +203,7 @@ class SegmentedGraph implements Model {
           gradients[own] = memory[name] ?? wrongSegments(`nothing takes '${name}' of a segment`);
           continue;
         }
-        if (name.endsWith(COTANGENT) && forward.includes(part)) {
-          wrongSegments(`'${name}' is a name of a gradient`);
-        }
+        must(!name.endsWith(COTANGENT) || !forward.includes(part), `'${name}' is a name of a gradient`);
         if (stored.has(name) || there.has(name)) wrongSegments(`'${name}' is made twice`);
         there.add(name);
         made.push([own, name]);
