@@ -5,7 +5,7 @@ import {
   externalRegion, layCheckpoint, OPTIMIZER_PROPERTY, payloadBytes, readCheckpoint, readStep,
 } from './checkpoint_format.js';
 import { attempt, demand, fail, OdtpackError, requireArgument } from './errors.js';
-import { isRecord, LONE } from './json.js';
+import { isPath, isRecord, LONE } from './json.js';
 import { type FileSource, inMemory, type OpenedCheckpoint } from './platform.js';
 import { bytesOf, type Layout, sameDims } from './tensors.js';
 
@@ -40,8 +40,8 @@ export class Properties {
   set(name: string, value: bigint | number | string, kind?: PropertyKind): void {
     const whole = typeof value === 'bigint' || Number.isSafeInteger(value);
     const chosen = kind ?? (typeof value === 'string' ? 'text' : whole ? 'int' : 'float');
-    const kinds = { string: ['text'], number: ['int', 'float'], bigint: ['int', 'float'] };
-    const right = (kinds as Record<string, string[]>)[typeof value]?.includes(chosen);
+    const right = typeof value === 'string' ? chosen === 'text'
+      : ['number', 'bigint'].includes(typeof value) && ['int', 'float'].includes(chosen);
     demand(name && typeof name === 'string' && right && (whole || chosen !== 'int'), 'property-type',
       `Property '${String(name)}' cannot be a ${typeof value} of this kind.`);
     demand(name !== OPTIMIZER_PROPERTY, 'property-type',
@@ -257,10 +257,6 @@ export class CheckpointState {
 async function blob(data: CheckpointData): Promise<Blob> {
   const { file, digests } = layCheckpoint(data);
   return new Blob([...file, ...(await digests())] as BlobPart[], { type: 'application/octet-stream' });
-}
-
-function isPath(source: FileSource): source is string | URL {
-  return typeof source === 'string' || source instanceof URL;
 }
 
 function isHandle(source: FileSource): source is FileSystemFileHandle {

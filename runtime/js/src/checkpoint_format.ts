@@ -128,8 +128,6 @@ class Reader {
   readonly #source: Source;
   #data: Source | undefined;
   #nominal = false;
-  #inlineLeft: number;
-  #externalLeft = 0;
   readonly #shapes = new Map<string, Dims>(); // those of many tensors are one
   readonly #names: string[] = []; // what a message calls the tensors
   readonly #digests: string[] = []; // those that tensors carry, if any does
@@ -137,7 +135,6 @@ class Reader {
 
   constructor(readonly opened: OpenedCheckpoint) {
     this.#source = new Source(opened.bytes, opened.where);
-    this.#inlineLeft = this.#source.bytes.size;
   }
 
   async read(): Promise<CheckpointData> {
@@ -155,7 +152,6 @@ class Reader {
     if (module.boolean(3)) {
       const data = this.opened.data?.() ?? source.fail('it refers to a data file, which is not here');
       this.#data = new Source(data, this.opened.where, Infinity);
-      this.#externalLeft = data.size;
     }
     const parameters = new Map<string, Parameter>();
     for (const field of [0, 1]) {
@@ -232,20 +228,16 @@ class Reader {
     const inline = offset === -1;
     if (table.vector(5, 4)) source.fail(`'${name}' holds strings`);
     if (this.#nominal) {
-      if (dims.length || raw.length || !inline) {
-        source.fail(`'${name}' has a value, and the state is marked as nominal`);
-      }
+      source.demand(!dims.length && !raw.length && inline,
+        `'${name}' has a value, and the state is marked as nominal`);
       return { dtype, dims: [0], data: NO_DATA[dtype] };
     }
     const nbytes = product(dims) * ARRAYS[dtype].BYTES_PER_ELEMENT;
     source.demand(!inline || raw.length === nbytes,
       `'${name}' has ${raw.length} bytes and its shape asks for ${nbytes}`);
     if (!inline && (!this.#data || raw.length)) source.fail(`'${name}' may not refer to a data file`);
-    if (inline) this.#inlineLeft -= nbytes;
-    else this.#externalLeft -= nbytes;
-    if (Math.min(this.#inlineLeft, this.#externalLeft) < 0) source.fail('its tensors overlap');
     if (!nbytes) return { dtype, dims, data: NO_DATA[dtype] };
-    let bytes = inline ? source.read(raw.position, nbytes) : this.#data!.read(offset, nbytes);
+    let bytes = inline ? source.elements(raw.position, nbytes) : this.#data!.elements(offset, nbytes);
     // Memory of its own: a view of the file's would be misaligned and keep the file alive.
     if (bytes.byteOffset || bytes.buffer.byteLength !== nbytes) bytes = new Uint8Array(bytes);
     source.demand(dtype !== 'bool' || bytes.every((value) => value < 2),

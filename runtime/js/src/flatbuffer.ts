@@ -58,6 +58,7 @@ export class Source {
   #view: DataView = new DataView(new ArrayBuffer(0));
   #tableBytes = 0;
   #text = 0;
+  #elements = 0;
 
   constructor(
     readonly bytes: Bytes, readonly where: string, limit = MAX_SIZE,
@@ -86,6 +87,12 @@ export class Source {
     const data = this.bytes.read(position, length);
     if (data.length !== length) this.fail('it became shorter while it was read');
     return data;
+  }
+
+  /** Elements of a tensor: all of them together are no more than there are bytes. */
+  elements(position: number, length: number): Uint8Array {
+    if ((this.#elements += length) > this.bytes.size) this.fail('its tensors overlap');
+    return this.read(position, length);
   }
 
   /** Lets `#view` hold some bytes, and returns where in it they begin: files are read in blocks. */

@@ -5,6 +5,7 @@ import { CheckpointState } from './checkpoint.js';
 import { attempt, demand, fail } from './errors.js';
 import { widen, withoutInitializers } from './inference.js';
 import { isIterable } from './json.js';
+import { trainable } from './manifest.js';
 import { importRuntime } from './opening.js';
 import type { TrainingPackage } from './package.js';
 import type { FileSource, OnnxRuntime } from './platform.js';
@@ -144,10 +145,8 @@ export class Generator {
   }
 
   #zeros(): Map<string, Stored> {
-    return new Map(this.opened.manifest.parameters
-      .filter((each) => each.role === 'trainable')
-      .map(({ name, dtype, shape }) =>
-        [name, { dtype, dims: shape, data: new ARRAYS[dtype](product(shape)) }] as const));
+    return new Map(trainable(this.opened.manifest).map(({ name, dtype, shape }) =>
+      [name, { dtype, dims: shape, data: new ARRAYS[dtype](product(shape)) }] as const));
   }
 
   async #sequence(adapter: string | undefined): Promise<Sequence> {

@@ -4,7 +4,7 @@ import { lossOf } from './batch.js';
 import type { CheckpointState, Resident } from './checkpoint.js';
 import { attempt, fail } from './errors.js';
 import type { Skipping } from './finite.js';
-import type { Manifest } from './manifest.js';
+import { type Manifest, trainable } from './manifest.js';
 import type { Optimizer } from './optimizer.js';
 import type { TrainingPackage } from './package.js';
 import type { OnnxRuntime } from './platform.js';
@@ -97,8 +97,7 @@ export class ResidentStep implements Model, Resident {
     for (const name of updates) this.#take(this.#cells.get(name.slice(0, -END.length))!, results[name]!);
     optimizer.advance();
     const flags = isDue ? (results[KEPT]!.data as Uint8Array) : [];
-    const trained = manifest.parameters.filter(({ role }) => role === 'trainable');
-    const odd = trained.filter((_, i) => flags[i]).map(({ name }) => name);
+    const odd = trainable(manifest).filter((_, i) => flags[i]).map(({ name }) => name);
     if (odd.length) this.skipping.report(loss, odd, optimizer.stepCount);
     return results;
   }

@@ -29,6 +29,10 @@ function checked(key: string, value: unknown): unknown {
   return value;
 }
 
+export function isPath(value: unknown): value is string | URL {
+  return typeof value === 'string' || value instanceof URL;
+}
+
 export function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }

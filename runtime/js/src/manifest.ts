@@ -243,7 +243,7 @@ function checkSense(manifest: Manifest): void {
   const stranger = named.find((name) => !known.has(name));
   must(stranger === undefined, `'${stranger}' is not one of the parameters`);
   const grouped = groups.flatMap((group) => group.parameters).sort();
-  const names = parameters.filter(({ role }) => role === 'trainable').map(({ name }) => name).sort();
+  const names = trainable(manifest).map(({ name }) => name).sort();
   must(!groups.length || JSON.stringify(grouped) === JSON.stringify(names),
     'the groups do not hold each trainable parameter once');
   const { checkpoint, checkpoint_data: data } = manifest.files;
@@ -280,10 +280,13 @@ function checkSelfCheck({ self_check: check }: Manifest): void {
   must(why === undefined ? whole : nothing, 'self_check must hold a reason, or everything else');
 }
 
+export function trainable({ parameters }: Manifest): ParameterInfo[] {
+  return parameters.filter(({ role }) => role === 'trainable');
+}
+
 /** Trainable parameters in the order in which they lie in memory. */
 export function trainedParameters(manifest: Manifest): (ParameterInfo & { offset: number })[] {
-  return manifest.parameters
-    .filter(({ role }) => role === 'trainable')
+  return trainable(manifest)
     .map((each) => ({ ...each, offset: each.offset ?? invalid(`'${each.name}' has no offset`) }))
     .sort((a, b) => a.offset - b.offset || product(a.shape) - product(b.shape));
 }

@@ -49,8 +49,7 @@ export async function resolve(files: PackageFiles | TrainingFiles): Promise<{
   const opened = await TrainingPackage.open(folder || '.', { verify: 'used' });
   const format = trainModel.endsWith('.ort') ? 'ort' : 'onnx';
   const models = new Set<ModelName>();
-  const [training_model, eval_model, optimizer_model] = [trainModel, evalModel, optimizerModel];
-  const paths = { training_model, eval_model, optimizer_model };
+  const paths = { training_model: trainModel, eval_model: evalModel, optimizer_model: optimizerModel };
   for (const [name, path] of Object.entries(paths) as [ModelName, string | undefined][]) {
     if (path === undefined) continue;
     demand(platform.addressOf(path) === platform.addressOf(folder + opened.modelEntry(name, format).path),

@@ -2,6 +2,7 @@
 import { platform } from '#platform';
 import { hex, subtle } from './digest.js';
 import { attempt, demand, fail, OdtpackError, requireArgument } from './errors.js';
+import { isPath } from './json.js';
 import { entries, type FileEntry, type Manifest, parseManifest } from './manifest.js';
 import { checkPaths } from './paths.js';
 import { inMemory, type OpenedFile } from './platform.js';
@@ -50,7 +51,7 @@ export class TrainingPackage {
     demand(manifest.privacy === undefined, 'private-training',
       'The package is trained with private gradients, which this kit does not make.',
       name, 'train it with Python, or build it without privacy');
-    const opened = new TrainingPackage(manifest, await sha256(bytes), source, open);
+    const opened = new TrainingPackage(manifest, hex(await platform.sha256(bytes)), source, open);
     if (options.verify !== 'used') {
       for (const entry of entries(manifest)) (await opened.open(entry)).close();
     }
@@ -60,9 +61,7 @@ export class TrainingPackage {
   /** The bytes of a file, once they are those that the manifest describes. */
   async file(entry: FileEntry): Promise<Uint8Array> {
     const bytes = await whole(await this.openFile(entry.path));
-    if (bytes.length !== entry.size_bytes || (await sha256(bytes)) !== entry.sha256) {
-      this.#changed(entry);
-    }
+    await this.#check(entry, inMemory(bytes));
     return bytes;
   }
 
@@ -70,9 +69,7 @@ export class TrainingPackage {
   async open(entry: FileEntry): Promise<OpenedFile> {
     const file = await this.openFile(entry.path);
     try {
-      if (file.size !== entry.size_bytes || hex(await file.sha256()) !== entry.sha256) {
-        this.#changed(entry);
-      }
+      await this.#check(entry, file);
     } catch (error) {
       file.close();
       throw error;
@@ -80,8 +77,9 @@ export class TrainingPackage {
     return file;
   }
 
-  #changed(entry: FileEntry): never {
-    fail('package-changed',
+  async #check(entry: FileEntry, file: OpenedFile): Promise<void> {
+    const isSame = file.size === entry.size_bytes && hex(await file.sha256()) === entry.sha256;
+    demand(isSame, 'package-changed',
       `'${entry.path}' is not the file that the manifest describes.`, String(this.source),
       'copy or build the package again; save training progress outside the package');
   }
@@ -103,7 +101,7 @@ export class TrainingPackage {
 }
 
 function reader(source: PackageSource): { open: TrainingPackage['openFile']; name: string } {
-  if (typeof source !== 'string' && !(source instanceof URL)) {
+  if (!isPath(source)) {
     requireArgument(typeof source?.get === 'function',
       'A package is the path or the address of its folder, or a Map of its files by path.');
     const open = async (path: string): Promise<OpenedFile> => inMemory(source.get(path) ??
@@ -126,10 +124,6 @@ async function whole(file: OpenedFile): Promise<Uint8Array> {
   } finally {
     file.close();
   }
-}
-
-async function sha256(bytes: Uint8Array): Promise<string> {
-  return hex(await platform.sha256(bytes));
 }
 
 async function checkSignature(

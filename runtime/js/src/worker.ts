@@ -1,6 +1,7 @@
 /** A session in a worker of its own: the page stays free while it trains. */
 import type { Tensor } from 'onnxruntime-common';
 import { OdtpackError, reason } from './errors.js';
+import { isPath } from './json.js';
 import type { TrainingFiles, PackageFiles } from './opening.js';
 import type { PackageSource } from './package.js';
 import type { FileSource } from './platform.js';
@@ -77,11 +78,10 @@ export async function trainInWorker(
   };
   const release = (): Promise<void> => (released ??= free());
   // Addresses are the page's, and not the script's.
-  const absolute = (source: unknown): unknown =>
-    typeof source === 'string' || source instanceof URL ? String(new URL(source, location.href)) : source;
+  const own = Object.entries(files ?? {}).map(([name, each]: [string, unknown]) =>
+    [name, name !== 'format' && isPath(each) ? String(new URL(each, location.href)) : each] as const);
   try {
-    await call('create', Object.fromEntries(Object.entries(files ?? {}).map(([name, each]) =>
-      [name, name === 'format' ? each : absolute(each)])), options);
+    await call('create', Object.fromEntries(own), options);
   } catch (error) {
     worker.terminate();
     throw error;
