@@ -155,8 +155,9 @@ export class CheckpointState {
   }
 
   /** Throw `nominal-state` if the parameters have no values. */
-  requireValues(): void {
-    if (this.#nominal) nominal('its parameters have no values');
+  requireValues(problem = 'its parameters have no values'): void {
+    demand(!this.#nominal, 'nominal-state', `The checkpoint is nominal: ${problem}.`, '',
+      'load a complete checkpoint, or all parameters by loadParametersBuffer(values, false)');
   }
 
   /** Let the arrays of parameters and moments hold what was trained on a GPU. */
@@ -173,9 +174,10 @@ export class CheckpointState {
   /** Set all parameters to the values in a complete checkpoint of the same model. */
   async loadParameters(source: FileSource): Promise<void> {
     await this.alone(async () => {
-      const { nominal: empty, parameters: found } = await read(source);
+      const other = new CheckpointState(await read(source));
+      const { parameters: found } = other;
       await this.refresh();
-      if (empty) nominal('there are no values in it to load');
+      other.requireValues('there are no values in it to load');
       const shapeless = this.#nominal && !this.flat;
       const odd = [...new Set([...found.keys(), ...this.parameters.keys()])].find((name) => {
         const [have, next] = [this.parameters.get(name), found.get(name)];
@@ -306,9 +308,4 @@ export async function open(source: FileSource): Promise<OpenedCheckpoint> {
     : new Uint8Array(file instanceof ArrayBuffer ? file : await file.arrayBuffer());
   const where = 'name' in source ? String(source.name) : 'checkpoint';
   return { where, bytes: inMemory(bytes), close: () => undefined };
-}
-
-export function nominal(problem: string): never {
-  fail('nominal-state', `The checkpoint is nominal: ${problem}.`, '',
-    'load a complete checkpoint, or all parameters by loadParametersBuffer(values, false)');
 }

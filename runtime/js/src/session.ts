@@ -2,7 +2,7 @@
 import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { batchOf, checkBatch, countRight, lossOf, withoutAnswers } from './batch.js';
-import { CheckpointState, nominal, type SaveOptions } from './checkpoint.js';
+import { CheckpointState, type SaveOptions } from './checkpoint.js';
 import { demand, fail, requireArgument } from './errors.js';
 import { type NotFinite, Skipping } from './finite.js';
 import { type LossReading, openStepModel, requireResident, ResidentStep } from './gpu.js';
@@ -26,7 +26,7 @@ import {
 } from './schedules.js';
 import { Segments } from './segments.js';
 import {
-  ARRAYS, byName, bytesOf, type DType, join, product, requireFits, type TypedArray,
+  ARRAYS, byName, bytesOf, join, product, requireFits, type Stored, type TypedArray,
 } from './tensors.js';
 import type { Batch } from './worker_calls.js';
 
@@ -415,10 +415,10 @@ export class TrainingSession {
       const size = this.#size(trainableOnly);
       const values = new ARRAYS[dtype](size);
       let at = 0;
-      for (const { dtype: own, data } of this.#inOrder(trainableOnly)) {
-        requireFits(own, dtype);
-        values.set(converted({ dtype: own, data }, dtype) as Float32Array, at);
-        at += data.length;
+      for (const own of this.#inOrder(trainableOnly)) {
+        requireFits(own.dtype, dtype);
+        values.set(converted(own, dtype) as Float32Array, at);
+        at += own.data.length;
       }
       return tensorOver(this.ort, dtype, values, [size]);
     });
@@ -431,9 +431,7 @@ export class TrainingSession {
     await this.#use(async () => {
       await this.state.refresh();
       const { dtype } = this.#manifest.layout;
-      if (trainableOnly && this.state.isNominal) {
-        nominal('its frozen parameters would remain without values');
-      }
+      if (trainableOnly) this.state.requireValues('its frozen parameters would remain without values');
       const given = (ArrayBuffer.isView(buffer) ? buffer : (buffer as Tensor | null)?.data) as TypedArray;
       demand(given instanceof Uint8Array || given instanceof ARRAYS[dtype], 'buffer-type',
         `Parameters are set from bytes or an array of ${dtype}.`);
@@ -575,7 +573,7 @@ export class TrainingSession {
       'pass optimizerModel');
   }
 
-  #inOrder(trainableOnly: boolean): { dtype: DType; dims: readonly number[]; data: TypedArray }[] {
+  #inOrder(trainableOnly: boolean): Stored[] {
     return this.#manifest.parameters
       .filter(({ role }) => role === 'trainable' || !trainableOnly)
       .map(({ name }) => this.state.parameters.get(name)!);
