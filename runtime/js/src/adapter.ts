@@ -2,10 +2,11 @@
 import { platform } from '#platform';
 import { type CheckpointState, open } from './checkpoint.js';
 import { CODES, DTYPES, MAX_RANK, type Parameter } from './checkpoint_format.js';
-import { attempt, fail } from './errors.js';
+import { attempt, demand, fail } from './errors.js';
 import { INT32, Source, Writer } from './flatbuffer.js';
-import { float16Bits, widen } from './inference.js';
-import { isRecord, parseStrictJson } from './json.js';
+import { converted } from './inference.js';
+import { isPath, isRecord, parseStrictJson } from './json.js';
+import { trainable } from './manifest.js';
 import type { TrainingPackage } from './package.js';
 import { type FileSource, inMemory } from './platform.js';
 import {
@@ -94,22 +95,19 @@ export async function loadAdapter(
 export async function trainedOf(
   { manifest, source }: TrainingPackage, state: CheckpointState,
 ): Promise<ReadonlyMap<string, Parameter>> {
-  if (!manifest.adapter) {
-    fail('no-adapter', 'The package was built without an adapter.',
-      typeof source === 'string' ? source : '', "build it with --adapter lora --on '*.q_proj'");
-  }
+  demand(manifest.adapter, 'no-adapter', 'The package was built without an adapter.',
+    typeof source === 'string' ? source : '', "build it with --adapter lora --on '*.q_proj'");
   state.requireValues();
   await state.refresh();
   const all = [...state.parameters].filter(([, { requiresGrad }]) => requiresGrad);
   const trained = new Map(all.sort(([a], [b]) => (a < b ? -1 : 1)));
   const text = (dtype: DType, dims: Dims): string => `${dtype}[${dims}]`;
   const own = new Map([...trained].map(([name, { dtype, dims }]) => [name, text(dtype, dims)]));
-  const wanted = new Map(manifest.parameters.filter(({ role }) => role === 'trainable')
-    .map(({ name, dtype, shape }) => [name, text(dtype, shape)]));
+  const wanted = new Map(trainable(manifest).map(({ name, dtype, shape }) => [name, text(dtype, shape)]));
   const odd = [...wanted.keys(), ...own.keys()].find((name) => own.get(name) !== wanted.get(name));
-  if (odd === undefined) return trained;
-  return fail('adapter-mismatch', `State and package do not train the same '${odd}'.`, '',
+  demand(odd === undefined, 'adapter-mismatch', `State and package do not train the same '${odd}'.`, '',
     'use a checkpoint that was trained with this package');
+  return trained;
 }
 
 function peftOf({ manifest }: TrainingPackage): {
@@ -125,7 +123,7 @@ function peftOf({ manifest }: TrainingPackage): {
 export async function readAdapter(
   opened: TrainingPackage, trained: Named, source: FileSource | PeftFiles,
 ): Promise<Map<string, TypedArray>> {
-  const path = typeof source === 'string' || source instanceof URL ? source : undefined;
+  const path = isPath(source) ? source : undefined;
   const where = path === undefined ? '' : String(path);
   const inPeft = source instanceof Map || (path !== undefined && !isFile(path));
   const mismatch = (problem: string): never => fail('adapter-mismatch', problem, where,
@@ -190,13 +188,6 @@ async function content(
   return attempt(read, code, `${what} cannot be read`, '', hint);
 }
 
-function converted({ dtype, data }: Stored, wanted: DType): TypedArray {
-  if (dtype === wanted) return data;
-  const wide = dtype === 'float16' ? widen(data as Uint16Array) : (data as Float32Array);
-  return wanted === 'float16' ? Uint16Array.from(wide, float16Bits)
-    : wanted === 'float64' ? Float64Array.from(wide) : Float32Array.from(wide);
-}
-
 /**
  * As onnxruntime/lora has it: Parameter { name: string; dims: [int64]; data_type: int32;
  * raw_data: [uint8]; } and Adapter { format_version: int32; adapter_version: int32;
@@ -223,13 +214,12 @@ function readOnnxAdapter(bytes: Uint8Array, where: string): Map<string, Stored> 
   const format = root.number(INT32, 0, 0);
   if (format !== FORMAT_VERSION) source.fail(`its format is ${format}, and 1 is known`);
   const tensors = new Map<string, Stored>();
-  let left = bytes.length;
   for (const table of root.tables(3)) {
     const name = table.string(0);
     const raw = table.vector(3, 1);
-    const data = raw && source.read(raw.position, raw.length);
-    const tensor = data && (left -= data.length) >= 0
-      && tensorOf(DTYPES.get(table.number(INT32, 2, 0)), table.int64s(1, MAX_RANK), data);
+    const data = raw && source.elements(raw.position, raw.length);
+    const dtype = DTYPES.get(table.number(INT32, 2, 0));
+    const tensor = data && tensorOf(dtype, table.int64s(1, MAX_RANK), data);
     if (!tensor || tensors.has(name)) return source.fail('a parameter is not a tensor of numbers');
     tensors.set(name, tensor);
   }

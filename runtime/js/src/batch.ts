@@ -26,7 +26,7 @@ function isTensor(value: unknown): boolean {
 export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: OnnxRuntime): void {
   const missing = specs.find(({ name }) => feeds[name] === undefined);
   const odd = Object.keys(feeds).find((key) => !specs.some(({ name }) => name === key));
-  if (missing ?? odd) {
+  if (missing || odd !== undefined) {
     fail('input-count',
       missing ? `The batch lacks the input '${missing.name}'.` : `The model has no input '${odd}'.`,
       '', `pass ${specs.map(describe).join(', ')}`);

@@ -8,27 +8,7 @@ import { openSession, tensorOver, usualProvider, writesInPlace } from './runtime
 import { type Dims, product } from './tensors.js';
 
 /** See docs/formats/measurements.md; an empty list could not be measured here. */
-export interface Measurements {
-  readonly format: 1;
-  readonly kit: 'js';
-  readonly onnxruntime: string;
-  readonly system: string | null;
-  readonly threads: number;
-  readonly gemm_flops: readonly number[];
-  readonly gemm_single_flops: readonly number[];
-  readonly convolution_flops: readonly number[];
-  readonly copy_bytes_per_second: readonly number[];
-  readonly file_bytes: number;
-  readonly write_bytes_per_second: readonly number[];
-  readonly read_bytes_per_second: readonly number[];
-  readonly sync_seconds: readonly number[];
-  readonly memory_bytes: number | null;
-  readonly memory_limit_bytes: number | null;
-  readonly gpu: string | null;
-  readonly gpu_gemm_flops: readonly number[];
-  readonly gpu_copy_bytes_per_second: readonly number[];
-  readonly gpu_operator_seconds: readonly number[];
-}
+export type Measurements = Readonly<Awaited<ReturnType<typeof benchmark>>>;
 
 export interface BenchmarkOptions {
   /** Which ONNX Runtime; by default that of the platform. */
@@ -50,26 +30,18 @@ export interface BenchmarkOptions {
  * @throws OdtpackError `file-not-written` if `folder` cannot be written to; `model-not-loadable` with
  *   `gpu` where there is no WebGPU.
  */
-export async function benchmark(options: BenchmarkOptions = {}): Promise<Measurements> {
+export async function benchmark(options: BenchmarkOptions = {}) {
   const { ort = await importRuntime(), folder, fileBytes = 2 ** 26, memoryLimit, gpu } = options;
   const settable = writesInPlace(ort) || usualProvider(ort) !== 'wasm';
   const threads = settable ? (options.threads ?? 1) : (ort.env.wasm.numThreads || 1);
-  const products = async (count: number): Promise<number> => {
-    let best = 0;
-    for (const size of [256, 512, 1024]) {
-      const square = [size, size];
-      const seconds = await operatorSeconds(ort, 'MatMul', [square, square, square], count);
-      best = Math.max(best, (2 * size ** 3) / seconds);
-    }
-    return best;
-  };
+  const products = (count: number): Promise<number> =>
+    productFlops([256, 512, 1024], (shapes) => operatorSeconds(ort, 'MatMul', shapes, count));
   const found = {
     gemm_flops: [] as number[], gemm_single_flops: [] as number[], convolution_flops: [] as number[],
     copy_bytes_per_second: [] as number[], write_bytes_per_second: [] as number[],
     sync_seconds: [] as number[], gpu_gemm_flops: [] as number[],
     gpu_copy_bytes_per_second: [] as number[], gpu_operator_seconds: [] as number[],
   };
-  const time = folder === undefined ? undefined : platform.timeStorage;
   for (let round = 0; round < 5; round++) { // in turns: a slow minute shows in each
     const flops = await products(threads);
     found.gemm_flops.push(flops);
@@ -81,13 +53,14 @@ export async function benchmark(options: BenchmarkOptions = {}): Promise<Measure
     const elements = 2 ** 24;
     const copied = await operatorSeconds(ort, 'Neg', [[elements], [elements]], 1);
     found.copy_bytes_per_second.push((4 * elements) / copied);
-    const times = await time?.(folder!, fileBytes);
+    const times = folder === undefined ? undefined : await platform.timeStorage(folder, fileBytes);
     if (times) {
       found.write_bytes_per_second.push(fileBytes / times.writeSeconds);
       found.sync_seconds.push(...times.syncSeconds);
     }
     if (gpu) {
-      found.gpu_gemm_flops.push(await gpuProducts(gpu));
+      const seconds = (shapes: Dims[]): Promise<number> => gpuSeconds(gpu, 'MatMul', shapes, [2, 6]);
+      found.gpu_gemm_flops.push(await productFlops([256, 1024, 4096], seconds, 0.5 / 64));
       const moved = await gpuSeconds(gpu, 'Neg', [[2 ** 22], [2 ** 22]], [2, 6]);
       found.gpu_copy_bytes_per_second.push(2 ** 24 / moved);
       found.gpu_operator_seconds.push(await gpuSeconds(gpu, 'Neg', [[16], [16]], [20, 120]));
@@ -95,9 +68,9 @@ export async function benchmark(options: BenchmarkOptions = {}): Promise<Measure
   }
   const { system, memoryBytes } = platform.describe();
   return {
-    format: 1, kit: 'js', onnxruntime: ort.env.versions.common, system, threads,
-    ...found, file_bytes: time ? fileBytes : 0,
-    read_bytes_per_second: [], // no call drops the pages of a file
+    format: 1 as const, kit: 'js' as const, onnxruntime: ort.env.versions.common, system, threads,
+    ...found, file_bytes: found.sync_seconds.length && fileBytes,
+    read_bytes_per_second: [] as number[], // no call drops the pages of a file
     memory_bytes: memoryBytes, memory_limit_bytes: memoryLimit ?? null,
     gpu: gpu ? await gpuName(gpu) : null,
   };
@@ -113,14 +86,16 @@ async function gpuOf(ort: OnnxRuntime): Promise<GPUDevice> {
   return await ort.env.webgpu.device as unknown as GPUDevice;
 }
 
-/** FLOP/s of the best of three sizes; a larger one is left out where it would take seconds. */
-async function gpuProducts(ort: OnnxRuntime): Promise<number> {
+/** FLOP/s of the best of some sizes; after one that takes longer than `most`, none is tried. */
+async function productFlops(
+  sizes: readonly number[], seconds: (shapes: Dims[]) => Promise<number>, most = Infinity,
+): Promise<number> {
   let best = 0;
-  for (const size of [256, 1024, 4096]) {
+  for (const size of sizes) {
     const square = [size, size];
-    const seconds = await gpuSeconds(ort, 'MatMul', [square, square, square], [2, 6]);
-    best = Math.max(best, (2 * size ** 3) / seconds);
-    if (seconds > 0.5 / 64) break;
+    const taken = await seconds([square, square, square]);
+    best = Math.max(best, (2 * size ** 3) / taken);
+    if (taken > most) break;
   }
   return best;
 }
@@ -131,51 +106,44 @@ async function gpuSeconds(
 ): Promise<number> {
   const bests = [];
   for (const length of lengths) {
-    const session = await openSession(ort, chain(kind, shapes, length), 'operator', {
+    bests.push(await bestSeconds(ort, chain(kind, shapes, length), shapes, {
       executionProviders: ['webgpu'], preferredOutputLocation: 'gpu-buffer',
       graphOptimizationLevel: 'disabled',
-    });
-    try {
-      const feeds = Object.fromEntries(shapes.slice(0, -1).map((dims, i) => {
-        const data = new Float32Array(product(dims)).fill(1 / dims[0]!);
-        return [`t${i}`, tensorOver(ort, 'float32', data, dims)] as const;
-      }));
-      const seconds = [];
-      for (let run = 0; run < 4; run++) {
-        const start = performance.now();
-        const results = await session.run(feeds);
-        await (await gpuOf(ort)).queue.onSubmittedWorkDone();
-        seconds.push((performance.now() - start) / 1000);
-        Object.values(results).forEach((each) => each.dispose());
-      }
-      bests.push(Math.min(...seconds.slice(1)));
-    } finally {
-      await session.release();
-    }
+    }, 4, 0, async (results) => {
+      await (await gpuOf(ort)).queue.onSubmittedWorkDone();
+      Object.values(results).forEach((each) => each.dispose());
+    }));
   }
   return Math.max(bests[1]! - bests[0]!, 1e-9) / (lengths[1] - lengths[0]);
 }
 
-/** Seconds of one run of an operator: the best of at least five in 0.3 seconds. */
-async function operatorSeconds(
+/** Seconds of one run of an operator on the processor. */
+function operatorSeconds(
   ort: OnnxRuntime, kind: string, shapes: readonly Dims[], threads: number,
 ): Promise<number> {
-  const options: InferenceSession.SessionOptions = {
-    executionProviders: [usualProvider(ort)], intraOpNumThreads: threads,
-  };
-  const session = await openSession(ort, chain(kind, shapes), 'operator', options);
+  const options = { executionProviders: [usualProvider(ort)], intraOpNumThreads: threads };
+  return bestSeconds(ort, chain(kind, shapes), shapes, options, 5, 0.3);
+}
+
+/** The best of at least so many runs in at least so many seconds. */
+async function bestSeconds(
+  ort: OnnxRuntime, model: Uint8Array, shapes: readonly Dims[], options: InferenceSession.SessionOptions,
+  runs: number, least: number, ended?: (results: InferenceSession.OnnxValueMapType) => Promise<void>,
+): Promise<number> {
+  const session = await openSession(ort, model, 'operator', options);
   try {
     const tensors = shapes.map((dims, i) => {
       const data = new Float32Array(platform.allocate(4 * product(dims)), 0, product(dims));
-      return [`t${i}`, tensorOver(ort, 'float32', data.fill(0.5), dims)] as const;
+      return [`t${i}`, tensorOver(ort, 'float32', data.fill(1 / dims[0]!), dims)] as const;
     });
     const feeds = Object.fromEntries(tensors.slice(0, -1));
     const [name, result] = tensors.at(-1)!;
     const fetches = writesInPlace(ort) ? { [name]: result } : [name];
     let [best, total] = [Infinity, 0];
-    for (let run = 0; run < 5 || total < 0.3; run++) {
+    for (let run = 0; run < runs || total < least; run++) {
       const start = performance.now();
-      await session.run(feeds, fetches);
+      const results = await session.run(feeds, fetches);
+      await ended?.(results);
       const seconds = (performance.now() - start) / 1000;
       best = Math.min(best, seconds);
       total += seconds;

@@ -1,6 +1,6 @@
 /** Take what was trained with one package to the next one. */
 import { CheckpointState } from './checkpoint.js';
-import { fail, requireArgument } from './errors.js';
+import { demand, requireArgument } from './errors.js';
 import { isIterable } from './json.js';
 import { SCHEDULE_PROPERTY } from './schedules.js';
 import { bytesOf, sameDims } from './tensors.js';
@@ -22,24 +22,18 @@ export function carryOver(
   requireArgument(names == null || isIterable(names), 'Parameters are named in a list.');
   trained.requireIdle();
   fresh.requireIdle();
-  if (fresh.flat) {
-    fail('busy', 'A session is training this state.', '',
-      'carry over before a session is made of it');
-  }
-  if (trained.device) {
-    fail('busy', 'The trained state lives on a GPU.', '', 'release its session first');
-  }
+  demand(!fresh.flat, 'busy', 'A session is training this state.', '',
+    'carry over before a session is made of it');
+  demand(!trained.device, 'busy', 'The trained state lives on a GPU.', '', 'release its session first');
   trained.requireValues();
   fresh.requireValues();
   const own = [...trained.parameters.values()].filter(({ requiresGrad }) => requiresGrad);
   const pairs = [...(names ?? own.map(({ name }) => name))].map((name) => {
     const [source, target] = [trained.parameters.get(name), fresh.parameters.get(name)];
     const alike = source?.dtype === target?.dtype;
-    if (!source || !target || !alike || !sameDims(source.dims, target.dims)) {
-      return fail('carry-over-parameter',
-        `The trained parameters do not go over: '${name}' is missing, or of another shape or type.`,
-        '', 'odtpack diff OLD NEW says what goes over');
-    }
+    demand(source && target && alike && sameDims(source.dims, target.dims), 'carry-over-parameter',
+      `The trained parameters do not go over: '${name}' is missing, or of another shape or type.`,
+      '', 'odtpack diff OLD NEW says what goes over');
     return [source, target] as const;
   });
   const taken = new Set(pairs.map(([source]) => source.name));
@@ -48,11 +42,9 @@ export function carryOver(
   for (const { name, requiresGrad, dims } of fresh.parameters.values()) {
     if (!requiresGrad || !old?.moments.size) continue;
     const kept = old.moments.get(name);
-    if (!kept || !sameDims(trained.parameters.get(name)!.dims, dims)) {
-      return fail('carry-over-optimizer',
-        `The optimizer's state does not go over: there is none for '${name}'.`, '',
-        'carryOver(trained, fresh, names, false)');
-    }
+    demand(kept && sameDims(trained.parameters.get(name)!.dims, dims), 'carry-over-optimizer',
+      `The optimizer's state does not go over: there is none for '${name}'.`, '',
+      'carryOver(trained, fresh, names, false)');
     moments.set(name, kept.map((moment) => {
       const data = moment.data.slice();
       if (!taken.has(name)) bytesOf(data).fill(0);

@@ -1,5 +1,5 @@
 /** Is training right here: on made-up data that the package describes. */
-import { attempt, fail } from './errors.js';
+import { attempt, demand, fail } from './errors.js';
 import { float16Bits } from './inference.js';
 import type { SelfCheckInfo } from './manifest.js';
 import { TrainingPackage, type PackageSource } from './package.js';
@@ -23,9 +23,8 @@ export async function selfCheck(
     return fail('no-self-check', `The package has no self-check: ${why}.`);
   }
   const known = new Map(opened.manifest.inputs.map(({ name, dtype }) => [name, dtype]));
-  if (expected.inputs.some(({ name }) => !known.has(name) || known.get(name) === 'string')) {
-    fail('no-self-check', "The self-check's inputs are not those of the models.");
-  }
+  demand(expected.inputs.every(({ name }) => (known.get(name) ?? 'string') !== 'string'),
+    'no-self-check', "The self-check's inputs are not those of the models.");
   const session = await TrainingSession.create({ package: opened }, options);
   try {
     const batch = madeUp(expected.inputs, known, session.ort);

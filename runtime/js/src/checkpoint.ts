@@ -4,8 +4,8 @@ import {
   type CheckpointData, type OptimizerState, type Parameter, type Property, type PropertyKind,
   externalRegion, layCheckpoint, OPTIMIZER_PROPERTY, payloadBytes, readCheckpoint, readStep,
 } from './checkpoint_format.js';
-import { attempt, fail, OdtpackError, requireArgument } from './errors.js';
-import { isRecord, LONE } from './json.js';
+import { attempt, demand, fail, OdtpackError, requireArgument } from './errors.js';
+import { isPath, isRecord, LONE } from './json.js';
 import { type FileSource, inMemory, type OpenedCheckpoint } from './platform.js';
 import { bytesOf, type Layout, sameDims } from './tensors.js';
 
@@ -40,17 +40,14 @@ export class Properties {
   set(name: string, value: bigint | number | string, kind?: PropertyKind): void {
     const whole = typeof value === 'bigint' || Number.isSafeInteger(value);
     const chosen = kind ?? (typeof value === 'string' ? 'text' : whole ? 'int' : 'float');
-    const kinds = { string: ['text'], number: ['int', 'float'], bigint: ['int', 'float'] };
-    const right = (kinds as Record<string, string[]>)[typeof value]?.includes(chosen);
-    if (typeof name !== 'string' || !name || !right || (chosen === 'int' && !whole)) {
-      fail('property-type', `Property '${String(name)}' cannot be a ${typeof value} of this kind.`);
-    }
-    if (name === OPTIMIZER_PROPERTY) {
-      fail('property-type', `'${name}' is reserved: files keep the optimizer's kind there.`);
-    }
-    if (LONE.test(name) || (typeof value === 'string' && LONE.test(value))) {
-      fail('property-not-text', 'A property holds half a surrogate pair, which is no text.');
-    }
+    const right = typeof value === 'string' ? chosen === 'text'
+      : ['number', 'bigint'].includes(typeof value) && ['int', 'float'].includes(chosen);
+    demand(name && typeof name === 'string' && right && (whole || chosen !== 'int'), 'property-type',
+      `Property '${String(name)}' cannot be a ${typeof value} of this kind.`);
+    demand(name !== OPTIMIZER_PROPERTY, 'property-type',
+      `'${name}' is reserved: files keep the optimizer's kind there.`);
+    demand(![name, value].some((each) => typeof each === 'string' && LONE.test(each)),
+      'property-not-text', 'A property holds half a surrogate pair, which is no text.');
     const kept =
       chosen === 'text' ? value : chosen === 'int' ? BigInt(value) : Math.fround(Number(value));
     const fits = typeof kept === 'bigint' ? BigInt.asIntN(64, kept) === kept
@@ -137,9 +134,8 @@ export class CheckpointState {
 
   /** Throw `busy` while something uses the state: parameters are changed where they lie. */
   requireIdle(): void {
-    if (this.#busy) {
-      fail('busy', 'Another call on this state is running.', '', 'await every call before the next');
-    }
+    demand(!this.#busy, 'busy',
+      'Another call on this state is running.', '', 'await every call before the next');
   }
 
   /** One use at a time. */
@@ -159,8 +155,9 @@ export class CheckpointState {
   }
 
   /** Throw `nominal-state` if the parameters have no values. */
-  requireValues(): void {
-    if (this.#nominal) nominal('its parameters have no values');
+  requireValues(problem = 'its parameters have no values'): void {
+    demand(!this.#nominal, 'nominal-state', `The checkpoint is nominal: ${problem}.`, '',
+      'load a complete checkpoint, or all parameters by loadParametersBuffer(values, false)');
   }
 
   /** Let the arrays of parameters and moments hold what was trained on a GPU. */
@@ -177,21 +174,20 @@ export class CheckpointState {
   /** Set all parameters to the values in a complete checkpoint of the same model. */
   async loadParameters(source: FileSource): Promise<void> {
     await this.alone(async () => {
-      const { nominal: empty, parameters: found } = await read(source);
+      const other = new CheckpointState(await read(source));
+      const { parameters: found } = other;
       await this.refresh();
-      if (empty) nominal('there are no values in it to load');
+      other.requireValues('there are no values in it to load');
       const shapeless = this.#nominal && !this.flat;
       const odd = [...new Set([...found.keys(), ...this.parameters.keys()])].find((name) => {
         const [have, next] = [this.parameters.get(name), found.get(name)];
         if (!have || !next || have.dtype !== next.dtype) return true;
         return !shapeless && !sameDims(have.dims, next.dims);
       });
-      if (odd !== undefined) {
-        fail('checkpoint-mismatch',
-          `The checkpoint does not go with this state: '${odd}' is missing in one of them, or has ` +
-            'another shape or type.',
-          typeof source === 'string' ? source : '', 'load a checkpoint of the same model');
-      }
+      demand(odd === undefined, 'checkpoint-mismatch',
+        `The checkpoint does not go with this state: '${odd}' is missing in one of them, or has ` +
+          'another shape or type.',
+        typeof source === 'string' ? source : '', 'load a checkpoint of the same model');
       for (const [name, { dims, data }] of found) {
         const own = this.parameters.get(name)!;
         if (shapeless) Object.assign(own, { dims, data });
@@ -237,10 +233,8 @@ export class CheckpointState {
         this.#handle = undefined;
         return;
       }
-      if (keepPrevious === true) {
-        fail('file-not-written', 'The file to keep has no folder here.',
-          target.name, 'pass the FileSystemFileHandle to keep it in: { keepPrevious: handle }');
-      }
+      demand(keepPrevious !== true, 'file-not-written', 'The file to keep has no folder here.',
+        target.name, 'pass the FileSystemFileHandle to keep it in: { keepPrevious: handle }');
       const content = await blob(data);
       if (keepPrevious) {
         const same = await this.#handle?.isSameEntry(target);
@@ -265,10 +259,6 @@ export class CheckpointState {
 async function blob(data: CheckpointData): Promise<Blob> {
   const { file, digests } = layCheckpoint(data);
   return new Blob([...file, ...(await digests())] as BlobPart[], { type: 'application/octet-stream' });
-}
-
-function isPath(source: FileSource): source is string | URL {
-  return typeof source === 'string' || source instanceof URL;
 }
 
 function isHandle(source: FileSource): source is FileSystemFileHandle {
@@ -318,9 +308,4 @@ export async function open(source: FileSource): Promise<OpenedCheckpoint> {
     : new Uint8Array(file instanceof ArrayBuffer ? file : await file.arrayBuffer());
   const where = 'name' in source ? String(source.name) : 'checkpoint';
   return { where, bytes: inMemory(bytes), close: () => undefined };
-}
-
-export function nominal(problem: string): never {
-  fail('nominal-state', `The checkpoint is nominal: ${problem}.`, '',
-    'load a complete checkpoint, or all parameters by loadParametersBuffer(values, false)');
 }

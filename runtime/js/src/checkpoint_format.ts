@@ -1,13 +1,11 @@
 /** The checkpoint file, as docs/formats/checkpoint.md describes it: reader and writer. */
 import type { Offset } from 'flatbuffers';
 import { Outline, PREFIX, TEXT_BYTES } from './digest.js';
-import { fail } from './errors.js';
+import { demand, fail } from './errors.js';
 import {
   FLOAT32, INT32, INT64, Source, Table, type Tables, UINT32, Writer,
 } from './flatbuffer.js';
-import {
-  type Bytes, type CheckpointParts, inMemory, type OpenedCheckpoint, type Region,
-} from './platform.js';
+import { type Bytes, inMemory, type OpenedCheckpoint, type Region } from './platform.js';
 import {
   ARRAYS, bytesOf, type Dims, type DType, product, type Stored, type TypedArray, view,
 } from './tensors.js';
@@ -63,6 +61,7 @@ export const DTYPES = new Map(Object.entries(CODES).map(([name, code]) => [code,
 const NO_DATA = Object.fromEntries(
   Object.entries(ARRAYS).map(([name, array]) => [name, new array(0)]),
 ) as Record<DType, TypedArray>;
+const NO_MOMENTS: OptimizerState['moments'] = new Map();
 const DIGEST_TEXT = /^sha256:[0-9a-f]{64}$/;
 /** As a file holds it: its length, the text, a zero byte. */
 const STORED_DIGEST = /G\0\0\0sha256:[0-9a-f]{64}\0/g;
@@ -122,101 +121,37 @@ function dtypeOf(tensor: Table): DType | undefined {
   return DTYPES.get(tensor.number(INT32, 3, 0));
 }
 
-/** The optimizer's groups of parameters that have moments: one if the state does not say which. */
-function groupsOf({ groups, moments }: OptimizerState): string[][] {
-  const members = groups.length ? groups : [[...moments.keys()]];
-  return members.map((names) => names.filter((name) => moments.has(name)));
-}
-
 /** A tensor, and what a file calls it. */
 type Named = Stored & { readonly name: string };
-
-function momentsOf(state: OptimizerState, name: string): Named[] {
-  return state.moments.get(name)!.map((each, i) => ({ ...each, name: `momentum${i}` }));
-}
-
-/** Parameters that are trained, or those that are not. */
-function parametersOf({ parameters }: CheckpointData, trained: boolean): Named[] {
-  return [...parameters.values()].filter(({ requiresGrad }) => requiresGrad === trained);
-}
-
-/** Names of the properties of a kind. */
-function propertiesOf({ properties }: CheckpointData, kind: PropertyKind): string[] {
-  return [...properties.keys()].filter((name) => properties.get(name)!.kind === kind);
-}
-
-/**
- * What the digest of a checkpoint is made from.
- *
- * @param bits Those of float32 as a file has them: a number of JavaScript loses those of a NaN.
- */
-function outlineOf(data: CheckpointData, bits?: ReadonlyMap<string, number>): Outline {
-  const outline = new Outline(data.nominal);
-  const tensors = (all: readonly Named[]): void => {
-    outline.count(all.length);
-    for (const each of all) outline.tensor(each.name, CODES[each.dtype], each.dims, each.data);
-  };
-  for (const trained of [true, false]) tensors(parametersOf(data, trained));
-  const { optimizer } = data;
-  const groups = optimizer ? groupsOf(optimizer) : [];
-  outline.count(groups.length);
-  for (const [index, names] of groups.entries()) {
-    outline.text(`group${index}`);
-    outline.int64(BigInt(optimizer!.step));
-    outline.float32(optimizer!.learningRate);
-    outline.count(names.length);
-    for (const name of names) {
-      outline.text(name);
-      tensors(momentsOf(optimizer!, name));
-    }
-  }
-  for (const wanted of KINDS) {
-    const own = propertiesOf(data, wanted);
-    outline.count(own.length);
-    for (const name of own) {
-      outline.text(name);
-      const [{ value }, exact] = [data.properties.get(name)!, bits?.get(name)];
-      if (typeof value === 'string') outline.text(value);
-      else if (typeof value === 'bigint') outline.int64(value);
-      else if (exact === undefined || value === 0) outline.float32(value);
-      else outline.count(exact);
-    }
-  }
-  return outline;
-}
 
 class Reader {
   readonly #source: Source;
   #data: Source | undefined;
   #nominal = false;
-  #inlineLeft: number;
-  #externalLeft = 0;
   readonly #shapes = new Map<string, Dims>(); // those of many tensors are one
-  readonly #bits = new Map<string, number>(); // of properties in float32
+  readonly #names: string[] = []; // what a message calls the tensors
   readonly #digests: string[] = []; // those that tensors carry, if any does
+  #outline = new Outline(false);
 
   constructor(readonly opened: OpenedCheckpoint) {
     this.#source = new Source(opened.bytes, opened.where);
-    this.#inlineLeft = this.#source.bytes.size;
   }
 
   async read(): Promise<CheckpointData> {
-    const source = this.#source;
+    const source: Source = this.#source;
     const root = source.root(IDENTIFIER);
     const version = root.number(INT32, 0, 0);
-    if (version !== VERSION) {
-      fail('checkpoint-version',
-        `It is a checkpoint of version ${version}, and only version ${VERSION} can be read.`,
-        this.opened.where,
-        'write it again with ONNX Runtime training 1.17 or later, or with odtpack');
-    }
+    demand(version === VERSION, 'checkpoint-version',
+      `It is a checkpoint of version ${version}, and only version ${VERSION} can be read.`,
+      this.opened.where,
+      'write it again with ONNX Runtime training 1.17 or later, or with odtpack');
     const module = root.table(1) ?? source.fail('it has no module state');
     this.#nominal = module.boolean(2);
+    this.#outline = new Outline(this.#nominal);
     const digest = root.string(DIGEST);
     if (module.boolean(3)) {
       const data = this.opened.data?.() ?? source.fail('it refers to a data file, which is not here');
       this.#data = new Source(data, this.opened.where, Infinity);
-      this.#externalLeft = data.size;
     }
     const parameters = new Map<string, Parameter>();
     for (const field of [0, 1]) {
@@ -227,35 +162,34 @@ class Reader {
     }
     const optimizer = this.#optimizer(root, parameters);
     const properties = this.#properties(root.table(3));
-    const data = { parameters, nominal: this.#nominal, optimizer, properties };
-    const checked = await this.#check(data, digest);
+    const checked = await this.#check(digest, properties);
     const kind = properties.get(OPTIMIZER_PROPERTY);
     properties.delete(OPTIMIZER_PROPERTY);
     if (optimizer && kind) {
       if (typeof kind.value !== 'string') return source.fail(`${OPTIMIZER_PROPERTY} is not text`);
       optimizer.kind = kind.value;
     }
-    return { ...data, checked };
+    return { parameters, nominal: this.#nominal, optimizer, properties, checked };
   }
 
   /** Compare with the digests that the file carries; false if it carries none. */
-  async #check(data: CheckpointData, digest: string): Promise<boolean> {
+  async #check(digest: string, properties: ReadonlyMap<string, Property>): Promise<boolean> {
     const marked = this.#digests.some((each) => each.startsWith(PREFIX));
     if (!digest) {
-      if (marked || this.#holdsDigests(data.properties)) {
+      if (marked || this.#holdsDigests(properties)) {
         this.#source.fail('it was written by odtpack, and lacks the digest that it had');
       }
       return false;
     }
-    const outline = outlineOf(data, this.#bits);
+    const outline = this.#outline;
     if (digest === (await outline.digest())) return true;
-    const odd = !marked ? [] : namesOf(data).filter((_, i) => this.#digests[i] !== outline.ofTensor(i));
+    const odd = this.#names.filter((_, i) => marked && this.#digests[i] !== outline.ofTensor(i));
     const what = odd.slice(0, 10).join(', ') || 'its names, shapes, optimizer state or properties';
     return this.#source.fail(`what is stored is not what was saved: ${what}`);
   }
 
   /** Whether digests stand in a file that refers to none: two bytes may hide all of them. */
-  #holdsDigests(properties: Map<string, Property>): boolean {
+  #holdsDigests(properties: ReadonlyMap<string, Property>): boolean {
     const { bytes } = this.#source;
     let left = [...properties.values()].filter(({ value }) => DIGEST_TEXT.test(`${value}`)).length;
     for (let at = 0; at < bytes.size; at += SCANNED) {
@@ -265,25 +199,27 @@ class Reader {
     return left < 0;
   }
 
-  *#tensors(tables: Tables): Generator<[string, Stored]> {
+  *#tensors(tables: Tables, owner = ''): Generator<[string, Stored]> {
+    this.#outline.count(tables.length);
     for (const table of tables) {
       const name = table.string(0);
       if (!name) this.#source.fail('a parameter or moment has no name');
       const tensor = this.#tensor(name, table);
       if (!this.#nominal) this.#digests.push(table.string(DOC_STRING));
+      this.#names.push(`'${name}${owner}'`);
+      this.#outline.tensor(name, CODES[tensor.dtype], tensor.dims, tensor.data);
       yield [name, tensor];
     }
   }
 
   #tensor(name: string, table: Table): Stored {
-    const source = this.#source;
+    const source: Source = this.#source;
     const dtype = dtypeOf(table) ?? fail('checkpoint-dtype',
       `'${name}' has elements of ONNX type ${table.number(INT32, 3, 0)}, which are not supported.`,
       this.opened.where, "convert the model's parameters to float32 before building the package");
     let dims: Dims = table.int64s(2, MAX_RANK);
-    if (dims.some((d) => d < 0) || product(dims.map((d) => Math.max(d, 1))) > MAX_ELEMENTS) {
-      source.fail(`'${name}' has the impossible shape [${dims}]`);
-    }
+    source.demand(dims.every((d) => d >= 0) && product(dims.map((d) => Math.max(d, 1))) <= MAX_ELEMENTS,
+      `'${name}' has the impossible shape [${dims}]`);
     const shape = String(dims);
     dims = this.#shapes.get(shape) ?? dims;
     this.#shapes.set(shape, dims);
@@ -292,26 +228,20 @@ class Reader {
     const inline = offset === -1;
     if (table.vector(5, 4)) source.fail(`'${name}' holds strings`);
     if (this.#nominal) {
-      if (dims.length || raw.length || !inline) {
-        source.fail(`'${name}' has a value, and the state is marked as nominal`);
-      }
+      source.demand(!dims.length && !raw.length && inline,
+        `'${name}' has a value, and the state is marked as nominal`);
       return { dtype, dims: [0], data: NO_DATA[dtype] };
     }
     const nbytes = product(dims) * ARRAYS[dtype].BYTES_PER_ELEMENT;
-    if (inline && raw.length !== nbytes) {
-      source.fail(`'${name}' has ${raw.length} bytes and its shape asks for ${nbytes}`);
-    }
+    source.demand(!inline || raw.length === nbytes,
+      `'${name}' has ${raw.length} bytes and its shape asks for ${nbytes}`);
     if (!inline && (!this.#data || raw.length)) source.fail(`'${name}' may not refer to a data file`);
-    if (inline) this.#inlineLeft -= nbytes;
-    else this.#externalLeft -= nbytes;
-    if (Math.min(this.#inlineLeft, this.#externalLeft) < 0) source.fail('its tensors overlap');
     if (!nbytes) return { dtype, dims, data: NO_DATA[dtype] };
-    let bytes = inline ? source.read(raw.position, nbytes) : this.#data!.read(offset, nbytes);
+    let bytes = inline ? source.elements(raw.position, nbytes) : this.#data!.elements(offset, nbytes);
     // Memory of its own: a view of the file's would be misaligned and keep the file alive.
     if (bytes.byteOffset || bytes.buffer.byteLength !== nbytes) bytes = new Uint8Array(bytes);
-    if (dtype === 'bool' && bytes.some((value) => value > 1)) {
-      source.fail(`'${name}' holds bools that are neither 0 nor 1`);
-    }
+    source.demand(dtype !== 'bool' || bytes.every((value) => value < 2),
+      `'${name}' holds bools that are neither 0 nor 1`);
     return { dtype, dims, data: view(bytes.buffer, dtype, 0, nbytes) };
   }
 
@@ -321,26 +251,25 @@ class Reader {
     let [step, learningRate] = [0n, 0];
     const moments = new Map<string, Stored[]>();
     const groups: string[][] = [];
-    for (const table of root.tables(2)) {
+    const tables = root.tables(2);
+    this.#outline.count(tables.length);
+    for (const table of tables) {
       const [own, rate] = [table.number(INT64, 1, 0n), table.number(FLOAT32, 2, 0)];
       if (!groups.length) [step, learningRate] = [own, rate];
-      if (step < 0n || step > Number.MAX_SAFE_INTEGER || !Number.isFinite(learningRate)) {
-        this.#source.fail(`the optimizer stands at step ${step} with rate ${learningRate}`);
-      }
-      if (table.string(0) !== `group${groups.length}`) {
-        this.#source.fail('its optimizer groups are not called group0, group1, ...');
-      }
-      if (own !== step || rate !== learningRate) {
-        this.#source.fail('its optimizer groups stand at different steps or learning rates');
-      }
+      this.#source.demand(step >= 0n && step <= Number.MAX_SAFE_INTEGER && Number.isFinite(learningRate),
+        `the optimizer stands at step ${step} with rate ${learningRate}`);
+      this.#source.demand(table.string(0) === `group${groups.length}`,
+        'its optimizer groups are not called group0, group1, ...');
+      this.#source.demand(own === step && rate === learningRate,
+        'its optimizer groups stand at different steps or learning rates');
+      this.#outline.group(groups.length, step, learningRate);
       groups.push(this.#moments(table, parameters, moments));
     }
     if (!groups.length) return undefined;
     const counts = new Set([...moments.values()].map((own) => own.length));
     const trained = [...parameters.values()].filter(({ requiresGrad }) => requiresGrad).length;
-    if (moments.size && (moments.size !== trained || counts.size > 1)) {
-      this.#source.fail('the optimizer state does not cover all trainable parameters alike');
-    }
+    this.#source.demand(!moments.size || (moments.size === trained && counts.size === 1),
+      'the optimizer state does not cover all trainable parameters alike');
     return { step: Number(step), learningRate, moments, groups: groups.length > 1 ? groups : [] };
   }
 
@@ -348,21 +277,22 @@ class Reader {
     group: Table, parameters: ReadonlyMap<string, Parameter>, moments: Map<string, Stored[]>,
   ): string[] {
     const names: string[] = [];
-    for (const entry of group.tables(3)) {
+    const entries = group.tables(3);
+    this.#outline.count(entries.length);
+    for (const entry of entries) {
       const label = entry.string(0);
       const owner = parameters.get(label);
-      if (!owner?.requiresGrad || moments.has(label)) {
-        this.#source.fail(`the optimizer state of '${label}' occurs twice or has no parameter`);
-      }
+      this.#source.demand(owner?.requiresGrad && !moments.has(label),
+        `the optimizer state of '${label}' occurs twice or has no parameter`);
+      this.#outline.text(label);
       const own: Stored[] = [];
-      for (const [name, moment] of this.#tensors(entry.tables(1))) {
+      for (const [name, moment] of this.#tensors(entry.tables(1), ` of ${label}`)) {
         const fits =
           moment.dtype === owner.dtype &&
           moment.dims.length === owner.dims.length &&
           moment.dims.every((size, axis) => size === 1 || size === owner.dims[axis]);
-        if (name !== `momentum${own.length}` || !fits) {
-          this.#source.fail(`the moment '${name}' of '${label}' has a wrong name, shape or type`);
-        }
+        this.#source.demand(name === `momentum${own.length}` && fits,
+          `the moment '${name}' of '${label}' has a wrong name, shape or type`);
         own.push(moment);
       }
       moments.set(owner.name, own);
@@ -374,30 +304,20 @@ class Reader {
   #properties(bag: Table | undefined): Map<string, Property> {
     const properties = new Map<string, Property>();
     for (const [field, kind] of KINDS.entries()) {
-      for (const table of bag?.tables(field) ?? []) {
+      const tables = bag?.tables(field) ?? [];
+      this.#outline.count(tables.length);
+      for (const table of tables) {
         const name = table.string(0);
-        if (!name || properties.has(name)) {
-          this.#source.fail(`a property name, '${name}', is empty or occurs twice`);
-        }
-        if (kind === 'float') this.#bits.set(name, table.number(UINT32, 1, 0));
+        this.#source.demand(name && !properties.has(name),
+          `a property name, '${name}', is empty or occurs twice`);
         const value = kind === 'text' ? table.string(1)
           : kind === 'int' ? table.number(INT64, 1, 0n) : table.number(FLOAT32, 1, 0);
+        this.#outline.property(name, value, Number.isNaN(value) ? table.number(UINT32, 1, 0) : undefined);
         properties.set(name, { kind, value });
       }
     }
     return properties;
   }
-}
-
-/** What a message calls the tensors of a file, in its order. */
-function namesOf(data: CheckpointData): string[] {
-  const parameters = [true, false].flatMap((trained) => parametersOf(data, trained));
-  const { optimizer } = data;
-  const owners = optimizer ? groupsOf(optimizer).flat() : [];
-  return [
-    ...parameters.map(({ name }) => `'${name}'`),
-    ...owners.flatMap((owner) => momentsOf(optimizer!, owner).map(({ name }) => `'${name} of ${owner}'`)),
-  ];
 }
 
 export function payloadBytes(data: CheckpointData): number {
@@ -410,15 +330,14 @@ export function payloadBytes(data: CheckpointData): number {
  * The parts of a checkpoint file, in order, without a copy of the tensors; equal data give equal
  * bytes. With `externalFrom` the tensors belong into the data file, from that offset on.
  */
-export function layCheckpoint(data: CheckpointData, externalFrom?: number): CheckpointParts {
+export function layCheckpoint(data: CheckpointData, externalFrom?: number) {
   const properties = new Map(data.properties);
   if (data.optimizer?.kind !== undefined) {
     properties.set(OPTIMIZER_PROPERTY, { kind: 'text', value: data.optimizer.kind });
   }
   const sorted = new Map([...properties].sort(([a], [b]) => (a < b ? -1 : 1)));
-  const whole = { ...data, properties: sorted };
-  const outline = outlineOf(whole);
-  const { head, pending, digested } = layHead(whole, externalFrom);
+  const outline = new Outline(data.nominal);
+  const { head, pending, digested } = layHead({ ...data, properties: sorted }, outline, externalFrom);
 
   // Offsets of a flatbuffer point forward, so the tables can name places after them.
   const file: Uint8Array[] = [head];
@@ -447,7 +366,8 @@ export function layCheckpoint(data: CheckpointData, externalFrom?: number): Chec
   return {
     file: file.slice(0, elements),
     data: externalFrom === undefined ? [] : pending.map(({ bytes }) => bytes),
-    async digests() {
+    /** Hashes the tensors; the result ends the file. */
+    async digests(): Promise<Uint8Array[]> {
       const ofAll = await outline.digest();
       texts.forEach((text, i) => {
         new TextEncoder().encodeInto(i === texts.length - 1 ? ofAll : outline.ofTensor(i), text);
@@ -458,14 +378,10 @@ export function layCheckpoint(data: CheckpointData, externalFrom?: number): Chec
 }
 
 /** The tables of a file, and those to which elements and digests are yet to be given. */
-function layHead(data: CheckpointData, externalFrom: number | undefined): {
-  head: Uint8Array;
-  pending: { table: Offset; bytes: Uint8Array }[];
-  digested: { table: Offset; field: number }[]; // the whole comes last
-} {
+function layHead(data: CheckpointData, outline: Outline, externalFrom: number | undefined) {
   const writer = new Writer(4096);
   const pending: { table: Offset; bytes: Uint8Array }[] = [];
-  const digested: { table: Offset; field: number }[] = [];
+  const digested: { table: Offset; field: number }[] = []; // the whole comes last
   const noBytes = ['Offset', writer.offsets([], 1)] as const;
   let external = BigInt(externalFrom ?? 0);
 
@@ -488,40 +404,48 @@ function layHead(data: CheckpointData, externalFrom: number | undefined): {
     if (offset !== -1n) external += BigInt(bytes.length);
     if (kept) pending.push({ table, bytes });
     if (!data.nominal) digested.push({ table, field: DOC_STRING });
+    outline.tensor(stored.name, CODES[stored.dtype], stored.dims, stored.data);
     return table;
   };
-  const tensors = (all: Named[]): Offset => writer.offsets(all.map(tensor));
+  const vector = <T>(all: readonly T[], lay: (each: T) => Offset): Offset => {
+    outline.count(all.length);
+    return writer.offsets(all.map(lay));
+  };
+  const tensors = (all: Named[]): Offset => vector(all, tensor);
 
-  const [trainable, frozen] = [true, false].map((each) => tensors(parametersOf(data, each)));
+  const [trainable, frozen] = [true, false].map((trained) =>
+    tensors([...data.parameters.values()].filter(({ requiresGrad }) => requiresGrad === trained)));
   const module = writer.table(
     ['Offset', trainable!], ['Offset', frozen!], ['Int8', Number(data.nominal)],
     ['Int8', Number(externalFrom !== undefined)],
   );
-  const { optimizer } = data;
-  const groups = (optimizer ? groupsOf(optimizer) : []).map((names, index) => {
-    const states = writer.offsets(names.map((name) => {
+  const { optimizer: { step = 0, learningRate = 0, moments = NO_MOMENTS, groups: known = [] } = {} } = data;
+  // One group if the state does not say which.
+  const members = known.length || !data.optimizer ? known : [[...moments.keys()]];
+  const groups = vector([...members.entries()], ([index, names]) => {
+    outline.group(index, BigInt(step), learningRate);
+    const states = vector(names.filter((name) => moments.has(name)), (name) => {
+      outline.text(name);
       const label = writer.createSharedString(name);
-      return writer.table(['Offset', label], ['Offset', tensors(momentsOf(optimizer!, name))]);
-    }));
+      const own = moments.get(name)!.map((each, i) => ({ ...each, name: `momentum${i}` }));
+      return writer.table(['Offset', label], ['Offset', tensors(own)]);
+    });
     const label = writer.createSharedString(`group${index}`);
-    return writer.table(
-      ['Offset', label], ['Int64', BigInt(optimizer!.step)], ['Float32', optimizer!.learningRate],
-      ['Offset', states],
-    );
+    return writer.table(['Offset', label], ['Int64', BigInt(step)], ['Float32', learningRate],
+      ['Offset', states]);
   });
-  const all = writer.offsets(groups);
-  const kinds = KINDS.map((wanted) => {
-    return writer.offsets(propertiesOf(data, wanted).map((name) => {
-      const { value } = data.properties.get(name)!;
+  const properties = [...data.properties];
+  const kinds = KINDS.map((wanted) =>
+    vector(properties.filter(([, { kind }]) => kind === wanted), ([name, { value }]) => {
+      outline.property(name, value);
       const label = writer.createString(name);
       return writer.table(['Offset', label],
         typeof value === 'string' ? ['Offset', writer.createString(value)]
         : typeof value === 'bigint' ? ['Int64', value] : ['Float32', value]);
     }));
-  });
   const bag = data.properties.size ? writer.table(...kinds.map((each) => ['Offset', each] as const)) : 0;
   const root = writer.table(
-    ['Int32', VERSION], ['Offset', module], ['Offset', all], ['Offset', bag], noBytes,
+    ['Int32', VERSION], ['Offset', module], ['Offset', groups], ['Offset', bag], noBytes,
   );
   writer.finish(root, IDENTIFIER);
   digested.push({ table: root, field: DIGEST });

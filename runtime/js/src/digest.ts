@@ -23,23 +23,18 @@ export class Outline {
   }
 
   count(entries: number): void {
-    const at = this.#room(4);
-    this.#numbers.setUint32(at, entries, true);
+    this.number('Uint32', entries);
   }
 
-  int32(value: number): void {
+  /** A number of 32 bits; a negative zero is a zero. */
+  number(kind: 'Uint32' | 'Int32' | 'Float32', value: number): void {
     const at = this.#room(4);
-    this.#numbers.setInt32(at, value, true);
+    this.#numbers[`set${kind}`](at, value + 0, true);
   }
 
   int64(value: bigint): void {
     const at = this.#room(8);
     this.#numbers.setBigInt64(at, value, true);
-  }
-
-  float32(value: number): void {
-    const at = this.#room(4);
-    this.#numbers.setFloat32(at, value + 0, true); // a negative zero is a zero
   }
 
   text(text: string): void {
@@ -49,10 +44,25 @@ export class Outline {
     this.#size = at + 4 + written;
   }
 
+  group(index: number, step: bigint, learningRate: number): void {
+    this.text(`group${index}`);
+    this.int64(step);
+    this.number('Float32', learningRate);
+  }
+
+  /** @param bits Those of a NaN in float32, which a number of JavaScript loses. */
+  property(name: string, value: bigint | number | string, bits?: number): void {
+    this.text(name);
+    if (typeof value === 'string') this.text(value);
+    else if (typeof value === 'bigint') this.int64(value);
+    else if (bits === undefined) this.number('Float32', value);
+    else this.number('Uint32', bits);
+  }
+
   /** A tensor by its type's number in ONNX; the elements are not copied. */
   tensor(name: string, code: number, dims: Dims, elements: ArrayBufferView): void {
     this.text(name);
-    this.int32(code);
+    this.number('Int32', code);
     const shape = this.nominal ? [] : dims;
     this.count(shape.length);
     for (const size of shape) this.int64(BigInt(size));

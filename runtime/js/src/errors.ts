@@ -19,9 +19,19 @@ export class OdtpackError extends Error {
   }
 }
 
+/** What helps against a package that cannot be what odtpack wrote. */
+export const TAMPERED = 'do not use this package: it was tampered with, or not written by odtpack';
+
 /** Throw an error, also where an expression stands. */
 export function fail(...error: ConstructorParameters<typeof OdtpackError>): never {
   throw new OdtpackError(...error);
+}
+
+/** Throw an error unless something holds; its sentences are made either way. */
+export function demand(
+  holds: unknown, ...error: ConstructorParameters<typeof OdtpackError>
+): asserts holds {
+  if (!holds) fail(...error);
 }
 
 /** Throw `bad-argument` with a sentence unless an argument is of the kind that a call takes. */

@@ -58,6 +58,7 @@ export class Source {
   #view: DataView = new DataView(new ArrayBuffer(0));
   #tableBytes = 0;
   #text = 0;
+  #elements = 0;
 
   constructor(
     readonly bytes: Bytes, readonly where: string, limit = MAX_SIZE,
@@ -71,10 +72,14 @@ export class Source {
       this.where, 'copy or download the file again, or fall back to an earlier one');
   }
 
+  /** Fail unless something holds: not where many things are read, since the sentence is made either way. */
+  demand(holds: unknown, problem: string): asserts holds {
+    if (!holds) this.fail(problem);
+  }
+
   check(position: number, length: number): void {
-    if (position < 0 || length < 0 || position + length > this.bytes.size) {
-      this.fail(`${length} bytes at ${position} lie outside its ${this.bytes.size} bytes`);
-    }
+    if (position >= 0 && length >= 0 && position + length <= this.bytes.size) return;
+    this.fail(`${length} bytes at ${position} lie outside its ${this.bytes.size} bytes`);
   }
 
   read(position: number, length: number): Uint8Array {
@@ -82,6 +87,12 @@ export class Source {
     const data = this.bytes.read(position, length);
     if (data.length !== length) this.fail('it became shorter while it was read');
     return data;
+  }
+
+  /** Elements of a tensor: all of them together are no more than there are bytes. */
+  elements(position: number, length: number): Uint8Array {
+    if ((this.#elements += length) > this.bytes.size) this.fail('its tensors overlap');
+    return this.read(position, length);
   }
 
   /** Lets `#view` hold some bytes, and returns where in it they begin: files are read in blocks. */
@@ -135,9 +146,8 @@ export class Source {
 
   root(identifier: string): Table {
     if (this.bytes.size < 8) this.fail(`it has ${this.bytes.size} bytes`);
-    if (String.fromCharCode(...this.read(4, 4)) !== identifier) {
-      this.fail(`it does not carry the identifier ${identifier}`);
-    }
+    this.demand(String.fromCharCode(...this.read(4, 4)) === identifier,
+      `it does not carry the identifier ${identifier}`);
     return this.table(this.number(UINT32, 0));
   }
 }

@@ -2,9 +2,10 @@
 import type { InferenceSession } from 'onnxruntime-common';
 import { type PeftFiles, readAdapter, trainedOf } from './adapter.js';
 import { CheckpointState } from './checkpoint.js';
-import { attempt, fail } from './errors.js';
+import { attempt, demand, fail } from './errors.js';
 import { widen, withoutInitializers } from './inference.js';
 import { isIterable } from './json.js';
+import { trainable } from './manifest.js';
 import { importRuntime } from './opening.js';
 import type { TrainingPackage } from './package.js';
 import type { FileSource, OnnxRuntime } from './platform.js';
@@ -27,12 +28,6 @@ export interface GenerateOptions {
   topP?: number;
   /** The same one draws the same tokens, as in Python. */
   seed?: number | bigint;
-}
-
-/** A sequence: the feeds with the cache of the tokens that were read. */
-interface Sequence {
-  readonly feeds: Feeds;
-  count: number;
 }
 
 const [PAST, PRESENT] = ['past_key_values.', 'present.'];
@@ -109,7 +104,7 @@ export class Generator {
 
   /** The logits of the token after a sequence, one for each word. */
   async logits(tokens: Iterable<number>, adapter?: string): Promise<Float32Array> {
-    return this.#read(await this.#sequence(adapter), isIterable(tokens) ? [...tokens] : []);
+    return this.#read(await this.#begin(adapter), 0, isIterable(tokens) ? [...tokens] : []);
   }
 
   /** The tokens that follow a prompt, each as soon as it is there. */
@@ -119,19 +114,19 @@ export class Generator {
     const fitsStop = options.stop === undefined || isIterable(options.stop);
     const stop = new Set(fitsStop ? options.stop : []);
     const fits = fitsStop && topK >= 0 && [topK, ...stop].every(Number.isSafeInteger) && whole;
-    if (!(temperature >= 0 && fits && topP > 0 && topP <= 1 && maxTokens >= 0)) {
-      fail('bad-argument', 'temperature, topK and maxTokens must be 0 or more, topP above 0 and ' +
-        'at most 1, topK, seed and the tokens of stop whole numbers.');
-    }
+    demand(temperature >= 0 && fits && topP > 0 && topP <= 1 && maxTokens >= 0, 'bad-argument',
+      'temperature, topK and maxTokens must be 0 or more, topP above 0 and ' +
+      'at most 1, topK, seed and the tokens of stop whole numbers.');
     const uniform = splitMix(BigInt(seed));
-    const sequence = await this.#sequence(options.adapter);
+    const feeds = await this.#begin(options.adapter);
     let tokens = isIterable(prompt) ? [...prompt] : []; // which is refused
+    let count = 0;
     for (let made = 0; made < maxTokens; made++) {
-      const logits = await this.#read(sequence, tokens);
-      if (!Number.isFinite(logits.reduce((most, each) => Math.max(most, each)))) {
-        fail('run-failed', `The decoder's logits after ${sequence.count} tokens are not finite.`,
-          '', 'use an adapter from before its training diverged');
-      }
+      const logits = await this.#read(feeds, count, tokens);
+      count += tokens.length;
+      demand(Number.isFinite(logits.reduce((most, each) => Math.max(most, each))), 'run-failed',
+        `The decoder's logits after ${count} tokens are not finite.`,
+        '', 'use an adapter from before its training diverged');
       const token = temperature
         ? draw(logits, temperature, topK, topP, uniform()) : likeliest(logits);
       if (stop.has(token)) return;
@@ -146,13 +141,12 @@ export class Generator {
   }
 
   #zeros(): Map<string, Stored> {
-    return new Map(this.opened.manifest.parameters
-      .filter((each) => each.role === 'trainable')
-      .map(({ name, dtype, shape }) =>
-        [name, { dtype, dims: shape, data: new ARRAYS[dtype](product(shape)) }] as const));
+    return new Map(trainable(this.opened.manifest).map(({ name, dtype, shape }) =>
+      [name, { dtype, dims: shape, data: new ARRAYS[dtype](product(shape)) }] as const));
   }
 
-  async #sequence(adapter: string | undefined): Promise<Sequence> {
+  /** What is fed for a sequence, with the cache of no tokens. */
+  async #begin(adapter: string | undefined): Promise<Feeds> {
     const { ort, session } = this;
     const values = adapter === undefined ? undefined
       : await (this.#adapters.get(adapter) ?? fail('unknown-adapter',
@@ -170,44 +164,41 @@ export class Generator {
         feeds[each.name] = tensorOver(ort, dtype, new ARRAYS[dtype](0), dims);
       }
     }
-    return { feeds, count: 0 };
+    return feeds;
   }
 
-  /** Reads further tokens, some at a time; the logits of the last. */
-  async #read(sequence: Sequence, tokens: readonly number[]): Promise<Float32Array> {
-    if (!tokens.length || tokens.some((token) => !Number.isSafeInteger(token) || token < 0)) {
-      fail('bad-prompt',
-        'A prompt is a sequence of one token or more, as whole numbers from 0 on.');
-    }
+  /** Reads the tokens after so many others, some at a time; the logits of the last. */
+  async #read(feeds: Feeds, before: number, tokens: readonly number[]): Promise<Float32Array> {
+    demand(tokens.length && tokens.every((token) => Number.isSafeInteger(token) && token >= 0),
+      'bad-prompt',
+      'A prompt is a sequence of one token or more, as whole numbers from 0 on.');
     // Some kernels take a token beyond the vocabulary for a vector of zeros.
     const words = this.opened.manifest.inputs.find((each) => each.class_count)?.class_count;
     const beyond = tokens.find((token) => words !== undefined && token >= words);
-    if (beyond !== undefined) {
-      fail('bad-prompt', `The token ${beyond} is not below the ${words} of the vocabulary.`);
-    }
+    demand(beyond === undefined, 'bad-prompt',
+      `The token ${beyond} is not below the ${words} of the vocabulary.`);
     const { ort, session } = this;
-    const { feeds } = sequence;
     const whole = (values: ArrayLike<number>) =>
       tensorOver(ort, 'int64', BigInt64Array.from(values as number[], BigInt), [1, values.length]);
     let last = new Float32Array(0);
     for (let start = 0; start < tokens.length; start += AT_ONCE) {
       const part = tokens.slice(start, start + AT_ONCE);
-      const end = sequence.count + part.length;
+      const count = before + start;
       const own: Feeds = {
-        input_ids: whole(part), attention_mask: whole(new Array<number>(end).fill(1)),
-        position_ids: whole(part.map((_, i) => sequence.count + i)),
+        input_ids: whole(part),
+        attention_mask: whole(new Array<number>(count + part.length).fill(1)),
+        position_ids: whole(part.map((_, i) => count + i)),
       };
       for (const name of session.inputNames) if (own[name]) feeds[name] = own[name];
       if (this.#released) fail('closed', 'The generator is closed.');
       const run = session.run(feeds);
       this.#running = Promise.allSettled([this.#running, run]).then(() => undefined);
       const made = (await attempt(() => run, 'run-failed',
-        `The decoder failed after ${sequence.count} tokens`, '',
+        `The decoder failed after ${count} tokens`, '',
         'pass fewer tokens, of those that the decoder knows')) as Feeds;
       for (const name of session.inputNames) {
         if (name.startsWith(PAST)) feeds[name] = made[PRESENT + name.slice(PAST.length)]!;
       }
-      sequence.count = end;
       const { data, dims } = made['logits']!;
       const row = (data as Float32Array).slice(-dims.at(-1)!);
       last = made['logits']!.type === 'float16'

@@ -4,12 +4,12 @@ import { lossOf } from './batch.js';
 import type { CheckpointState, Resident } from './checkpoint.js';
 import { attempt, fail } from './errors.js';
 import type { Skipping } from './finite.js';
-import type { Manifest } from './manifest.js';
+import { type Manifest, trainable } from './manifest.js';
 import type { Optimizer } from './optimizer.js';
 import type { TrainingPackage } from './package.js';
 import type { OnnxRuntime } from './platform.js';
 import { type Feeds, type Model, openSession, tensorOver } from './runtime.js';
-import { byName, bytesOf, type Dims, type DType, type TypedArray } from './tensors.js';
+import { byName, bytesOf, type Dims, type Stored, type TypedArray } from './tensors.js';
 
 /** How often a step reads its loss back: at every step, at each so many, or never. */
 export type LossReading = 'every' | number | false;
@@ -21,8 +21,6 @@ const ALIGNMENT = 16; // of a buffer's size, as ONNX Runtime has it
 
 /** A value that the model reads: its array, and the tensor that is fed. */
 interface Cell {
-  readonly dtype: DType;
-  readonly dims: Dims;
   readonly data: TypedArray;
   readonly written: boolean;
   tensor: Tensor;
@@ -48,20 +46,16 @@ export class ResidentStep implements Model, Resident {
   ) {
     this.#every = reading === 'every' ? 1 : reading || Infinity;
     const shapes = new Map(session.inputMetadata.map((each) => [each.name, each]));
-    const add = (name: string, dtype: DType, dims: Dims, data: TypedArray, written: boolean): void => {
+    const add = (name: string, { dtype, dims, data }: Stored, written: boolean): void => {
       const known = shapes.get(name);
-      const own = known?.isTensor ? (known.shape as readonly number[]) : dims;
-      const tensor = tensorOver(ort, dtype, data, own);
-      this.#cells.set(name, { dtype, dims: own, data, written, tensor, release: () => undefined });
+      const tensor = tensorOver(ort, dtype, data, known?.isTensor ? (known.shape as Dims) : dims);
+      this.#cells.set(name, { data, written, tensor, release: () => undefined });
     };
     for (const { name, role } of manifest.parameters) {
-      const { dtype, dims, data } = state.parameters.get(name)!;
-      add(name, dtype, dims, data, role !== 'frozen');
+      add(name, state.parameters.get(name)!, role !== 'frozen');
     }
     for (const [name, own] of state.optimizer!.moments) {
-      for (const [i, { dtype, dims, data }] of own.entries()) {
-        add(`${name}.${manifest.layout.state[i]!.name}`, dtype, dims, data, true);
-      }
+      own.forEach((each, i) => add(`${name}.${manifest.layout.state[i]!.name}`, each, true));
     }
     state.device = this;
   }
@@ -103,8 +97,7 @@ export class ResidentStep implements Model, Resident {
     for (const name of updates) this.#take(this.#cells.get(name.slice(0, -END.length))!, results[name]!);
     optimizer.advance();
     const flags = isDue ? (results[KEPT]!.data as Uint8Array) : [];
-    const trained = manifest.parameters.filter(({ role }) => role === 'trainable');
-    const odd = trained.filter((_, i) => flags[i]).map(({ name }) => name);
+    const odd = trainable(manifest).filter((_, i) => flags[i]).map(({ name }) => name);
     if (odd.length) this.skipping.report(loss, odd, optimizer.stepCount);
     return results;
   }
@@ -116,8 +109,8 @@ export class ResidentStep implements Model, Resident {
     cell.release = () => made.dispose();
   }
 
-  #over({ dtype, dims }: Cell, buffer: GPUBuffer): Tensor {
-    const options = { dataType: dtype as 'float32', dims };
+  #over({ tensor: { type, dims } }: Cell, buffer: GPUBuffer): Tensor {
+    const options = { dataType: type as 'float32', dims };
     return this.ort.Tensor.fromGpuBuffer(buffer as never, options) as unknown as Tensor;
   }
 
@@ -126,7 +119,7 @@ export class ResidentStep implements Model, Resident {
     if (!this.#changed) return;
     this.#gpu ??= (await this.ort.env.webgpu.device) as unknown as GPUDevice;
     for (const cell of this.#cells.values()) {
-      if (!onGpu(cell.dtype) || !cell.data.byteLength) continue;
+      if (!onGpu(cell.tensor.type) || !cell.data.byteLength) continue;
       const size = Math.ceil(cell.data.byteLength / ALIGNMENT) * ALIGNMENT;
       const usage = STORAGE | COPY_SRC | COPY_DST;
       const buffer = this.#gpu.createBuffer({ size, usage, mappedAtCreation: true });
@@ -143,23 +136,21 @@ export class ResidentStep implements Model, Resident {
     if (!this.#ran) return;
     const cells = [...this.#cells.values()].filter(({ written, tensor }) =>
       written && tensor.location === 'gpu-buffer');
-    const sizes = cells.map(({ data }) => Math.ceil(data.byteLength / 4) * 4);
-    const size = sizes.reduce((sum, each) => sum + each, 0);
+    let size = 0;
+    const places = cells.map(({ data, tensor }) => {
+      const [at, nbytes] = [size, Math.ceil(data.byteLength / 4) * 4];
+      size += nbytes;
+      return { data, tensor, at, nbytes };
+    });
     const staging = this.#gpu!.createBuffer({ size, usage: MAP_READ | COPY_DST });
     const encoder = this.#gpu!.createCommandEncoder();
-    let at = 0;
-    for (const [i, { tensor }] of cells.entries()) {
-      encoder.copyBufferToBuffer(tensor.gpuBuffer as GPUBuffer, 0, staging, at, sizes[i]!);
-      at += sizes[i]!;
+    for (const { tensor, at, nbytes } of places) {
+      encoder.copyBufferToBuffer(tensor.gpuBuffer as GPUBuffer, 0, staging, at, nbytes);
     }
     this.#gpu!.queue.submit([encoder.finish()]);
     await staging.mapAsync(MAP_READ);
     const bytes = new Uint8Array(staging.getMappedRange());
-    at = 0;
-    for (const [i, { data }] of cells.entries()) {
-      bytesOf(data).set(bytes.subarray(at, at + data.byteLength));
-      at += sizes[i]!;
-    }
+    for (const { data, at } of places) bytesOf(data).set(bytes.subarray(at, at + data.byteLength));
     staging.destroy();
     this.#ran = false;
   }
@@ -172,7 +163,6 @@ export class ResidentStep implements Model, Resident {
     await this.refresh();
     for (const { release } of this.#cells.values()) release();
     state.device = undefined;
-    await this.session.release();
   }
 }
 
@@ -201,7 +191,7 @@ export function requireResident(manifest: Manifest, reading: LossReading): void 
   }
 }
 
-function onGpu(dtype: DType): boolean {
+function onGpu(dtype: string): boolean {
   return dtype === 'float32' || dtype === 'float16';
 }
 

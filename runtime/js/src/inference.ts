@@ -1,9 +1,9 @@
 /** A trained inference model: the package's template, followed by the parameters. */
 import type { CheckpointState } from './checkpoint.js';
 import { CODES } from './checkpoint_format.js';
-import { fail } from './errors.js';
+import { demand, fail } from './errors.js';
 import type { Manifest, ParameterInfo } from './manifest.js';
-import { bytesOf, type DType, product, type Stored } from './tensors.js';
+import { bytesOf, type DType, product, type Stored, type TypedArray } from './tensors.js';
 
 const MAX_BYTES = 2 ** 31 - 2 ** 20;
 
@@ -28,9 +28,8 @@ export function inferenceModel(
     parts.push(Uint8Array.from([GRAPH, ...length, ...initializer]), head, bytes);
   }
   const size = parts.reduce((sum, part) => sum + part.length, 0);
-  if (size > MAX_BYTES) {
-    fail('model-too-large', `The model would have ${size} bytes, and ${MAX_BYTES} are allowed.`);
-  }
+  demand(size <= MAX_BYTES, 'model-too-large',
+    `The model would have ${size} bytes, and ${MAX_BYTES} are allowed.`);
   return parts;
 }
 
@@ -47,22 +46,27 @@ function exported(info: ParameterInfo, state: CheckpointState): Stored {
     return { dtype: 'float32', dims, data: scaled };
   }
   const target: DType = info.model_dtype ?? dtype;
-  if (target === dtype) return { dtype, dims, data };
-  if (target === 'float32' && dtype === 'float16') {
-    return { dtype: target, dims, data: widen(data as Uint16Array) };
+  if (target === dtype || (target === 'float32' && dtype === 'float16')) {
+    return { dtype: target, dims, data: converted({ dtype, data }, target) };
   }
-  if (target !== 'float16' || dtype !== 'float32') {
-    fail('parameter-type',
-      `'${info.name}' cannot be converted from ${dtype} to ${target}.`);
-  }
-  const narrow = Uint16Array.from(data as Float32Array, float16Bits);
+  demand(target === 'float16' && dtype === 'float32', 'parameter-type',
+    `'${info.name}' cannot be converted from ${dtype} to ${target}.`);
+  const narrow = converted({ dtype, data }, target) as Uint16Array;
   const infinite = (bits: number): boolean => (bits & 0x7fff) === 0x7c00;
   const lost = narrow.findIndex((bits, i) => infinite(bits) && Number.isFinite(data[i]));
-  if (lost >= 0) {
-    fail('value-out-of-range',
-      `'${info.name}' holds ${data[lost]}, which float16 cannot.`);
-  }
+  demand(lost < 0, 'value-out-of-range',
+    `'${info.name}' holds ${data[lost]}, which float16 cannot.`);
   return { dtype: 'float16', dims, data: narrow };
+}
+
+/** Real numbers as those of another type; an array that has it already stays. */
+export function converted(
+  { dtype, data }: Pick<Stored, 'dtype' | 'data'>, wanted: DType,
+): TypedArray {
+  if (dtype === wanted) return data;
+  const wide = dtype === 'float16' ? widen(data as Uint16Array) : (data as Float32Array);
+  return wanted === 'float16' ? Uint16Array.from(wide, float16Bits)
+    : wanted === 'float64' ? Float64Array.from(wide) : Float32Array.from(wide);
 }
 
 /** float16 as bits to float32, exactly. */
@@ -141,9 +145,8 @@ const [INITIALIZER, INITIALIZER_NAME] = [0x2a, 0x42];
 
 /** The template with these outputs only. */
 function withOutputs(template: Uint8Array, wanted: readonly string[]): Uint8Array {
-  if (!wanted.length || new Set(wanted).size < wanted.length) {
-    fail('no-outputs', 'Name at least one output, and each once.');
-  }
+  demand(wanted.length && new Set(wanted).size === wanted.length, 'no-outputs',
+    'Name at least one output, and each once.');
   const left = new Set(wanted);
   const found = filtered(template, (tag, content) =>
     tag !== OUTPUT || left.delete(nameOf(content, NAME)));

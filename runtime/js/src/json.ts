@@ -14,10 +14,8 @@ const TOKEN = /[{}[\]]|("[^"\\]*(?:\\.[^"\\]*)*")(\s*:)?/g;
 export function parseStrictJson(bytes: Uint8Array, invalid: (problem: string) => never): unknown {
   try {
     const text = new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(bytes);
-    checkDepth(text); // before anything that may call itself for each level
-    const found: unknown = JSON.parse(text, checked);
-    checkKeys(text);
-    return found;
+    checkStructure(text); // before anything that may call itself for each level
+    return JSON.parse(text, checked);
   } catch (error) {
     return invalid(`it is not JSON in UTF-8: ${reason(error)}`);
   }
@@ -31,6 +29,10 @@ function checked(key: string, value: unknown): unknown {
   return value;
 }
 
+export function isPath(value: unknown): value is string | URL {
+  return typeof value === 'string' || value instanceof URL;
+}
+
 export function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === 'object' && value !== null && !Array.isArray(value);
 }
@@ -39,25 +41,16 @@ export function isIterable(value: unknown): value is Iterable<unknown> {
   return typeof value === 'object' && value !== null && Symbol.iterator in value;
 }
 
-function checkDepth(text: string): void {
-  let depth = 0;
-  for (const [sign] of text.matchAll(TOKEN)) {
-    if ('{['.includes(sign)) depth += 1;
-    if ('}]'.includes(sign)) depth -= 1;
-    if (depth > MAX_DEPTH) throw new Error(`it nests deeper than ${MAX_DEPTH}`);
-  }
-}
-
-/** Check that each object of a text, which is JSON, has a key once. */
-function checkKeys(text: string): void {
+/** Check that nothing nests too deeply, and that each object of a text that is JSON has a key once. */
+function checkStructure(text: string): void {
   const open: Set<string>[] = [];
   for (const [sign, key, colon] of text.matchAll(TOKEN)) {
     if ('{['.includes(sign)) open.push(new Set());
     if ('}]'.includes(sign)) open.pop();
+    if (open.length > MAX_DEPTH) throw new Error(`it nests deeper than ${MAX_DEPTH}`);
     if (colon === undefined) continue;
     const name = JSON.parse(key!) as string;
-    const known = open.at(-1)!;
-    if (known.has(name)) throw new Error(`the key ${JSON.stringify(name.slice(0, 80))} occurs twice`);
-    known.add(name);
+    if (open.at(-1)?.has(name)) throw new Error(`the key ${JSON.stringify(name.slice(0, 80))} occurs twice`);
+    open.at(-1)?.add(name);
   }
 }

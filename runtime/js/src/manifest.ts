@@ -21,6 +21,10 @@ function invalid(problem: string): never {
     'build the package again with odtpack');
 }
 
+function must(holds: boolean, problem: string): void {
+  if (!holds) invalid(problem);
+}
+
 function check<T>(what: string, good: (value: unknown) => boolean): Check<T> {
   return (value, at) => (good(value) ? (value as T) : invalid(`${at} must be ${what}`));
 }
@@ -68,20 +72,17 @@ const truth = check<boolean>('true or false', (value) => typeof value === 'boole
 const real = check<number>('a number', (value) => Number.isFinite(value));
 const isBetween = (least: number, most: number) => (v: unknown): boolean =>
   Number.isSafeInteger(v) && (v as number) >= least && (v as number) <= most;
-const whole = (least: number, most: number): Check<number> =>
+const whole = (least = 0, most = Number.MAX_SAFE_INTEGER): Check<number> =>
   check(`a whole number from ${least} to ${most}`, isBetween(least, most));
-const isCount = isBetween(0, Number.MAX_SAFE_INTEGER);
-const count = check<number>('a whole number', isCount);
-const positive = check<number>('1 or more', isBetween(1, Number.MAX_SAFE_INTEGER));
+const count = whole();
 /** What multiplies gradients is above 0 and finite, also as float32. */
 const rate = check<number>('a number above 0 in float32', (v) => {
   const near = typeof v === 'number' ? Math.fround(v) : NaN;
   return near > 0 && near < Infinity;
 });
-const label = check<number>('a whole number', Number.isSafeInteger);
 const sha256 = check<string>('a SHA-256', (v) => typeof v === 'string' && /^[0-9a-f]{64}$/.test(v));
 const size = check<number | string | null>(
-  'a size', (v) => v === null || (typeof v === 'string' && v !== '') || isCount(v),
+  'a size', (v) => v === null || (typeof v === 'string' && v !== '') || isBetween(0, Infinity)(v),
 );
 const texts = check<Record<string, string>>(
   'text by name', (v) => isRecord(v) && Object.values(v).every((each) => typeof each === 'string'),
@@ -112,6 +113,13 @@ const arenaBytes = optional(whole(256, 2 ** 30));
 const extraRole = oneOf('ort_model', 'inference_model', 'operators_config',
   'operators_and_types_config', 'recipe', 'segment_model', 'segment_weights',
   'decoder_model', 'decoder_weights');
+const session = object({
+  optimization_level: level, memory_pattern: optional(truth, true),
+  arena: optional(truth, true), prepacking: optional(truth, true),
+  shared_allocator: optional(truth, false), initial_chunk_size_bytes: arenaBytes,
+  max_dead_bytes_per_chunk: arenaBytes, threads: optional(whole(1, 256)),
+  config: optional(config, {}),
+}, true);
 
 const schema = object({
   files: object({
@@ -144,7 +152,7 @@ const schema = object({
   inputs: list(object({
     name: text, dtype, shape: shape(size), role: oneOf('data', 'labels', 'target'),
     class_count: optional(whole(1, 2 ** 31 - 1)),
-    ignore_index: optional(label),
+    ignore_index: optional(whole(-Number.MAX_SAFE_INTEGER)),
   }), 1024),
   outputs: list(output, 1024),
   evaluation_outputs: optional(list(output, 1024), []),
@@ -154,21 +162,9 @@ const schema = object({
     size_bytes: optional(count), offset: optional(count),
   }), 100_000),
   optimizer: object({ kind: text, learning_rate: optional(rate) }),
-  session: optional(
-    object({
-      optimization_level: level, memory_pattern: optional(truth, true),
-      arena: optional(truth, true), prepacking: optional(truth, true),
-      shared_allocator: optional(truth, false), initial_chunk_size_bytes: arenaBytes,
-      max_dead_bytes_per_chunk: arenaBytes, threads: optional(whole(1, 256)),
-      config: optional(config, {}),
-    }, true),
-    {
-      optimization_level: 'extended' as const, memory_pattern: false, arena: true, prepacking: true,
-      shared_allocator: false, initial_chunk_size_bytes: undefined,
-      max_dead_bytes_per_chunk: undefined, threads: undefined, config: { [SPINNING]: '1' },
-    },
-    true,
-  ),
+  session: optional(session, session({
+    optimization_level: 'extended', memory_pattern: false, config: { [SPINNING]: '1' },
+  }, 'session'), true),
   layout: optional(object({
     dtype: oneOf('float32', 'float64'), elements: count,
     run: oneOf('chunks', 'whole', 'parameters'),
@@ -187,7 +183,7 @@ const schema = object({
   self_check: optional(object({
     reason: optional(text),
     inputs: optional(list(object({
-      name: text, shape: shape(count, MAX_SELF_CHECK_ELEMENTS), bound: optional(positive),
+      name: text, shape: shape(count, MAX_SELF_CHECK_ELEMENTS), bound: optional(whole(1)),
     })), []),
     learning_rate: optional(rate), losses: optional(list(real), []),
     evaluation_loss: optional(real), tolerances: optional(list(real), []),
@@ -231,35 +227,33 @@ export function evaluationOutputs(manifest: Manifest): Manifest['outputs'] {
   return [...manifest.outputs, ...manifest.evaluation_outputs];
 }
 
+/** Check what several keys say together. */
 function checkSense(manifest: Manifest): void {
   const { parameters, groups } = manifest;
   const outputs = evaluationOutputs(manifest);
   for (const items of [manifest.inputs, outputs, parameters]) {
-    if (new Set(items.map(({ name }) => name)).size < items.length) invalid('a name occurs twice');
+    must(new Set(items.map(({ name }) => name)).size === items.length, 'a name occurs twice');
   }
-  if (manifest.outputs[0]?.role !== 'loss') invalid('the first output must be the loss');
+  must(manifest.outputs[0]?.role === 'loss', 'the first output must be the loss');
   if (manifest.layout) checkLayout(manifest);
   if (manifest.schedule) checkSchedule(manifest.schedule, invalid);
   const known = new Set(parameters.map(({ name }) => name));
   const scales = parameters.flatMap((parameter) => parameter.scale ?? []);
   const named = [...scales, ...(manifest.inference?.parameters ?? [])];
   const stranger = named.find((name) => !known.has(name));
-  if (stranger !== undefined) invalid(`'${stranger}' is not one of the parameters`);
+  must(stranger === undefined, `'${stranger}' is not one of the parameters`);
   const grouped = groups.flatMap((group) => group.parameters).sort();
-  const names = parameters.filter(({ role }) => role === 'trainable').map(({ name }) => name).sort();
-  if (groups.length && JSON.stringify(grouped) !== JSON.stringify(names)) {
-    invalid('the groups do not hold each trainable parameter once');
-  }
+  const names = trainable(manifest).map(({ name }) => name).sort();
+  must(!groups.length || JSON.stringify(grouped) === JSON.stringify(names),
+    'the groups do not hold each trainable parameter once');
   const { checkpoint, checkpoint_data: data } = manifest.files;
-  if (data && data.path !== `${checkpoint.path}.data`) {
-    invalid('checkpoint_data must be named after the checkpoint');
-  }
-  if (!manifest.inference !== !manifest.files.inference_template) {
-    invalid('an inference template needs both its file and the key inference');
-  }
+  must(!data || data.path === `${checkpoint.path}.data`,
+    'checkpoint_data must be named after the checkpoint');
+  must(!manifest.inference === !manifest.files.inference_template,
+    'an inference template needs both its file and the key inference');
   const odd = parameters.find(({ shape, dtype: type, size_bytes: bytes }) =>
     bytes !== undefined && bytes !== product(shape) * ARRAYS[type].BYTES_PER_ELEMENT);
-  if (odd) invalid(`the size of '${odd.name}' is not that of its shape and type`);
+  must(!odd, `the size of '${odd?.name}' is not that of its shape and type`);
   checkSelfCheck(manifest);
 }
 
@@ -268,12 +262,11 @@ function checkLayout(manifest: Manifest): void {
   const step = 64 / ARRAYS[dtype].BYTES_PER_ELEMENT;
   let end = 0;
   for (const { name, shape, offset } of trainedParameters(manifest)) {
-    if (offset % step || offset < end) invalid(`the offset of '${name}' does not go with the layout`);
+    must(offset % step === 0 && offset >= end, `the offset of '${name}' does not go with the layout`);
     end = offset + product(shape);
   }
-  if (elements !== Math.ceil(end / step) * step) {
-    invalid('layout.elements is not where the last parameter ends, rounded up to 64 bytes');
-  }
+  must(elements === Math.ceil(end / step) * step,
+    'layout.elements is not where the last parameter ends, rounded up to 64 bytes');
 }
 
 /** It holds a reason, or everything else. */
@@ -284,15 +277,16 @@ function checkSelfCheck({ self_check: check }: Manifest): void {
   const whole =
     inputs.length > 0 && given.length === 2 && losses.length === 5 && tolerances.length === 6;
   const nothing = !(inputs.length + given.length + losses.length + tolerances.length);
-  if (why === undefined ? !whole : !nothing) {
-    invalid('self_check must hold a reason, or everything else');
-  }
+  must(why === undefined ? whole : nothing, 'self_check must hold a reason, or everything else');
+}
+
+export function trainable({ parameters }: Manifest): ParameterInfo[] {
+  return parameters.filter(({ role }) => role === 'trainable');
 }
 
 /** Trainable parameters in the order in which they lie in memory. */
 export function trainedParameters(manifest: Manifest): (ParameterInfo & { offset: number })[] {
-  return manifest.parameters
-    .filter(({ role }) => role === 'trainable')
+  return trainable(manifest)
     .map((each) => ({ ...each, offset: each.offset ?? invalid(`'${each.name}' has no offset`) }))
     .sort((a, b) => a.offset - b.offset || product(a.shape) - product(b.shape));
 }

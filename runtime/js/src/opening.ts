@@ -3,7 +3,7 @@ import type { InferenceSession } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { CheckpointState, type FlatState } from './checkpoint.js';
 import { readCheckpoint } from './checkpoint_format.js';
-import { attempt, fail, requireArgument } from './errors.js';
+import { attempt, demand, fail, requireArgument } from './errors.js';
 import { type Manifest, trainedParameters } from './manifest.js';
 import { type ModelName, type PackageSource, TrainingPackage } from './package.js';
 import { type FileSource, inMemory, type OnnxRuntime } from './platform.js';
@@ -49,14 +49,12 @@ export async function resolve(files: PackageFiles | TrainingFiles): Promise<{
   const opened = await TrainingPackage.open(folder || '.', { verify: 'used' });
   const format = trainModel.endsWith('.ort') ? 'ort' : 'onnx';
   const models = new Set<ModelName>();
-  const [training_model, eval_model, optimizer_model] = [trainModel, evalModel, optimizerModel];
-  const paths = { training_model, eval_model, optimizer_model };
+  const paths = { training_model: trainModel, eval_model: evalModel, optimizer_model: optimizerModel };
   for (const [name, path] of Object.entries(paths) as [ModelName, string | undefined][]) {
     if (path === undefined) continue;
-    if (platform.addressOf(path) !== platform.addressOf(folder + opened.modelEntry(name, format).path)) {
-      fail('model-not-found', `${path} is not the ${name} of the package.`, path,
-        'all models are those of the package in whose folder trainModel lies');
-    }
+    demand(platform.addressOf(path) === platform.addressOf(folder + opened.modelEntry(name, format).path),
+      'model-not-found', `${path} is not the ${name} of the package.`, path,
+      'all models are those of the package in whose folder trainModel lies');
     models.add(name);
   }
   return { opened, format, models };

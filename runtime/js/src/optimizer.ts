@@ -3,12 +3,12 @@ import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
 import type { CheckpointState, FlatState } from './checkpoint.js';
 import type { OptimizerState } from './checkpoint_format.js';
-import { fail } from './errors.js';
+import { demand, TAMPERED } from './errors.js';
 import type { Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
 import { type Feeds, Graph, tensorOver } from './runtime.js';
 import {
-  byName, type Dims, type Layout, pack, product, sameDims, type Stored, type TypedArray, view,
+  byName, type Dims, type Layout, pack, product, sameDims, type Slot, type Stored, type TypedArray, view,
 } from './tensors.js';
 
 export const DEFAULT_LEARNING_RATE = 0.001;
@@ -19,6 +19,8 @@ interface Vector {
   readonly layout: Layout;
   readonly buffer: ArrayBuffer;
 }
+
+type Place = Pick<Slot, 'offset' | 'nbytes' | 'dims'>;
 
 export class Optimizer {
   readonly #state: OptimizerState;
@@ -34,20 +36,15 @@ export class Optimizer {
   ) {
     const { layout, groups } = manifest;
     const taken = new Set([...session.inputNames, ...layout.state.map(({ name }) => name)]);
-    if (taken.size > session.inputNames.length || layout.inputs.some((name) => !taken.has(name))) {
-      fail('model-mismatch',
-        'The manifest names inputs or a state of the optimizer that its model does not have.', '',
-        'do not use this package: it was changed, or not written by odtpack');
-    }
-    if (!flat.layout.slots.length) {
-      fail('nothing-trainable', 'The package marks no parameter as trainable.');
-    }
-    const { nbytes: whole } = flat.layout;
-    const all = (buffer: ArrayBuffer): TypedArray => view(buffer, layout.dtype, 0, whole);
-    this.#gradients = all(flat.gradients) as Float32Array;
+    demand(taken.size === session.inputNames.length && layout.inputs.every((name) => taken.has(name)),
+      'model-mismatch',
+      'The manifest names inputs or a state of the optimizer that its model does not have.', '', TAMPERED);
+    const { slots, nbytes: whole } = flat.layout;
+    demand(slots.length, 'nothing-trainable', 'The package marks no parameter as trainable.');
+    this.#gradients = view(flat.gradients, layout.dtype, 0, whole) as Float32Array;
     const kept = layout.state.map(({ name, axes }): Vector => {
       const own = !axes ? flat.layout
-        : pack(flat.layout.slots.map((slot) => ({ ...slot, dims: storedDims(slot.dims, axes) })));
+        : pack(slots.map((slot) => ({ ...slot, dims: storedDims(slot.dims, axes) })));
       return { name, axes, layout: own, buffer: platform.allocate(own.nbytes) };
     });
     const names = groups.map((group) => group.parameters);
@@ -74,52 +71,50 @@ export class Optimizer {
     );
     this.learningRate = this.#state.learningRate;
 
+    const own = { axes: undefined, layout: flat.layout };
     const vectors: Vector[] = [
-      { name: 'params', axes: [0, 1], layout: flat.layout, buffer: flat.parameters },
-      { name: 'gradients', axes: [0, 1], layout: flat.layout, buffer: flat.gradients },
+      { name: 'params', buffer: flat.parameters, ...own },
+      { name: 'gradients', buffer: flat.gradients, ...own },
       ...kept,
     ];
     const owners = new Map(
       groups.flatMap(({ parameters }, i) => parameters.map((name) => [name, i])),
     );
-    const add = (group: number, tensors: Feeds, extra: Feeds = {}): void => {
-      const { gradients: _, ...written } = tensors;
-      const memory = byName(Object.entries(written).map(([name, t]) => [`${name}.out`, t] as const));
-      const all = [scalars[group]!, extra, tensors].flatMap((each) => Object.entries(each));
-      const feeds = byName(all);
+    /** A run over a place in each vector. */
+    const add = (group: number, place: (of: Vector) => Place, extra: Feeds = {}): void => {
+      const tensors = vectors.map((vector) => {
+        const { offset, nbytes, dims } = place(vector);
+        const data = view(vector.buffer, layout.dtype, offset, nbytes);
+        return [vector.name, tensorOver(ort, layout.dtype, data, dims)] as const;
+      });
+      const written = tensors.filter(([name]) => name !== 'gradients');
+      const memory = byName(written.map(([name, tensor]) => [`${name}.out`, tensor] as const));
+      const feeds = byName([...Object.entries({ ...scalars[group]!, ...extra }), ...tensors]);
       this.#graphs.push(new Graph(ort, session, feeds, memory, [],
         'load the last checkpoint: parameters may hold part of the step'));
     };
     if (layout.run === 'parameters') {
-      for (const [index, slot] of flat.layout.slots.entries()) {
-        if (!slot.nbytes) continue;
-        const matrix = matrixDims(slot.dims);
-        const tensors = vectors.map(({ name, axes, layout: own, buffer }) => {
-          const { offset, nbytes } = own.slots[index]!;
-          const dims = matrix.map((size, axis) => (axes?.includes(axis) ? size : 1));
-          const data = view(buffer, layout.dtype, offset, nbytes);
-          return [name, tensorOver(ort, layout.dtype, data, dims)] as const;
-        });
-        const factored = scalar(Uint8Array.of(Number(slot.dims.length > 1)), 'bool');
-        add(owners.get(slot.name) ?? 0, byName(tensors), { factored });
+      for (const [index, { name, nbytes, dims }] of slots.entries()) {
+        if (!nbytes) continue;
+        const cut = matrixAxis(dims);
+        const matrix = [product(dims.slice(0, cut)), product(dims.slice(cut))];
+        const factored = scalar(Uint8Array.of(Number(dims.length > 1)), 'bool');
+        add(owners.get(name) ?? 0, ({ axes = [0, 1], layout: { slots: places } }) => ({
+          ...places[index]!, dims: matrix.map((size, axis) => (axes.includes(axis) ? size : 1)),
+        }), { factored });
       }
       return;
     }
-    const arrays = vectors.map(({ name, buffer }) => [name, all(buffer)] as const);
     const itemsize = this.#gradients.BYTES_PER_ELEMENT;
-    const starts = flat.layout.slots
+    const starts = slots
       .map(({ name, offset }) => ({ group: owners.get(name) ?? 0, start: offset / itemsize }))
       .filter(({ group }, i, rest) => group !== rest[i - 1]?.group);
     for (const [i, { group, start }] of starts.entries()) {
       const end = starts[i + 1]?.start ?? layout.elements;
       const piece = layout.run === 'whole' ? Math.max(end - start, 1) : layout.chunk_elements;
       for (let at = start; at < end; at += piece) {
-        const stop = Math.min(at + piece, end);
-        const tensors = arrays.map(([name, data]) => {
-          const part = tensorOver(ort, layout.dtype, data.subarray(at, stop), [stop - at]);
-          return [name, part] as const;
-        });
-        add(group, byName(tensors));
+        const size = Math.min(piece, end - at);
+        add(group, () => ({ offset: at * itemsize, nbytes: size * itemsize, dims: [size] }));
       }
     }
   }
@@ -127,9 +122,8 @@ export class Optimizer {
   /** Refuse a step or a save where another session has the moments and the step count. */
   requireOwn(): void {
     const { optimizer } = this.shared;
-    if (!optimizer || optimizer === this.#state) return;
-    fail('optimizer-mismatch', "A later session has the state's moments and step count.", '',
-      'make the steps with that one');
+    demand(!optimizer || optimizer === this.#state, 'optimizer-mismatch',
+      "A later session has the state's moments and step count.", '', 'make the steps with that one');
   }
 
   get stepCount(): number {
@@ -151,11 +145,9 @@ export class Optimizer {
   checkRate(value: number): { rate: number; own: number[] } {
     const rate = typeof value === 'number' ? Math.fround(value) : NaN;
     const own = this.#rates.map(({ scale }) => Math.fround(rate * scale));
-    if (![rate, ...own].every((each) => each >= 0 && each < Infinity)) {
-      fail('bad-learning-rate',
-        'The learning rate must be 0 or more, and finite in float32 in each group, not ' +
-          `${typeof value === 'number' ? value : typeof value}.`, '', 'take for example 0.001');
-    }
+    demand([rate, ...own].every((each) => each >= 0 && each < Infinity), 'bad-learning-rate',
+      'The learning rate must be 0 or more, and finite in float32 in each group, not ' +
+        `${typeof value === 'number' ? value : typeof value}.`, '', 'take for example 0.001');
     return { rate, own };
   }
 
@@ -181,12 +173,7 @@ export class Optimizer {
   }
 }
 
-/** Rows and columns of a parameter: the cut with the fewest of both, the first of equal ones. */
-function matrixDims(dims: Dims): [number, number] {
-  const axis = matrixAxis(dims);
-  return [product(dims.slice(0, axis)), product(dims.slice(axis))];
-}
-
+/** Before which axis a parameter is cut into rows and columns: the fewest of both, the first of equal ones. */
 function matrixAxis(dims: Dims): number {
   let best = 0;
   let fewest = Infinity;
@@ -236,9 +223,9 @@ function fits(loaded: OptimizerState, kind: string, vectors: readonly Vector[]):
     own.some(({ dims }, i) => !sameDims(places[i]?.get(name)?.dims ?? [-1], dims)));
   const other = loaded.kind !== undefined && loaded.kind !== kind;
   if (count === vectors.length && !odd && !other) return true;
-  if (unused) return false;
-  return fail('optimizer-mismatch',
+  demand(unused, 'optimizer-mismatch',
     `The checkpoint holds another optimizer's state (${loaded.kind ?? `${count} moments`}) than ` +
       `the package's (${kind}, ${vectors.length} moments), or moments of other shapes.`, '',
     'use the optimizer that the checkpoint was saved with, or a checkpoint without its state');
+  return false;
 }

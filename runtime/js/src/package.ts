@@ -1,7 +1,8 @@
 /** A package: its manifest, and files that are those which the manifest describes. */
 import { platform } from '#platform';
 import { hex, subtle } from './digest.js';
-import { attempt, fail, OdtpackError, requireArgument } from './errors.js';
+import { attempt, demand, fail, OdtpackError, requireArgument } from './errors.js';
+import { isPath } from './json.js';
 import { entries, type FileEntry, type Manifest, parseManifest } from './manifest.js';
 import { checkPaths } from './paths.js';
 import { inMemory, type OpenedFile } from './platform.js';
@@ -44,17 +45,13 @@ export class TrainingPackage {
     }
     const manifest = parseManifest(bytes);
     checkPaths(entries(manifest).map(({ path }) => path));
-    if (manifest.target !== undefined) {
-      fail('package-target',
-        'The package was built for onnxruntime-training, whose operators this ONNX Runtime lacks.',
-        name, 'odtpack build without --target');
-    }
-    if (manifest.privacy !== undefined) {
-      fail('private-training',
-        'The package is trained with private gradients, which this kit does not make.',
-        name, 'train it with Python, or build it without privacy');
-    }
-    const opened = new TrainingPackage(manifest, await sha256(bytes), source, open);
+    demand(manifest.target === undefined, 'package-target',
+      'The package was built for onnxruntime-training, whose operators this ONNX Runtime lacks.',
+      name, 'odtpack build without --target');
+    demand(manifest.privacy === undefined, 'private-training',
+      'The package is trained with private gradients, which this kit does not make.',
+      name, 'train it with Python, or build it without privacy');
+    const opened = new TrainingPackage(manifest, hex(await platform.sha256(bytes)), source, open);
     if (options.verify !== 'used') {
       for (const entry of entries(manifest)) (await opened.open(entry)).close();
     }
@@ -64,9 +61,7 @@ export class TrainingPackage {
   /** The bytes of a file, once they are those that the manifest describes. */
   async file(entry: FileEntry): Promise<Uint8Array> {
     const bytes = await whole(await this.openFile(entry.path));
-    if (bytes.length !== entry.size_bytes || (await sha256(bytes)) !== entry.sha256) {
-      this.#changed(entry);
-    }
+    await this.#check(entry, inMemory(bytes));
     return bytes;
   }
 
@@ -74,9 +69,7 @@ export class TrainingPackage {
   async open(entry: FileEntry): Promise<OpenedFile> {
     const file = await this.openFile(entry.path);
     try {
-      if (file.size !== entry.size_bytes || hex(await file.sha256()) !== entry.sha256) {
-        this.#changed(entry);
-      }
+      await this.#check(entry, file);
     } catch (error) {
       file.close();
       throw error;
@@ -84,8 +77,9 @@ export class TrainingPackage {
     return file;
   }
 
-  #changed(entry: FileEntry): never {
-    fail('package-changed',
+  async #check(entry: FileEntry, file: OpenedFile): Promise<void> {
+    const isSame = file.size === entry.size_bytes && hex(await file.sha256()) === entry.sha256;
+    demand(isSame, 'package-changed',
       `'${entry.path}' is not the file that the manifest describes.`, String(this.source),
       'copy or build the package again; save training progress outside the package');
   }
@@ -107,7 +101,7 @@ export class TrainingPackage {
 }
 
 function reader(source: PackageSource): { open: TrainingPackage['openFile']; name: string } {
-  if (typeof source !== 'string' && !(source instanceof URL)) {
+  if (!isPath(source)) {
     requireArgument(typeof source?.get === 'function',
       'A package is the path or the address of its folder, or a Map of its files by path.');
     const open = async (path: string): Promise<OpenedFile> => inMemory(source.get(path) ??
@@ -132,10 +126,6 @@ async function whole(file: OpenedFile): Promise<Uint8Array> {
   }
 }
 
-async function sha256(bytes: Uint8Array): Promise<string> {
-  return hex(await platform.sha256(bytes));
-}
-
 async function checkSignature(
   manifest: Uint8Array, open: TrainingPackage['openFile'], prefix: string, publicKey: PublicKey,
 ): Promise<void> {
@@ -149,11 +139,10 @@ async function checkSignature(
   const key = await attempt(own, 'bad-key', 'That is not an Ed25519 public key', '',
     'pass the text of key.pub');
   const [given, signed] = [signature, manifest].map((each) => Uint8Array.from(each));
-  if (given!.length !== 64 || !(await subtle().verify({ name: 'Ed25519' }, key, given!, signed!))) {
-    fail('signature-wrong',
-      'The manifest was not signed with the key that belongs to this one, or was changed since.',
-      where, 'do not use this package, unless you can tell who signed it with which key');
-  }
+  demand(given!.length === 64 && (await subtle().verify({ name: 'Ed25519' }, key, given!, signed!)),
+    'signature-wrong',
+    'The manifest was not signed with the key that belongs to this one, or was changed since.',
+    where, 'do not use this package, unless you can tell who signed it with which key');
 }
 
 function decodePem(text: string): Uint8Array<ArrayBuffer> {

@@ -1,5 +1,5 @@
 /** Paths of a package's files: each names one file inside of it, on every system. */
-import { fail } from './errors.js';
+import { demand, TAMPERED } from './errors.js';
 
 const MAX_PART = 255;
 const MAX_PATH = 1024;
@@ -17,12 +17,9 @@ export function checkPaths(paths: readonly string[]): void {
     const folded = fold(path);
     const problem = pathProblem(path) ??
       (taken.has(folded) ? 'on some systems is the same file as another' : undefined);
-    if (problem !== undefined) {
-      fail('package-path',
-        `The manifest names the file ${JSON.stringify(path.slice(0, 300))}, which ${problem}.`,
-        'manifest.json',
-        'do not use this package: it was tampered with, or not written by odtpack');
-    }
+    demand(problem === undefined, 'package-path',
+      `The manifest names the file ${JSON.stringify(path.slice(0, 300))}, which ${problem}.`,
+      'manifest.json', TAMPERED);
     taken.add(folded);
   }
 }

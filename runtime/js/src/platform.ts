@@ -1,6 +1,7 @@
 /** What differs between Node and the rest: files, and which ONNX Runtime is the usual one. */
 import type { Env, InferenceSession, Tensor, TensorConstructor } from 'onnxruntime-common';
 import { platform } from '#platform';
+import type { layCheckpoint } from './checkpoint_format.js';
 
 /** The module `onnxruntime-node`, `onnxruntime-web` or `onnxruntime-react-native`. */
 export interface OnnxRuntime {
@@ -47,16 +48,6 @@ export interface OpenedCheckpoint {
   close(): void;
 }
 
-/** Lays a checkpoint out: with an offset, for tensors in a data file from there on. */
-export type CheckpointLayout = (externalFrom?: number) => CheckpointParts;
-/** What stands in the checkpoint's file, in order, and what in its data file. */
-export interface CheckpointParts {
-  readonly file: Uint8Array[];
-  readonly data: Uint8Array[];
-  /** Hashes the tensors; the result ends the file. */
-  digests(): Promise<Uint8Array[]>;
-}
-
 /** Where the elements of a checkpoint begin and end in its data file. */
 export type Region = readonly [start: number, end: number];
 
@@ -65,7 +56,7 @@ export interface Saving {
   /** Bytes of its tensors; above `dataFileAbove` they go to `<path>.data`. */
   readonly nbytes: number;
   readonly dataFileAbove: number;
-  readonly layout: CheckpointLayout;
+  readonly layout: (externalFrom?: number) => ReturnType<typeof layCheckpoint>;
   /** Keep the file that is replaced, unless it is damaged: then the save before it stays. */
   readonly keep: boolean;
   /** The identity of a file that is known to be whole. */
@@ -74,37 +65,4 @@ export interface Saving {
   externalRegion(bytes: Bytes, where: string): Region | undefined;
   /** Reads the file that is replaced. */
   isWhole(): Promise<boolean>;
-}
-
-/** What storage reaches: a file written with fsync, and writes of 4 KiB, each with fsync. */
-export interface StorageTimes {
-  readonly writeSeconds: number;
-  readonly syncSeconds: readonly number[];
-}
-
-export interface Platform {
-  importRuntime(): Promise<OnnxRuntime>;
-  /** `nbytes` zero bytes, from an address that is a multiple of 64 where that can be had. */
-  allocate(nbytes: number): ArrayBuffer;
-  /** The system as a device profile names it, and the bytes of its memory; null if unknown. */
-  describe(): { system: string | null; memoryBytes: number | null };
-  /** Writes a file that is removed again; absent where there is no fsync. */
-  timeStorage?(folder: string, fileBytes: number): Promise<StorageTimes>;
-  /** One spelling of a path or an address. */
-  addressOf(path: string): string;
-  /** Opens a file of a folder; throws `package-incomplete` or `package-path`. */
-  openIn(folder: string | URL, path: string): Promise<OpenedFile>;
-  /** The SHA-256 of some bytes. */
-  sha256(bytes: Uint8Array): Uint8Array | Promise<Uint8Array>;
-  openCheckpoint(path: string | URL): Promise<OpenedCheckpoint>;
-  /** The path of the save before a checkpoint, if there is one. */
-  previousOf(path: string | URL): string | undefined;
-  /** Which file is at a path, if there is one: another one, or one that was changed, differs. */
-  identity(path: string | URL): string | undefined;
-  /** Makes a folder and those above it, where they are not there. */
-  makeFolder(path: string | URL): Promise<void>;
-  /** Replaces a file whole or not at all. */
-  writeFile(path: string | URL, parts: readonly Uint8Array[]): Promise<void>;
-  /** As `writeFile`; returns the identity of the new file. */
-  writeCheckpoint(path: string | URL, saving: Saving): Promise<string>;
 }

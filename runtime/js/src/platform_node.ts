@@ -4,8 +4,8 @@ import { createHash, randomBytes } from 'node:crypto';
 import { totalmem } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath, pathToFileURL } from 'node:url';
-import { fail, OdtpackError, reason, requireArgument } from './errors.js';
-import type { OnnxRuntime, OpenedFile, Platform } from './platform.js';
+import { fail, OdtpackError, reason, requireArgument, TAMPERED } from './errors.js';
+import type { OnnxRuntime, OpenedCheckpoint, OpenedFile, Saving } from './platform.js';
 import {
   identity, inTurn, openFile, previousPath, refusing, replaceFile, Save, write,
 } from './saves_node.js';
@@ -21,10 +21,12 @@ const SYSTEMS: Partial<Record<string, string>> = {
 // makes its first session. ONNX Runtime does not see the environment of a `worker_threads` worker.
 process.env.ORT_DISABLE_TELEMETRY ??= '1';
 
-export const platform: Platform = {
-  importRuntime: async () => (await import('onnxruntime-node')) as unknown as OnnxRuntime,
+/** What there is once for each platform: the other one implements the same. */
+export const platform = {
+  importRuntime: async (): Promise<OnnxRuntime> => (await import('onnxruntime-node')) as unknown as OnnxRuntime,
 
-  allocate(nbytes) {
+  /** `nbytes` zero bytes, from an address that is a multiple of 64 where that can be had. */
+  allocate(nbytes: number): ArrayBuffer {
     // A WebAssembly memory begins at a page; a plain ArrayBuffer 16 bytes after one.
     const pages = Math.ceil(nbytes / PAGE);
     try {
@@ -35,9 +37,17 @@ export const platform: Platform = {
     return new ArrayBuffer(nbytes);
   },
 
-  describe: () => ({ system: SYSTEMS[process.platform] ?? null, memoryBytes: totalmem() }),
+  /** The system as a device profile names it, and the bytes of its memory; null if unknown. */
+  describe: (): { system: string | null; memoryBytes: number | null } =>
+    ({ system: SYSTEMS[process.platform] ?? null, memoryBytes: totalmem() }),
 
-  timeStorage(folder, fileBytes) {
+  /**
+   * Seconds of a file that is written with fsync, and of writes of 4 KiB, each with fsync; the file is
+   * removed again. Undefined where there is no fsync.
+   */
+  timeStorage(
+    folder: string, fileBytes: number,
+  ): Promise<{ writeSeconds: number; syncSeconds: number[] } | undefined> {
     const path = join(folder, `.odtpack-benchmark-${randomBytes(6).toString('hex')}`);
     return refusing(path, async () => {
       const fd = fs.openSync(path, 'wx');
@@ -60,9 +70,11 @@ export const platform: Platform = {
     });
   },
 
-  addressOf: (path) => pathToFileURL(path).href,
+  /** One spelling of a path or an address. */
+  addressOf: (path: string): string => pathToFileURL(path).href,
 
-  async openIn(folder, path) {
+  /** Opens a file of a folder; throws `package-incomplete` or `package-path`. */
+  async openIn(folder: string | URL, path: string): Promise<OpenedFile> {
     const root = local(folder || '.');
     const incomplete = <T>(use: () => T): T => {
       try {
@@ -82,7 +94,7 @@ export const platform: Platform = {
     };
   },
 
-  async openCheckpoint(path) {
+  async openCheckpoint(path: string | URL): Promise<OpenedCheckpoint> {
     const where = local(path);
     const opened: OpenedFile[] = [];
     const open = (file: string): OpenedFile => {
@@ -108,7 +120,7 @@ export const platform: Platform = {
     };
   },
 
-  sha256(bytes) {
+  sha256(bytes: Uint8Array): Uint8Array | Promise<Uint8Array> {
     const hash = createHash('sha256');
     for (let at = 0; at < bytes.length; at += HASHED_AT_ONCE) {
       hash.update(bytes.subarray(at, at + HASHED_AT_ONCE));
@@ -116,19 +128,25 @@ export const platform: Platform = {
     return hash.digest();
   },
 
-  previousOf(path) {
+  /** The path of the save before a checkpoint, if there is one. */
+  previousOf(path: string | URL): string | undefined {
     const before = previousPath(local(path));
     return fs.statSync(before, { throwIfNoEntry: false })?.isFile() ? before : undefined;
   },
 
-  identity: (path) => identity(local(path)),
+  /** Which file is at a path, if there is one: another one, or one that was changed, differs. */
+  identity: (path: string | URL): string | undefined => identity(local(path)),
 
-  makeFolder: (path) =>
+  /** Makes a folder and those above it, where they are not there. */
+  makeFolder: (path: string | URL): Promise<void> =>
     refusing(local(path), async () => void fs.mkdirSync(local(path), { recursive: true })),
 
-  writeFile: (path, parts) => refusing(local(path), () => replaceFile(local(path), parts)),
+  /** Replaces a file whole or not at all. */
+  writeFile: (path: string | URL, parts: readonly Uint8Array[]): Promise<void> =>
+    refusing(local(path), () => replaceFile(local(path), parts)),
 
-  writeCheckpoint(path, saving) {
+  /** As `writeFile`; returns the identity of the new file. */
+  writeCheckpoint(path: string | URL, saving: Saving): Promise<string> {
     const target = local(path);
     return refusing(target, () => inTurn(target, () => new Save(target, saving).run()));
   },
@@ -147,8 +165,7 @@ function withoutLinks(root: string, path: string): string {
     at = join(at, part);
     if (!fs.lstatSync(at).isSymbolicLink()) continue;
     fail('package-path',
-      `'${path}' does not lie inside the package: it is reached through a link.`, root,
-      'do not use this package: it was tampered with, or not written by odtpack');
+      `'${path}' does not lie inside the package: it is reached through a link.`, root, TAMPERED);
   }
   return at;
 }

@@ -1,8 +1,9 @@
 /** Browsers and React Native: files by address; there is no file system to write to. */
 import { subtle } from './digest.js';
-import { attempt, fail } from './errors.js';
+import { attempt, fail, TAMPERED } from './errors.js';
 import { pathProblem } from './paths.js';
-import { inMemory, type OnnxRuntime, type OpenedFile, type Platform } from './platform.js';
+import { inMemory, type OnnxRuntime, type OpenedFile } from './platform.js';
+import type { platform as node } from './platform_node.js';
 
 async function download(address: URL, code: string): Promise<OpenedFile> {
   const load = async (): Promise<OpenedFile> => {
@@ -31,8 +32,7 @@ function inside(folder: string | URL, path: string): URL {
   const address = problem ? root : new URL(path.split('/').map(encodeURIComponent).join('/'), root);
   if (!problem && address.href.startsWith(root.href) && address.href !== root.href) return address;
   return fail('package-path',
-    `${JSON.stringify(path)} ${problem ?? 'does not lie inside the package'}.`, String(root),
-    'do not use this package: it was tampered with, or not written by odtpack');
+    `${JSON.stringify(path)} ${problem ?? 'does not lie inside the package'}.`, String(root), TAMPERED);
 }
 
 function refuse(): never {
@@ -40,10 +40,11 @@ function refuse(): never {
     'pass a FileSystemFileHandle (navigator.storage.getDirectory()), or use toBlob()');
 }
 
-export const platform: Platform = {
+export const platform: typeof node = {
   importRuntime: async () => (await import('onnxruntime-web/wasm')) as unknown as OnnxRuntime,
   allocate: (nbytes) => new ArrayBuffer(nbytes),
   describe: () => ({ system: navigator.product === 'ReactNative' ? null : 'web', memoryBytes: null }),
+  timeStorage: async () => undefined,
   addressOf: (path) =>
     new URL(path.replaceAll('\\', '/'), globalThis.location?.href ?? 'file:///').href,
   openIn: async (folder, path) => download(inside(folder, path), 'package-incomplete'),

@@ -14,7 +14,8 @@ export type Feeds = Record<string, Tensor>;
 /** Names of outputs, in a list or as keys; tensors to write into are refused. */
 export type Fetches = readonly string[] | Readonly<Record<string, null>>;
 export type RunOptions = InferenceSession.RunOptions;
-export type RunArguments = [(Fetches | RunOptions)?, RunOptions?];
+/** Which outputs, if not all, and options; or options alone. */
+export type RunArguments = [fetchesOrOptions?: Fetches | RunOptions, options?: RunOptions];
 
 export function isFetches(value: unknown, outputs: readonly string[]): value is Fetches {
   if (!isRecord(value)) return Array.isArray(value);
@@ -85,7 +86,6 @@ export function tensorOver(ort: OnnxRuntime, dtype: DType, data: TypedArray, dim
 
 /** One model, or what acts as one. */
 export interface Model {
-  readonly session: InferenceSession;
   readonly feeds: Feeds;
   run(options?: InferenceSession.RunOptions): Promise<Feeds>;
 }

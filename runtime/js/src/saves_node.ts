@@ -3,7 +3,7 @@ import * as fs from 'node:fs';
 import { createHash, randomBytes } from 'node:crypto';
 import { basename, dirname, join } from 'node:path';
 import { promisify } from 'node:util';
-import { fail, OdtpackError, reason } from './errors.js';
+import { demand, fail, OdtpackError, reason } from './errors.js';
 import type { OpenedFile, Region, Saving } from './platform.js';
 
 /** How systems refuse a hard link: FAT and exFAT have none, and Android forbids them. */
@@ -38,9 +38,7 @@ export async function refusing<T>(target: string, work: () => Promise<T>): Promi
 }
 
 /** Writes in another thread, in which this one may hash; returns where it ended. */
-export async function write(
-  fd: number, parts: readonly Uint8Array[], position: number,
-): Promise<number> {
+export async function write(fd: number, parts: readonly Uint8Array[], position: number): Promise<number> {
   let rest = parts.filter(({ length }) => length);
   while (rest.length) {
     let { bytesWritten } = await promisify(fs.writev)(fd, rest, position);
@@ -85,8 +83,7 @@ export class Save {
 
   /** Returns the identity of the new file. */
   async run(): Promise<string> {
-    refuseSpecial(this.target);
-    refuseLink(this.target);
+    requirePlain(this.target);
     return this.saving.nbytes > this.saving.dataFileAbove ? this.#outside() : this.#inside();
   }
 
@@ -168,16 +165,13 @@ export class Save {
   #requireLinks(): void {
     if (!this.#rotates || !this.#current || isSameFile(this.#beforeData, this.#data)) return;
     const refused = withLink(this.#data, this.target, () => undefined);
-    if (!refused) return;
-    fail('file-not-written',
+    demand(!refused, 'file-not-written',
       `${this.target} could not be written: the save before it cannot be kept, because its ` +
-        `data are a file of their own and this file system has no hard links: ${refused.message}.`,
+        `data are a file of their own and this file system has no hard links: ${refused?.message}.`,
       this.#data, 'save without keeping the one before, or to a file system that has them', refused);
   }
 
-  async #replace(
-    file: readonly Uint8Array[], tail: () => Promise<Uint8Array[]>,
-  ): Promise<string> {
+  async #replace(file: readonly Uint8Array[], tail: () => Promise<Uint8Array[]>): Promise<string> {
     const had = fs.existsSync(this.#beforeData);
     try {
       await replaceFile(this.target, file, tail, (written) => {
@@ -215,8 +209,7 @@ export async function replaceFile(
   target: string, parts: readonly Uint8Array[], tail?: () => Promise<Uint8Array[]>,
   before: (written: string) => string | undefined = () => undefined,
 ): Promise<void> {
-  refuseSpecial(target);
-  refuseLink(target);
+  requirePlain(target);
   removeStale(target);
   const temporary = temporaryName(target);
   const fd = fs.openSync(temporary, 'wx');
@@ -252,24 +245,18 @@ export async function replaceFile(
   }
 }
 
-/** Nobody wants a folder, a device or a pipe replaced. */
-function refuseSpecial(target: string): void {
+/** Nobody wants a folder, a device or a pipe replaced, nor a link, or what it leads to. */
+function requirePlain(target: string): void {
   const stat = fs.statSync(target, { throwIfNoEntry: false });
-  if (!stat || stat.isFile()) return;
-  if (stat.isDirectory()) {
-    fail('path-is-a-folder', `${target} is a folder and not a file.`, target, 'name a file in it');
-  }
-  fail('file-not-written',
+  demand(!stat?.isDirectory(), 'path-is-a-folder', `${target} is a folder and not a file.`, target,
+    'name a file in it');
+  demand(!stat || stat.isFile(), 'file-not-written',
     `${target} could not be written: it is not an ordinary file, which could be replaced.`, target,
     'name another file');
-}
-
-/** A save to a link would replace it, and leave what it leads to as it is. */
-function refuseLink(target: string): void {
-  if (!fs.lstatSync(target, { throwIfNoEntry: false })?.isSymbolicLink()) return;
-  fail('file-not-written',
-    `${target} is a link, and nothing is saved through a link or in its place.`,
-    target, 'remove the link, or name the file that it leads to');
+  const isLink = fs.lstatSync(target, { throwIfNoEntry: false })?.isSymbolicLink();
+  demand(!isLink, 'file-not-written',
+    `${target} is a link, and nothing is saved through a link or in its place.`, target,
+    'remove the link, or name the file that it leads to');
 }
 
 /** Give a new file the permissions of the one that it replaces or belongs to, if any. */
@@ -345,10 +332,8 @@ function remove(path: string): void {
 function removeStale(target: string): void {
   const prefix = `.${basename(target)}.`;
   for (const name of fs.readdirSync(dirname(target))) {
-    const pid = name.startsWith(prefix)
-      ? /^(\d{1,9})-[0-9a-f]{12}\.tmp$/.exec(name.slice(prefix.length))?.[1]
-      : undefined;
-    if (pid && !isRunning(Number(pid))) remove(join(dirname(target), name));
+    const [, pid] = /^(\d{1,9})-[0-9a-f]{12}\.tmp$/.exec(name.slice(prefix.length)) ?? [];
+    if (name.startsWith(prefix) && pid && !isRunning(Number(pid))) remove(join(dirname(target), name));
   }
 }
 
@@ -361,10 +346,8 @@ function isRunning(pid: number): boolean {
 }
 
 function isSameFile(one: string, other: string): boolean {
-  const [a, b] = [one, other].map((path) => {
-    return fs.statSync(path, { bigint: true, throwIfNoEntry: false });
-  });
-  return a !== undefined && b !== undefined && a.ino === b.ino && a.dev === b.dev;
+  const [a, b] = [one, other].map((path) => fs.statSync(path, { bigint: true, throwIfNoEntry: false }));
+  return a !== undefined && a.ino === b?.ino && a.dev === b.dev;
 }
 
 /** The first place for some bytes that touches none of the regions in use. */

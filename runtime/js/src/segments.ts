@@ -6,24 +6,23 @@
 import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { fail } from './errors.js';
-import {
-  evaluationOutputs, type FileEntry, type Manifest, type SegmentsInfo,
-} from './manifest.js';
+import type { FileEntry, SegmentsInfo } from './manifest.js';
 import type { TrainingPackage } from './package.js';
 import type { OnnxRuntime, OpenedFile } from './platform.js';
+import { BUFFER, type Feeds, GRADIENT, Graph, type Model, openSession, tensorOver } from './runtime.js';
 import {
-  BUFFER, type Feeds, GRADIENT, Graph, type Model, openSession, tensorOver,
-} from './runtime.js';
-import {
-  ARRAYS, byName, type Dims, type DType, product, sameDims, type Slot, type TypedArray, view,
+  aligned, ALIGNMENT, ARRAYS, byName, type Dims, type DType, product, sameDims, type Slot, type TypedArray, view,
 } from './tensors.js';
 
-const ALIGNMENT = 64;
 const COTANGENT = '.cotangent';
 
 function wrongSegments(problem: string): never {
   fail('segments-invalid',
     `The package's segments are not valid: ${problem}.`, '', 'build the package again');
+}
+
+function must(holds: boolean, problem: string): void {
+  if (!holds) wrongSegments(problem);
 }
 
 /** The frozen weights of all segments, read from their file when a segment runs. */
@@ -40,9 +39,7 @@ class Weights {
       if (offset < end || offset % ALIGNMENT) wrongSegments(`the place of '${name}'`);
       const nbytes = product(shape) * ARRAYS[dtype as DType].BYTES_PER_ELEMENT;
       // Of sizes that are too large for numbers the product may be NaN.
-      if (shape.some((size) => size < 0) || !(offset + nbytes <= file.size)) {
-        wrongSegments(`the weight '${name}' ends after the file of weights`);
-      }
+      must(offset + nbytes <= file.size, `the weight '${name}' ends after the file of weights`);
       end = offset + nbytes;
       if (this.#weights.has(name)) wrongSegments(`two weights are called '${name}'`);
       this.#weights.set(name, { name, dtype: dtype as DType, dims: shape, offset, nbytes });
@@ -57,9 +54,8 @@ class Weights {
   check(name: string, taken: InferenceSession.ValueMetadata | undefined): void {
     const { dtype, dims } = this.#weights.get(name)!;
     if (!taken) return; // ONNX Runtime refuses it when it runs
-    if (!taken.isTensor || taken.type !== dtype || !sameDims(taken.shape as Dims, dims)) {
-      wrongSegments(`a model takes another '${name}' than the file of weights holds`);
-    }
+    must(taken.isTensor && taken.type === dtype && sameDims(taken.shape as Dims, dims),
+      `a model takes another '${name}' than the file of weights holds`);
   }
 
   /** Let there be room for some weights at once. */
@@ -92,10 +88,6 @@ class Weights {
   }
 }
 
-function aligned(nbytes: number): number {
-  return Math.ceil(nbytes / ALIGNMENT) * ALIGNMENT;
-}
-
 /** A model as one segment sees it, which calls its inputs and outputs by `names`. */
 interface Part {
   readonly session: InferenceSession;
@@ -105,57 +97,37 @@ interface Part {
 /** An input or output: its name in the model, and in the network. */
 type End = readonly [own: string, name: string];
 
-/** One run of a model: what it takes and makes. */
+/** One run of a model: what it takes and makes beside parameters and their gradients. */
 interface Run {
-  readonly session: InferenceSession;
-  readonly weights: End[];
-  /** Parameters and their gradients, whose memory is the same in all steps. */
-  readonly bound: End[];
+  readonly graph: Graph;
+  readonly weights: readonly End[];
   /** Of the batch, or made before. */
-  readonly taken: End[];
-  readonly accumulated: End[];
-  readonly made: End[];
+  readonly taken: readonly End[];
+  readonly made: readonly End[];
   readonly returned: readonly string[];
   /** Names of what was made and is not read after this run. */
   done: string[];
 }
 
-/** The models of a package's segments, and the runs of them that make a step. */
+/** The models of a package's segments, but those that end the network. */
 export class Segments {
-  readonly #training: readonly Run[];
-  readonly #evaluation: readonly Run[];
-
   private constructor(
-    readonly ort: OnnxRuntime, manifest: Manifest,
-    readonly weights: Weights, readonly forward: readonly Part[],
+    readonly ort: OnnxRuntime, readonly weights: Weights, readonly forward: readonly Part[],
     /** In the order in which they run. */
     readonly backward: readonly Part[],
-    training: InferenceSession, evaluation: InferenceSession | undefined,
-  ) {
-    const inputs = manifest.inputs.map(({ name }) => name);
-    const bound = new Set(manifest.parameters.flatMap(({ name, role }) =>
-      role === 'trainable' ? [name, name + BUFFER, name + GRADIENT] : [name]));
-    bound.add('lazy_reset_grad');
-    const runs = (last: InferenceSession, outputs: Manifest['outputs'], back: readonly Part[]) =>
-      this.#runs(last, inputs, outputs.map(({ name }) => name), bound, back);
-    this.#training = runs(training, manifest.outputs, backward);
-    this.#evaluation = evaluation ? runs(evaluation, evaluationOutputs(manifest), []) : [];
-  }
+  ) {}
 
   /**
    * Open the models of segments, and the file of their weights.
    *
-   * @param training Ends the network in training, and `evaluation` in evaluation.
    * @throws OdtpackError `segments-invalid` if they contradict themselves or their files.
    */
   static async open(
     ort: OnnxRuntime, opened: TrainingPackage, info: SegmentsInfo,
     options: InferenceSession.SessionOptions,
-    training: InferenceSession, evaluation: InferenceSession | undefined,
   ): Promise<Segments> {
-    const { manifest } = opened;
     const entry = (name: string): FileEntry =>
-      manifest.files.extra.find(({ path }) => path === name) ??
+      opened.manifest.files.extra.find(({ path }) => path === name) ??
       wrongSegments(`'${name}' is not a file of the package`);
     const sessions = new Map<string, InferenceSession>();
     const open = async (name: string): Promise<InferenceSession> => {
@@ -172,7 +144,7 @@ export class Segments {
         forward.push({ session: await open(there), names });
         if (back !== undefined) backward.unshift({ session: await open(back), names });
       }
-      return new Segments(ort, manifest, weights, forward, backward, training, evaluation);
+      return new Segments(ort, weights, forward, backward);
     } catch (error) {
       for (const session of sessions.values()) await session.release();
       file?.close();
@@ -180,97 +152,80 @@ export class Segments {
     }
   }
 
-  /** The model that computes gradients; `memory` has what is bound, and where those belong. */
-  training(memory: Feeds): Model {
-    return new SegmentedGraph(this.ort, this.weights, this.#training, memory);
+  /**
+   * The model of a step: the forward pass ends with `last`, and training goes back.
+   *
+   * @param memory Parameters, and where their gradients belong.
+   * @throws OdtpackError As `open`.
+   */
+  model(
+    last: InferenceSession, inputs: readonly string[], outputs: readonly string[], memory: Feeds,
+    trains: boolean,
+  ): Model {
+    const parts = [...this.forward, { session: last, names: {} }, ...(trains ? this.backward : [])];
+    return new SegmentedGraph(this, parts, last, inputs, outputs, memory);
   }
 
-  evaluation(memory: Feeds): Model {
-    return new SegmentedGraph(this.ort, this.weights, this.#evaluation, memory);
-  }
-
-  /** Free the models and the weights, but not the models that end the network. */
+  /** Free the models and the weights. */
   async release(): Promise<void> {
     const sessions = [...this.forward, ...this.backward].map(({ session }) => session);
     for (const session of new Set(sessions)) await session.release();
     this.weights.close();
   }
-
-  /** What runs in a step whose forward pass ends with `last`, and then goes `back`. */
-  #runs(
-    last: InferenceSession, inputs: readonly string[], returned: readonly string[],
-    bound: ReadonlySet<string>, back: readonly Part[],
-  ): Run[] {
-    const there = new Set(inputs);
-    const end: Part = { session: last, names: {} };
-    const runs = [...this.forward, end, ...back].map((part): Run => {
-      const run: Run = {
-        session: part.session, weights: [], bound: [], taken: [], accumulated: [], made: [],
-        returned: part === end ? returned : [], done: [],
-      };
-      for (const [own, name] of ends(part, part.session.inputNames)) {
-        if (this.weights.has(name)) {
-          this.weights.check(name, part.session.inputMetadata?.find((each) => each.name === own));
-          run.weights.push([own, name]);
-        } else if (there.has(name)) {
-          run.taken.push([own, name]);
-        } else {
-          if (!bound.has(name)) wrongSegments(`nothing gives '${name}' to a segment`);
-          run.bound.push([own, name]);
-        }
-      }
-      this.weights.fit(run.weights.map(([, name]) => name));
-      for (const [own, name] of ends(part, part.session.outputNames)) {
-        if (run.returned.includes(name)) continue;
-        if (name.endsWith(GRADIENT)) {
-          if (!bound.has(name)) wrongSegments(`nothing takes '${name}' of a segment`);
-          run.accumulated.push([own, name]);
-          continue;
-        }
-        if (name.endsWith(COTANGENT) && this.forward.includes(part)) {
-          wrongSegments(`'${name}' is a name of a gradient`);
-        }
-        if (this.weights.has(name) || there.has(name)) wrongSegments(`'${name}' is made twice`);
-        there.add(name);
-        run.made.push([own, name]);
-      }
-      return run;
-    });
-    const known = new Set(inputs);
-    for (const run of [...runs].reverse()) {
-      const names = [...run.taken, ...run.made].map(([, name]) => name);
-      run.done = [...new Set(names)].filter((name) => !known.has(name));
-      for (const name of names) known.add(name);
-    }
-    return runs;
-  }
 }
 
 /** Segments as one training or evaluation model. */
 class SegmentedGraph implements Model {
-  readonly session: InferenceSession;
   readonly feeds: Feeds = byName();
-  readonly #graphs: readonly Graph[];
+  readonly #runs: readonly Run[];
 
   constructor(
-    readonly ort: OnnxRuntime, readonly weights: Weights, readonly runs: readonly Run[],
-    memory: Feeds,
+    readonly segments: Segments, parts: readonly Part[], readonly session: InferenceSession,
+    inputs: readonly string[], outputs: readonly string[], memory: Feeds,
   ) {
-    this.session = runs.find(({ returned }) => returned.length)!.session;
-    const chosen = (each: readonly End[]): Feeds =>
-      byName(each.map(([own, name]) => [own, memory[name]!] as const));
-    this.#graphs = runs.map(({ session, bound, accumulated, made, returned }) => {
-      const outputs = [...returned, ...made.map(([own]) => own)];
-      return new Graph(ort, session, chosen(bound), chosen(accumulated), outputs);
+    const { ort, weights: stored, forward } = segments;
+    const there = new Set(inputs);
+    this.#runs = parts.map((part): Run => {
+      const [weights, taken, made]: [End[], End[], End[]] = [[], [], []];
+      const [feeds, gradients]: [Feeds, Feeds] = [byName(), byName()];
+      for (const [own, name] of ends(part, part.session.inputNames)) {
+        if (stored.has(name)) {
+          stored.check(name, part.session.inputMetadata?.find((each) => each.name === own));
+          weights.push([own, name]);
+        } else if (there.has(name)) taken.push([own, name]);
+        else feeds[own] = memory[name] ?? wrongSegments(`nothing gives '${name}' to a segment`);
+      }
+      stored.fit(weights.map(([, name]) => name));
+      const returned = part.session === session ? outputs : [];
+      for (const [own, name] of ends(part, part.session.outputNames)) {
+        if (returned.includes(name)) continue;
+        if (name.endsWith(GRADIENT)) {
+          gradients[own] = memory[name] ?? wrongSegments(`nothing takes '${name}' of a segment`);
+          continue;
+        }
+        must(!name.endsWith(COTANGENT) || !forward.includes(part), `'${name}' is a name of a gradient`);
+        if (stored.has(name) || there.has(name)) wrongSegments(`'${name}' is made twice`);
+        there.add(name);
+        made.push([own, name]);
+      }
+      const all = [...returned, ...made.map(([own]) => own)];
+      const graph = new Graph(ort, part.session, feeds, gradients, all);
+      return { graph, weights, taken, made, returned, done: [] };
     });
+    const known = new Set(inputs);
+    for (const run of this.#runs.toReversed()) {
+      const names = [...run.taken, ...run.made].map(([, name]) => name);
+      run.done = [...new Set(names)].filter((name) => !known.has(name));
+      for (const name of names) known.add(name);
+    }
   }
 
   async run(options?: InferenceSession.RunOptions): Promise<Feeds> {
+    const { ort, weights: stored } = this.segments;
     const given = new Map(Object.entries(this.feeds));
     const found: Feeds = byName();
-    for (const [i, { weights, taken, made, returned, done }] of this.runs.entries()) {
-      const graph = this.#graphs[i]!;
-      const read = this.weights.read(this.ort, weights.map(([, name]) => name));
+    for (const { graph, weights, taken, made, returned, done } of this.#runs) {
+      const read = stored.read(ort, weights.map(([, name]) => name));
       for (const [j, [own]] of weights.entries()) graph.feeds[own] = read[j]!;
       for (const [own, name] of taken) graph.feeds[own] = given.get(name)!;
       const results = await graph.run(options);

@@ -2,11 +2,11 @@
 import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { batchOf, checkBatch, countRight, lossOf, withoutAnswers } from './batch.js';
-import { CheckpointState, nominal, type SaveOptions } from './checkpoint.js';
-import { fail, requireArgument } from './errors.js';
+import { CheckpointState, type SaveOptions } from './checkpoint.js';
+import { demand, fail, requireArgument } from './errors.js';
 import { type NotFinite, Skipping } from './finite.js';
 import { type LossReading, openStepModel, requireResident, ResidentStep } from './gpu.js';
-import { float16Bits, inferenceModel, widen } from './inference.js';
+import { converted, inferenceModel } from './inference.js';
 import { isIterable, isRecord } from './json.js';
 import { evaluationOutputs, type Manifest, type Settings } from './manifest.js';
 import {
@@ -17,7 +17,7 @@ import { DEFAULT_LEARNING_RATE, Optimizer } from './optimizer.js';
 import type { ModelName, TrainingPackage } from './package.js';
 import type { OnnxRuntime } from './platform.js';
 import {
-  BUFFER, type Feeds, type Fetches, GRADIENT, Graph, isFetches, type Model, openSession, otherProviders,
+  BUFFER, type Feeds, GRADIENT, Graph, isFetches, type Model, openSession, otherProviders,
   type RunArguments, type RunOptions, sessionOptions, tensorOver,
 } from './runtime.js';
 import {
@@ -26,7 +26,7 @@ import {
 } from './schedules.js';
 import { Segments } from './segments.js';
 import {
-  ARRAYS, byName, bytesOf, type DType, join, product, requireFits, type TypedArray,
+  ARRAYS, byName, bytesOf, join, product, requireFits, type Stored, type TypedArray,
 } from './tensors.js';
 import type { Batch } from './worker_calls.js';
 
@@ -56,26 +56,33 @@ export interface Evaluation {
   accuracy: number | undefined;
 }
 
-/** The models of a package, as far as a session needs them. */
+/** What a session opens, as far as it needs it, and frees again. */
 interface Opened {
-  training?: InferenceSession | undefined;
-  evaluation?: InferenceSession | undefined;
-  updating?: InferenceSession | undefined;
+  training?: InferenceSession;
+  evaluation?: InferenceSession;
+  updating?: InferenceSession;
+  step?: InferenceSession;
   segments?: Segments | undefined;
+}
+
+async function free(opened: Opened): Promise<void> {
+  for (const each of Object.values(opened)) await each?.release();
 }
 
 export class TrainingSession {
   readonly trainingInputNames: readonly string[];
   readonly trainingOutputNames: readonly string[];
+  readonly evalInputNames: readonly string[];
+  readonly evalOutputNames: readonly string[];
+  readonly #package: TrainingPackage;
   readonly #manifest: Manifest;
-  readonly #template: (() => Promise<Uint8Array>) | undefined;
+  readonly #opened: Opened;
   readonly #training: Model | undefined;
   readonly #evaluation: Model | undefined;
   readonly #optimizer: Optimizer | undefined;
-  readonly #segments: Segments | undefined;
+  readonly #resident: ResidentStep | undefined;
   readonly #skipping: Skipping;
   readonly #reset = Uint8Array.of(1); // whether the next step replaces the gradients
-  #resident: ResidentStep | undefined;
   #schedule: { schedule: Schedule; initialRate: number } | undefined;
   #pending = 0; // batches since the last reset, of `trainBatch`
   #loss = NaN; // of the last step that read it
@@ -84,13 +91,17 @@ export class TrainingSession {
 
   /** @param ort ONNX Runtime, as it was passed in or imported. */
   private constructor(
-    readonly ort: OnnxRuntime, opened: TrainingPackage, readonly state: CheckpointState,
-    { training, evaluation, updating, segments }: Opened, onNotFinite: 'skip' | 'stop',
+    readonly ort: OnnxRuntime, readonly state: CheckpointState, source: TrainingPackage,
+    opened: Opened, onNotFinite: 'skip' | 'stop', loss: LossReading | undefined,
   ) {
-    const manifest = (this.#manifest = opened.manifest);
+    const { manifest } = source;
+    const { training, evaluation, updating, step, segments } = opened;
+    [this.#package, this.#manifest, this.#opened] = [source, manifest, opened];
     this.trainingInputNames = manifest.inputs.map(({ name }) => name);
     this.trainingOutputNames = manifest.outputs.map(({ name }) => name);
-    const evaluated = evaluationOutputs(manifest);
+    this.evalInputNames = evaluation ? this.trainingInputNames : [];
+    const evaluated = evaluation ? evaluationOutputs(manifest) : [];
+    this.evalOutputNames = evaluated.map(({ name }) => name);
     if (!segments && training) checkModel(manifest, training, manifest.outputs, true);
     if (!segments && evaluation) checkModel(manifest, evaluation, evaluated, false);
     state.requireIdle(); // another session may be at work on it
@@ -107,15 +118,17 @@ export class TrainingSession {
       if (role === 'state') memory[`${name}.update.out`] = parameters[name]!;
     }
     if (flat.layout.slots.length) feeds['lazy_reset_grad'] = tensorOver(ort, 'bool', this.#reset, [1]);
-    const entry = manifest.files.inference_template;
-    this.#template = entry && (() => opened.file(entry));
-    this.#segments = segments;
     this.#skipping = new Skipping(manifest, state, flat, this.#reset, onNotFinite === 'stop');
-    this.#training = training && (segments?.training(merged(parameters, feeds, memory)) ??
-      new Graph(ort, training, merged(parameters, feeds), memory, this.trainingOutputNames));
-    this.#evaluation = evaluation && (segments?.evaluation(parameters) ?? new Graph(
-      ort, evaluation, merged(parameters), byName(), evaluated.map(({ name }) => name)));
+    const [inputs, outputs] = [this.trainingInputNames, this.trainingOutputNames];
+    this.#training = training && (
+      segments?.model(training, inputs, outputs, merged(parameters, feeds, memory), true) ??
+      new Graph(ort, training, merged(parameters, feeds), memory, outputs));
+    this.#evaluation = evaluation && (
+      segments?.model(evaluation, inputs, this.evalOutputNames, parameters, false) ??
+      new Graph(ort, evaluation, merged(parameters), byName(), this.evalOutputNames));
     this.#optimizer = updating && new Optimizer(ort, updating, manifest, state, flat);
+    this.#resident = step &&
+      new ResidentStep(ort, step, manifest, this.#optimizer!, this.#skipping, state, loss!);
   }
 
   /** Open the models of a package on a state; sessions that share a state share the parameters. */
@@ -125,10 +138,9 @@ export class TrainingSession {
     const {
       ort = await importRuntime(), trusted, onNotFinite = 'skip', loss, ...overrides
     } = options;
-    if (onNotFinite !== 'skip' && onNotFinite !== 'stop') {
-      fail('bad-policy', `onNotFinite is 'skip' or 'stop', not '${String(onNotFinite).slice(0, 40)}'.`, '',
-        'leave it out to skip such batches and count them');
-    }
+    demand(onNotFinite === 'skip' || onNotFinite === 'stop', 'bad-policy',
+      `onNotFinite is 'skip' or 'stop', not '${String(onNotFinite).slice(0, 40)}'.`, '',
+      'leave it out to skip such batches and count them');
     const { opened, format, models } = await resolve(files);
     const { manifest } = opened;
     const usual = sessionOptions(manifest, ort, overrides);
@@ -143,53 +155,28 @@ export class TrainingSession {
       : source !== undefined ? await CheckpointState.load(source)
       : await ownCheckpoint(opened);
     checkParameters(manifest, state);
-    if (state.device) {
-      fail('unsupported-device', 'The state lives on a GPU already, in another session.', '',
-        'release that session first');
-    }
+    demand(!state.device, 'unsupported-device',
+      'The state lives on a GPU already, in another session.', '', 'release that session first');
     if (loss !== undefined) requireResident(manifest, loss);
-    const sessions: InferenceSession[] = [];
-    const open = async (name: ModelName): Promise<InferenceSession> => {
-      const session = await openSession(ort, await opened.model(name, format), name, usual);
-      sessions.push(session);
-      return session;
-    };
+    const open = async (name: ModelName): Promise<InferenceSession> =>
+      openSession(ort, await opened.model(name, format), name, usual);
     const own: Opened = {};
+    const { flat, optimizer } = state;
     try {
       if (loss === undefined) own.training = await open('training_model');
       if (models.has('eval_model')) own.evaluation = await open('eval_model');
       if (models.has('optimizer_model')) own.updating = await open('optimizer_model');
+      if (loss !== undefined && own.updating) own.step = await openStepModel(ort, opened, usual);
       own.segments = manifest.segments && own.training &&
-        (await Segments.open(ort, opened, manifest.segments, usual, own.training, own.evaluation));
-      const step = loss !== undefined && own.updating && await openStepModel(ort, opened, usual);
-      if (step) sessions.push(step);
-      const { flat, optimizer } = state;
-      try {
-        const session = new TrainingSession(ort, opened, state, own, onNotFinite);
-        if (step) {
-          session.#resident = new ResidentStep(
-            ort, step, manifest, session.#optimizer!, session.#skipping, state, loss!);
-        }
-        return session;
-      } catch (error) {
-        // Values stay where they were put: the next session moves them. Moments that were placed
-        // for the first time are nowhere else.
-        Object.assign(state, { flat, device: undefined }, (flat || !optimizer) && { optimizer });
-        throw error;
-      }
+        (await Segments.open(ort, opened, manifest.segments, usual));
+      return new TrainingSession(ort, state, opened, own, onNotFinite, loss);
     } catch (error) {
-      for (const each of sessions) await each.release();
-      await own.segments?.release();
+      // Values stay where they were put: the next session moves them. Moments that were placed for
+      // the first time are nowhere else.
+      Object.assign(state, { flat, device: undefined }, (flat || !optimizer) && { optimizer });
+      await free(own);
       throw error;
     }
-  }
-
-  get evalInputNames(): readonly string[] {
-    return this.#evaluation ? this.trainingInputNames : [];
-  }
-
-  get evalOutputNames(): readonly string[] {
-    return this.#evaluation ? evaluationOutputs(this.#manifest).map(({ name }) => name) : [];
   }
 
   /** Batches that make one optimizer step: the models divide the gradient of each by it. */
@@ -219,15 +206,11 @@ export class TrainingSession {
    *
    * @returns The loss and the additional outputs by name; with `fetches`, those that it names.
    */
-  runTrainStep(feeds: Batch, options?: RunOptions): Promise<Feeds>;
-  runTrainStep(feeds: Batch, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
   async runTrainStep(feeds: Batch, ...rest: RunArguments): Promise<Feeds> {
     return this.#use(() => this.#train(feeds, rest));
   }
 
   /** Compute loss and outputs in inference mode. */
-  runEvalStep(feeds: Batch, options?: RunOptions): Promise<Feeds>;
-  runEvalStep(feeds: Batch, fetches: Fetches, options?: RunOptions): Promise<Feeds>;
   async runEvalStep(feeds: Batch, ...rest: RunArguments): Promise<Feeds> {
     return this.#use(async () => {
       const model = this.#evaluation ??
@@ -261,10 +244,9 @@ export class TrainingSession {
   async stepOn(feeds: Batch, options?: RunOptions): Promise<Feeds> {
     return this.#use(async () => {
       const steps = this.accumulationSteps;
-      if (steps > 1) {
-        fail('step-of-several', `A step of this package takes ${steps} batches, and each gradient is divided `
-          + 'by so many: one batch makes no step.', '', 'call trainBatch for each batch');
-      }
+      demand(steps === 1, 'step-of-several',
+        `A step of this package takes ${steps} batches, and each gradient is divided `
+        + 'by so many: one batch makes no step.', '', 'call trainBatch for each batch');
       return this.#step(feeds, options);
     });
   }
@@ -433,10 +415,10 @@ export class TrainingSession {
       const size = this.#size(trainableOnly);
       const values = new ARRAYS[dtype](size);
       let at = 0;
-      for (const { dtype: own, data } of this.#inOrder(trainableOnly)) {
-        requireFits(own, dtype);
-        values.set((own === 'float16' ? widen(data as Uint16Array) : data) as Float32Array, at);
-        at += data.length;
+      for (const own of this.#inOrder(trainableOnly)) {
+        requireFits(own.dtype, dtype);
+        values.set(converted(own, dtype) as Float32Array, at);
+        at += own.data.length;
       }
       return tensorOver(this.ort, dtype, values, [size]);
     });
@@ -449,26 +431,21 @@ export class TrainingSession {
     await this.#use(async () => {
       await this.state.refresh();
       const { dtype } = this.#manifest.layout;
-      if (trainableOnly && this.state.isNominal) {
-        nominal('its frozen parameters would remain without values');
-      }
+      if (trainableOnly) this.state.requireValues('its frozen parameters would remain without values');
       const given = (ArrayBuffer.isView(buffer) ? buffer : (buffer as Tensor | null)?.data) as TypedArray;
-      if (!(given instanceof Uint8Array) && !(given instanceof ARRAYS[dtype])) {
-        fail('buffer-type', `Parameters are set from bytes or an array of ${dtype}.`);
-      }
+      demand(given instanceof Uint8Array || given instanceof ARRAYS[dtype], 'buffer-type',
+        `Parameters are set from bytes or an array of ${dtype}.`);
       const nbytes = this.#size(trainableOnly) * ARRAYS[dtype].BYTES_PER_ELEMENT;
-      if (given.byteLength !== nbytes) {
-        fail('buffer-size',
-          `The buffer has ${given.byteLength} bytes, and the parameters have ${nbytes}.`,
-          '', `pass trainableOnly = ${!trainableOnly} if it holds the others`);
-      }
+      demand(given.byteLength === nbytes, 'buffer-size',
+        `The buffer has ${given.byteLength} bytes, and the parameters have ${nbytes}.`,
+        '', `pass trainableOnly = ${!trainableOnly} if it holds the others`);
       const parameters = this.#inOrder(trainableOnly);
       for (const parameter of parameters) requireFits(parameter.dtype, dtype);
       const values = new ARRAYS[dtype](Uint8Array.from(bytesOf(given)).buffer);
       let at = 0;
       for (const { dtype: own, data } of parameters) {
-        const part = (values as Float32Array).subarray(at, (at += data.length));
-        (data as Float32Array).set(own === 'float16' ? Uint16Array.from(part, float16Bits) : part);
+        const part = { dtype, data: values.subarray(at, (at += data.length)) };
+        (data as Float32Array).set(converted(part, own) as Float32Array);
       }
       this.state.complete();
     });
@@ -510,9 +487,7 @@ export class TrainingSession {
   async #free(): Promise<void> {
     await this.#running?.catch(() => undefined); // which its caller gets
     await this.#resident?.release(this.state);
-    const models = [this.#training, this.#evaluation, this.#optimizer];
-    for (const each of models) await each?.session.release();
-    await this.#segments?.release();
+    await free(this.#opened);
   }
 
   #requireReady(): void {
@@ -564,14 +539,12 @@ export class TrainingSession {
   async #inferenceParts(outputNames?: readonly string[]): Promise<Uint8Array[]> {
     this.state.requireValues();
     await this.state.refresh();
-    if (this.#manifest.segments) {
-      fail('segments-unsupported',
-        'A package of segments holds no model for inference.', '',
-        'use saveAdapter, or odtpack adapter export PACKAGE --checkpoint FILE');
-    }
-    const template = this.#template ??
+    demand(!this.#manifest.segments, 'segments-unsupported',
+      'A package of segments holds no model for inference.', '',
+      'use saveAdapter, or odtpack adapter export PACKAGE --checkpoint FILE');
+    const template = this.#manifest.files.inference_template ??
       fail('no-outputs', 'The model has no output but its loss: there is nothing to export.');
-    return inferenceModel(this.#manifest, await template(), this.state, outputNames);
+    return inferenceModel(this.#manifest, await this.#package.file(template), this.state, outputNames);
   }
 
   async #run(
@@ -586,9 +559,8 @@ export class TrainingSession {
     const named = Array.isArray(fetches) ? fetches : Object.keys(fetches ?? {});
     const unknown = named.find((name) => !outputs.includes(name));
     if (unknown !== undefined) fail('unknown-output', `The model has no output '${unknown}'.`);
-    if (!Array.isArray(fetches) && Object.values(fetches ?? {}).some((value) => value !== null)) {
-      fail('output-type', 'Outputs are new tensors: pass their names, or null.');
-    }
+    demand(Array.isArray(fetches) || Object.values(fetches ?? {}).every((value) => value === null),
+      'output-type', 'Outputs are new tensors: pass their names, or null.');
     Object.assign(graph.feeds, feeds);
     const results = await within(() => graph.run(options));
     const wanted = fetches ? named : outputs;
@@ -601,7 +573,7 @@ export class TrainingSession {
       'pass optimizerModel');
   }
 
-  #inOrder(trainableOnly: boolean): { dtype: DType; dims: readonly number[]; data: TypedArray }[] {
+  #inOrder(trainableOnly: boolean): Stored[] {
     return this.#manifest.parameters
       .filter(({ role }) => role === 'trainable' || !trainableOnly)
       .map(({ name }) => this.state.parameters.get(name)!);

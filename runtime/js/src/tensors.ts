@@ -1,5 +1,5 @@
 /** Element types, tensors in memory, and where each lies inside one flat buffer. */
-import { fail } from './errors.js';
+import { demand, fail } from './errors.js';
 
 export type TypedArray =
   | Float32Array | Float64Array | Uint8Array | Int8Array | Uint16Array | Int16Array
@@ -36,7 +36,11 @@ export interface Layout {
   readonly nbytes: number;
 }
 
-const ALIGNMENT = 64;
+export const ALIGNMENT = 64;
+
+export function aligned(nbytes: number): number {
+  return Math.ceil(nbytes / ALIGNMENT) * ALIGNMENT;
+}
 
 export function product(dims: Dims): number {
   return dims.includes(0) ? 0 : dims.reduce((size, dim) => size * dim, 1);
@@ -66,7 +70,7 @@ export function pack(tensors: Iterable<{ name: string; dtype: DType; dims: Dims 
   for (const { name, dtype, dims } of tensors) {
     const nbytes = product(dims) * ARRAYS[dtype].BYTES_PER_ELEMENT;
     slots.push({ name, dtype, dims, offset, nbytes });
-    offset = Math.ceil((offset + nbytes) / ALIGNMENT) * ALIGNMENT;
+    offset = aligned(offset + nbytes);
   }
   return { slots, nbytes: offset };
 }
@@ -90,11 +94,9 @@ export function sameDims(a: Dims, b: Dims): boolean {
 /** Throw `parameter-type` unless a vector of `wanted` holds every value of type `have`. */
 export function requireFits(have: DType, wanted: DType): void {
   const [own, other] = [ARRAYS[have], ARRAYS[wanted]].map((array) => array.BYTES_PER_ELEMENT);
-  if (!have.startsWith('float') || own! > other!) {
-    fail('parameter-type',
-      `A parameter does not fit into a vector of ${wanted} throughout.`, '',
-      'pass trainableOnly = true');
-  }
+  demand(have.startsWith('float') && own! <= other!, 'parameter-type',
+    `A parameter does not fit into a vector of ${wanted} throughout.`, '',
+    'pass trainableOnly = true');
 }
 
 export function join(parts: readonly Uint8Array[]): Uint8Array {

@@ -1,14 +1,13 @@
 /** A session in a worker of its own: the page stays free while it trains. */
+import type { Tensor } from 'onnxruntime-common';
 import { OdtpackError, reason } from './errors.js';
-import type { NotFinite } from './finite.js';
+import { isPath } from './json.js';
 import type { TrainingFiles, PackageFiles } from './opening.js';
 import type { PackageSource } from './package.js';
 import type { FileSource } from './platform.js';
-import type { Evaluation, SessionOptions } from './session.js';
-import type { Settings } from './manifest.js';
-import type { SaveOptions } from './checkpoint.js';
-import type { ScheduleKind } from './schedules.js';
-import { type Answer, type Batch, type Call, CALLS, pack, type Samples } from './worker_calls.js';
+import type { Feeds } from './runtime.js';
+import type { Evaluation, SessionOptions, TrainingSession } from './session.js';
+import { type Answer, type Batch, CALLS, pack, type Question, type Samples } from './worker_calls.js';
 
 export type { Batch, Samples };
 
@@ -21,40 +20,20 @@ export type WorkerFiles =
       { package: PackageSource; checkpointState?: FileSource })
   | (Omit<TrainingFiles, 'checkpointState'> & { checkpointState: FileSource });
 
-type Outputs = Promise<Record<string, Samples>>;
+/** A value as it is sent: tensors as what they consist of. */
+type Sent<T> = T extends Tensor ? Samples : T extends Feeds ? Record<string, Samples> : T;
+type Call<M> = M extends (...given: infer G) => infer R ? (...given: G) => Promise<Sent<Awaited<R>>>
+  : () => Promise<M>;
 
 /** The calls of a `TrainingSession`, each of which is answered later. */
-export interface WorkerSession {
-  trainBatch(batch: Batch): Promise<number>;
+export type WorkerSession = {
+  readonly [N in Exclude<(typeof CALLS)[number], 'fit' | 'evaluate'>]: Call<TrainingSession[N]>;
+} & {
   fit(batches: readonly Batch[]): Promise<number>;
   evaluate(batches: readonly Batch[]): Promise<Evaluation>;
-  predict(inputs: Batch): Outputs;
-  stepOn(batch: Batch): Outputs;
-  runTrainStep(batch: Batch, outputNames?: readonly string[]): Outputs;
-  runEvalStep(batch: Batch, outputNames?: readonly string[]): Outputs;
-  runOptimizerStep(): Promise<void>;
-  lazyResetGrad(): Promise<void>;
-  stepCount(): Promise<number>;
-  skippedSteps(): Promise<number>;
-  lastNotFinite(): Promise<NotFinite | undefined>;
-  accumulationSteps(): Promise<number>;
-  getLearningRate(): Promise<number>;
-  setLearningRate(rate: number): Promise<void>;
-  registerLinearLRScheduler(warmup: number, total: number, initialRate: number): Promise<void>;
-  setSchedule(kind: ScheduleKind, initialRate: number, settings?: Settings): Promise<void>;
-  useProposedSchedule(totalSteps: number): Promise<boolean>;
-  restoreSchedule(): Promise<boolean>;
-  schedulerStep(): Promise<void>;
-  getParametersSize(trainableOnly?: boolean): Promise<number>;
-  getContiguousParameters(trainableOnly?: boolean): Promise<Samples>;
-  loadParametersBuffer(buffer: Uint8Array | Float32Array | Float64Array, trainableOnly?: boolean): Promise<void>;
-  saveCheckpoint(
-    file: FileSystemFileHandle, includeOptimizerState?: boolean, options?: SaveOptions,
-  ): Promise<void>;
-  inferenceModel(outputNames?: readonly string[]): Promise<Uint8Array>;
   /** Ends the worker as well. */
   release(): Promise<void>;
-}
+};
 
 /** Start a worker that opens a session on a package; a bundler finds the worker's script itself. */
 export async function trainInWorker(
@@ -75,7 +54,7 @@ export async function trainInWorker(
         else resolve(value);
       });
       try {
-        worker.postMessage({ id, method, values: values.map(pack) } satisfies Call);
+        worker.postMessage({ id, method, values: values.map(pack) } satisfies Question);
       } catch (error) {
         const what = `What '${method}' was given cannot be sent to the worker: ${reason(error)}`;
         waiting.get(id)!({ id, error: ['bad-argument', what, '',
@@ -99,11 +78,10 @@ export async function trainInWorker(
   };
   const release = (): Promise<void> => (released ??= free());
   // Addresses are the page's, and not the script's.
-  const absolute = (source: unknown): unknown =>
-    typeof source === 'string' || source instanceof URL ? String(new URL(source, location.href)) : source;
+  const own = Object.entries(files ?? {}).map(([name, each]: [string, unknown]) =>
+    [name, name !== 'format' && isPath(each) ? String(new URL(each, location.href)) : each] as const);
   try {
-    await call('create', Object.fromEntries(Object.entries(files ?? {}).map(([name, each]) =>
-      [name, name === 'format' ? each : absolute(each)])), options);
+    await call('create', Object.fromEntries(own), options);
   } catch (error) {
     worker.terminate();
     throw error;

@@ -25,7 +25,7 @@ export const CALLS = [
   'inferenceModel',
 ] as const;
 
-export interface Call { readonly id: number; readonly method: string; readonly values: unknown[] }
+export interface Question { readonly id: number; readonly method: string; readonly values: unknown[] }
 export interface Answer {
   readonly id: number;
   value?: unknown;

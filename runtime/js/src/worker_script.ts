@@ -2,12 +2,12 @@
 import * as web from 'onnxruntime-web/wasm';
 import type { OnnxRuntime } from './platform.js';
 import { TrainingSession } from './session.js';
-import { type Answer, type Call, pack } from './worker_calls.js';
+import { type Answer, pack, type Question } from './worker_calls.js';
 
 const ort = web as unknown as OnnxRuntime;
 let session: TrainingSession;
 
-async function perform({ method, values }: Call): Promise<unknown> {
+async function perform({ method, values }: Question): Promise<unknown> {
   if (method === 'create') {
     const [files, { numThreads = 1, ...options }] = values as [never, { numThreads?: number }];
     ort.env.wasm.numThreads = numThreads;
@@ -18,7 +18,7 @@ async function perform({ method, values }: Call): Promise<unknown> {
   return typeof member === 'function' ? await member.apply(session, values) : member;
 }
 
-addEventListener('message', async ({ data }: MessageEvent<Call>) => {
+addEventListener('message', async ({ data }: MessageEvent<Question>) => {
   const { id } = data;
   try {
     postMessage({ id, value: pack(await perform(data)) } satisfies Answer);

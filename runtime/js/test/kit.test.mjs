@@ -309,7 +309,9 @@ test('names from outside are names, whatever objects have by that name', () => {
   const feeds = { ['__proto__']: tensor, constructor: tensor, toString: tensor };
   checkBatch(specs, batchOf(feeds));
   assert.deepEqual(Object.keys(batchOf(feeds)), ['__proto__', 'constructor', 'toString']);
-  assert.throws(() => checkBatch(specs, batchOf({})), code('input-count'));
+  for (const odd of [{}, { ...feeds, other: tensor }, { ...feeds, '': tensor }]) {
+    assert.throws(() => checkBatch(specs, batchOf(odd)), code('input-count'));
+  }
   for (const odd of [null, 1, {}, [], 'x']) {
     assert.throws(() => checkBatch(specs, batchOf({ ...feeds, toString: odd })), code('input-type'));
   }
