@@ -10,13 +10,13 @@ import org.odtpack.Json
 import org.odtpack.OdtpackException
 import org.odtpack.OrtCheckpointState
 import org.odtpack.OrtTrainingSession
+import org.odtpack.Save
 import org.odtpack.Tensor
 import org.odtpack.Tokens
 import org.odtpack.TrainingPackage
 import org.odtpack.Type
 import org.odtpack.packedAtOnce
 import org.odtpack.readCheckpoint
-import org.odtpack.writeCheckpoint
 import org.odtpack.zeros
 
 private val system =
@@ -199,7 +199,7 @@ fun saves(path: String, externalAbove: Long, before: String) {
         try {
             val above = if (before == "swap" && number % 2 == 0L) Long.MAX_VALUE else externalAbove
             val keeps = before != "replace"
-            state.whole = writeCheckpoint(path, state, true, above, keeps, state.whole)
+            Save(path, state, true, keeps).write(above)
         } catch (error: OdtpackException) {
             System.err.println(error.errorCode)
             return
@@ -217,7 +217,7 @@ fun load(path: String) = refusing {
 
 /** Save what a checkpoint holds over another, which is kept. */
 fun keep(from: String, path: String, externalAbove: Long) = refusing {
-    writeCheckpoint(path, readCheckpoint(from), true, externalAbove, true)
+    Save(path, readCheckpoint(from), true, true).write(externalAbove)
 }
 
 private fun refusing(work: () -> Unit) = try {

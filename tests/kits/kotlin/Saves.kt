@@ -3,10 +3,10 @@ import java.io.RandomAccessFile
 import java.nio.ByteOrder
 import java.nio.channels.FileChannel
 import org.odtpack.OdtpackException
+import org.odtpack.Save
 import org.odtpack.State
 import org.odtpack.readCheckpoint
 import org.odtpack.readLastGood
-import org.odtpack.writeCheckpoint
 
 /** The next number as the property `number` and as each element of each parameter. */
 private fun count(state: State) {
@@ -19,7 +19,7 @@ private fun count(state: State) {
 }
 
 private fun save(state: State, path: String, externalAbove: Long): String = try {
-    state.whole = writeCheckpoint(path, state, true, externalAbove, true, state.whole)
+    Save(path, state, true, true).write(externalAbove)
     "written"
 } catch (error: OdtpackException) {
     if ("may not survive a power cut" in error.message!!) "not durable" else error.errorCode

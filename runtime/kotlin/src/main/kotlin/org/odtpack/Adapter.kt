@@ -1,10 +1,8 @@
 package org.odtpack
 
-import com.google.flatbuffers.FlatBufferBuilder
 import java.io.File
 import java.io.IOException
 import java.nio.ByteBuffer
-import java.nio.ByteOrder
 
 private const val TENSORS = "adapter_model.safetensors"
 private const val CONFIG = "adapter_config.json"
@@ -12,14 +10,13 @@ private const val TABLE = ".base_layer.weight" // beside an embedding's adapter 
 private const val MOST_AXES = 32
 private const val MOST_HEADER = 1L shl 26 // bytes
 private const val MOST_CONFIG = 1L shl 20
-private val SAFE =
-    mapOf("F32" to Type.FLOAT, "F64" to Type.DOUBLE, "F16" to Type.FLOAT16, "BF16" to Type.UINT16)
+private val SAFE = mapOf("F32" to Type.FLOAT, "F64" to Type.DOUBLE, "F16" to Type.FLOAT16, "BF16" to Type.UINT16)
 
 /** Settings of PEFT that change what the tensors mean, and the values that they have without. */
 private val SETTINGS = listOf(
-    "alora_invocation_tokens", "bias", "layer_replication", "lora_bias", "megatron_config",
-    "rank_pattern", "alpha_pattern", "target_parameters", "trainable_token_indices", "use_qalora",
-    "use_bdlora", "arrow_config", "kasa_config", "monteclora_config",
+    "alora_invocation_tokens", "bias", "layer_replication", "lora_bias", "megatron_config", "rank_pattern",
+    "alpha_pattern", "target_parameters", "trainable_token_indices", "use_qalora", "use_bdlora", "arrow_config",
+    "kasa_config", "monteclora_config",
 )
 private val PLAIN = setOf(null, false, "none", emptyMap<String, Any>())
 private val STARTS = setOf(null, true, false, "gaussian", "orthogonal", "eva")
@@ -35,11 +32,10 @@ internal fun writeAdapter(pack: TrainingPackage, state: State, target: File) {
     val trained = trainedOf(pack, state)
     if (isOnnx(target)) return target.writeParts(listOf(onnxAdapter(trained)))
     val names = peftNames(pack, trained)
-    val renamed = names.entries.associate { (name, peft) -> peft to trained[name]!! }
     target.mkdirs()
     if (!target.isDirectory) notWritten(target, IOException("it is not a folder"))
     // The configuration is the package's, whatever the values: old values and new ones go with it.
-    File(target, TENSORS).writeParts(safetensors(renamed))
+    File(target, TENSORS).writeParts(safetensors(trained.mapKeys { (name, _) -> names.getValue(name) }))
     File(target, CONFIG).writeParts(listOf(ByteBuffer.wrap(peftConfig(pack).toByteArray())))
 }
 
@@ -51,11 +47,7 @@ internal fun readAdapter(pack: TrainingPackage, state: State, source: File) {
 }
 
 /** The values of such a file or folder, in the types and shapes of what is trained. */
-internal fun adapterValues(
-    pack: TrainingPackage,
-    trained: Map<String, Tensor>,
-    source: File,
-): Map<String, Tensor> {
+internal fun adapterValues(pack: TrainingPackage, trained: Map<String, Tensor>, source: File): Map<String, Tensor> {
     val names: Map<String, String>
     val found: MutableMap<String, Tensor>
     if (isOnnx(source)) {
@@ -68,51 +60,36 @@ internal fun adapterValues(
         found.keys.removeAll { it.endsWith(TABLE) && it !in names.values }
     }
     val values = names.mapValues { (name, peft) ->
-        val own = trained[name]!!
+        val own = trained.getValue(name)
         val value = found.remove(peft) ?: mismatch("the adapter has no '$peft'", source)
         if (!value.shape.contentEquals(own.shape) || !value.type.floating) {
-            mismatch(
-                "'$peft' is ${value.description} in the adapter, and ${own.description} in the " +
-                    "package",
-                source,
-            )
+            mismatch("'$peft' is ${value.description} in the adapter, and ${own.description} in the package", source)
         }
         val taken = value.converted(own.type).copy() // no pages of a file that may still change
         if (!isFinite(taken)) {
-            fail(
-                if (isOnnx(source)) "adapter-corrupt" else "peft-invalid",
-                "'$peft' holds NaN or infinity.", source.path,
-                "use an adapter from before its training diverged",
-            )
+            fail(if (isOnnx(source)) "adapter-corrupt" else "peft-invalid", "'$peft' holds NaN or infinity.",
+                "use an adapter from before its training diverged", source.path)
         }
         taken
     }
-    found.keys.firstOrNull()?.let {
-        mismatch("the adapter has '$it', which the package does not train", source)
-    }
+    found.keys.firstOrNull()?.let { mismatch("the adapter has '$it', which the package does not train", source) }
     return values
 }
 
-private fun mismatch(what: String, where: File): Nothing = fail(
-    "adapter-mismatch", "$what.", where.path,
-    "build the package with the adapter's kind, rank, alpha and layers",
-)
+private fun mismatch(what: String, where: File): Nothing = fail("adapter-mismatch", "$what.",
+    "build the package with the adapter's kind, rank, alpha and layers", where.path)
 
 internal fun trainedOf(pack: TrainingPackage, state: State): Map<String, Tensor> {
     if (pack.manifest["adapter"].absent) {
-        fail(
-            "no-adapter", "The package was built without an adapter.", pack.folder,
-            "build it with --adapter lora --on '*.q_proj'",
-        )
+        fail("no-adapter", "The package was built without an adapter.", "build it with --adapter lora --on '*.q_proj'",
+            pack.folder)
     }
     state.requireValues()
     val trained = state.parameters.filterValues { it.trainable }.mapValues { it.value.value }
-    val wanted = pack.parameters.filter { it.trainable }.associate { it.name to it.description }
+    val wanted = pack.trainable.associate { it.name to it.description }
     (wanted.keys + trained.keys).find { trained[it]?.description != wanted[it] }?.let {
-        fail(
-            "adapter-mismatch", "State and package do not train the same '$it'.", "",
-            "use a checkpoint that was trained with this package",
-        )
+        fail("adapter-mismatch", "State and package do not train the same '$it'.",
+            "use a checkpoint that was trained with this package")
     }
     return trained.toSortedMap()
 }
@@ -121,22 +98,18 @@ private fun peftConfig(pack: TrainingPackage) = pack.manifest["adapter"]["peft"]
 
 /** PEFT's names of the trained parameters, by these. */
 private fun peftNames(pack: TrainingPackage, trained: Map<String, Tensor>): Map<String, String> {
-    val peft = pack.manifest["adapter"]["peft"]
-    if (peft.absent) {
-        fail(
-            "peft-without-kind", "PEFT has no file for what this package trains.", pack.folder,
-            "name a file that ends in .onnx_adapter",
-        )
-    }
-    val renamed = peft["names"].takeUnless { it.absent }?.fields().orEmpty()
+    val peft = pack.manifest["adapter"]["peft"].given
+        ?: fail("peft-without-kind", "PEFT has no file for what this package trains.",
+            "name a file that ends in .onnx_adapter", pack.folder)
+    val renamed = peft["names"].given?.fields().orEmpty()
     return trained.keys.associateWith { renamed[it]?.text() ?: it }
 }
 
 /** A tensor over these bytes, if they are as many as it has. */
 private fun tensorOf(type: Type?, shape: LongArray, bytes: ByteBuffer): Tensor? {
     val size = shape.fold(type?.size?.toDouble() ?: -1.0) { all, axis -> all * axis }
-    val good = type != null && shape.all { it >= 0 } && size == bytes.remaining().toDouble()
-    return if (good) Tensor(type!!, shape, bytes) else null
+    val good = shape.size <= MOST_AXES && shape.all { it >= 0 } && size == bytes.remaining().toDouble()
+    return if (type != null && good) Tensor(type, shape, bytes) else null
 }
 
 // ONNX Runtime's format, as onnxruntime/lora has it:
@@ -146,28 +119,13 @@ private fun tensorOf(type: Type?, shape: LongArray, bytes: ByteBuffer): Tensor? 
 //                     parameters: [Parameter]; }
 
 internal fun onnxAdapter(tensors: Map<String, Tensor>): ByteBuffer {
-    val to = FlatBufferBuilder(tensors.values.sumOf { it.data.capacity() + 256 } + 64)
+    val to = FlatBufferWriter(tensors.values.sumOf { it.data.capacity() + 256 } + 64)
     val tables = tensors.map { (name, tensor) ->
-        val bytes = tensor.bytes()
-        to.createUnintializedVector(1, bytes.remaining(), 8).put(bytes)
-        val data = to.endVector()
-        to.startVector(8, tensor.shape.size, 8)
-        for (axis in tensor.shape.reversed()) to.addLong(axis)
-        val dims = to.endVector()
-        val text = to.createString(name)
-        to.startTable(4)
-        to.addOffset(0, text, 0)
-        to.addOffset(1, dims, 0)
-        to.addInt(2, tensor.type.code, 0)
-        to.addOffset(3, data, 0)
-        to.endTable()
+        val data = to.content(tensor.bytes())
+        val dims = to.longs(tensor.shape)
+        to.table(to.text(name), dims, tensor.type.code, data)
     }
-    val all = to.createVectorOfTables(tables.toIntArray())
-    to.startTable(4)
-    for (version in 0..2) to.addInt(version, 1, 0)
-    to.addOffset(3, all, 0)
-    to.finish(to.endTable(), "TORT")
-    return to.dataBuffer()
+    return to.finish(to.table(1, 1, 1, to.tables(tables)), "TORT")
 }
 
 private fun readOnnxAdapter(file: File): MutableMap<String, Tensor> {
@@ -181,15 +139,11 @@ private fun readOnnxAdapter(file: File): MutableMap<String, Tensor> {
     source.check(root.int(0) == 1) { "its format is not 1" }
     val tensors = HashMap<String, Tensor>()
     var left = source.size
-    val all = root.vector(3, 4)
-    for (i in 0 until all.length) {
-        val table = all.table(i)
-        val dims = table.vector(1, 8)
-        val data = table.optional(3, 1)
-        left -= data?.length ?: 0
-        source.check(dims.length <= MOST_AXES && left >= 0) { "a parameter is too large" }
-        val shape = LongArray(dims.length, dims::long)
-        val tensor = data?.let { tensorOf(Type.of(table.int(2)), shape, it.content()) }
+    for (table in root.tables(3)) {
+        val data = table.content(3)
+        left -= data?.remaining() ?: 0
+        source.check(left >= 0) { "a parameter is too large" }
+        val tensor = data?.let { tensorOf(Type.of(table.int(2)), table.longs(1), it) }
         source.check(tensor != null && tensors.put(table.text(0), tensor) == null) {
             "a parameter is not a tensor of numbers"
         }
@@ -213,22 +167,17 @@ private fun safetensors(tensors: Map<String, Tensor>): List<ByteBuffer> {
         val type = SAFE.entries.find { it.value == tensor.type }?.key
             ?: fail("parameter-type", "PEFT has no file for ${tensor.description}.")
         val shape = tensor.shape.joinToString(",")
-        header.append(
-            ",${quoted(name)}:{\"dtype\":\"$type\",\"shape\":[$shape]," +
-                "\"data_offsets\":[$start,$end]}",
-        )
+        header.append(",${quoted(name)}:{\"dtype\":\"$type\",\"shape\":[$shape],\"data_offsets\":[$start,$end]}")
     }
     header.append("}")
     while (header.length % 8 > 0) header.append(' ')
-    val head = ByteBuffer.allocate(8 + header.length).order(ByteOrder.LITTLE_ENDIAN)
+    val head = littleEndian(8 + header.length)
     head.putLong(header.length.toLong()).put(header.toString().toByteArray()).flip()
     return listOf(head) + sorted.values.map { it.bytes() }
 }
 
-private fun invalid(file: File, reason: String): Nothing = fail(
-    "peft-invalid", "${file.name} cannot be read: $reason.", file.path,
-    "save the adapter again: model.save_pretrained(folder)",
-)
+private fun invalid(file: File, reason: String): Nothing = fail("peft-invalid", "${file.name} cannot be read: $reason.",
+    "save the adapter again: model.save_pretrained(folder)", file.path)
 
 /** JSON of a file; what is wrong with it is `peft-invalid`. */
 private fun <T> readPeft(file: File, text: ByteArray, read: (Json) -> T): T = try {
@@ -241,10 +190,8 @@ private fun <T> readPeft(file: File, text: ByteArray, read: (Json) -> T): T = tr
 private fun mapPeft(file: File): ByteBuffer = try {
     map(file)
 } catch (error: IOException) {
-    fail(
-        "peft-not-found", "${file.path} cannot be read: ${error.message}.", "",
-        "pass the folder that model.save_pretrained(folder) wrote",
-    )
+    fail("peft-not-found", "${file.path} cannot be read: ${error.message}.",
+        "pass the folder that model.save_pretrained(folder) wrote")
 }
 
 /** The first bytes of a buffer, which come to stand behind its position. */
@@ -256,38 +203,32 @@ private fun readSafetensors(file: File): MutableMap<String, Tensor> {
     val size = if (bytes.remaining() < 8) 0 else bytes.getLong()
     if (size !in 2..minOf(MOST_HEADER, bytes.remaining().toLong())) invalid(file, "its header")
     val header = bytes.take(size)
-    val data = Tensor(Type.UINT8, LongArray(0), bytes.slice())
+    val data = bytes.slice()
     return readPeft(file, header) { json ->
         val tensors = HashMap<String, Tensor>()
         var end = 0L
         val entries = json.fields().filterKeys { it != "__metadata__" }.map { (name, entry) ->
-            val (start, stop) = entry["data_offsets"].list().map { it.whole() }
-                .also { if (it.size != 2) invalid(file, "a tensor is not where it should be") }
-            Triple(start, stop, name to entry)
+            val places = entry["data_offsets"].wholes()
+            if (places.size != 2) invalid(file, "a tensor is not where it should be")
+            Triple(places[0], places[1], name to entry)
         }
         for ((start, stop, each) in entries.sortedWith(compareBy({ it.first }, { it.second }))) {
-            if (start != end || stop !in start..data.data.capacity()) {
-                invalid(file, "a tensor is not where it should be")
-            }
+            if (start != end || stop !in start..data.capacity()) invalid(file, "a tensor is not where it should be")
             val (name, entry) = each
-            val shape = entry["shape"].list().map { it.whole() }.toLongArray()
-            val part = data.from(start, longArrayOf(stop - start)).data
-            val tensor = tensorOf(SAFE[entry["dtype"].text()], shape, part)
-                .takeIf { shape.size <= MOST_AXES }
+            val part = data.part(start.toInt(), (stop - start).toInt())
+            val tensor = tensorOf(SAFE[entry["dtype"].text()], entry["shape"].wholes(), part)
                 ?: invalid(file, "a tensor has another size or type than is known")
             tensors[name] = if (tensor.type.floating) tensor else widened(tensor)
             end = stop
         }
-        if (end != data.data.capacity().toLong()) invalid(file, "it is longer than its tensors")
+        if (end != data.capacity().toLong()) invalid(file, "it is longer than its tensors")
         tensors
     }
 }
 
 private fun widened(half: Tensor): Tensor {
     val result = zeros(Type.FLOAT, half.shape)
-    for (i in 0 until half.count.toInt()) {
-        result.data.putInt(4 * i, half.data.getShort(2 * i).toInt() shl 16)
-    }
+    for (i in 0 until half.count.toInt()) result.data.putInt(4 * i, half.data.getShort(2 * i).toInt() shl 16)
     return result
 }
 
@@ -296,11 +237,11 @@ private data class Kind(val name: String, val rank: Long, val factor: Double)
 
 private fun kindOf(file: File, text: ByteArray) = readPeft(file, text) { json ->
     SETTINGS.find { json[it].value !in PLAIN }?.let {
-        fail("peft-unsupported", "The adapter has a setting $it.", file.path)
+        fail("peft-unsupported", "The adapter has a setting $it.", where = file.path)
     }
     val start = json["init_lora_weights"].value
     if (start !in STARTS) {
-        fail("peft-unsupported", "init_lora_weights='$start' changes the base weights.", file.path)
+        fail("peft-unsupported", "init_lora_weights='$start' changes the base weights.", where = file.path)
     }
     val name = json["peft_type"].text()
     if (name != "LORA") return@readPeft Kind(name, 0, 1.0)
@@ -315,12 +256,11 @@ private fun checkConfig(file: File, own: String) {
     val bytes = mapPeft(file)
     val theirs = kindOf(file, bytes.take(minOf(MOST_CONFIG, bytes.remaining().toLong())))
     val mine = kindOf(file, own.toByteArray())
-    val near = Math.abs(mine.factor - theirs.factor) <=
-        1e-6 * maxOf(Math.abs(mine.factor), Math.abs(theirs.factor))
-    if (!near || mine.copy(factor = theirs.factor) != theirs) {
-        val (said, wanted) = listOf(theirs, mine).map { (name, rank, factor) ->
-            "$name, rank $rank, factor ${repr(factor)}"
-        }
-        mismatch("the adapter is $said, the package's $wanted", file)
+    val most = maxOf(Math.abs(mine.factor), Math.abs(theirs.factor))
+    val near = Math.abs(mine.factor - theirs.factor) <= 1e-6 * most
+    if (near && mine.copy(factor = theirs.factor) == theirs) return
+    val (said, wanted) = listOf(theirs, mine).map { (name, rank, factor) ->
+        "$name, rank $rank, factor ${repr(factor)}"
     }
+    mismatch("the adapter is $said, the package's $wanted", file)
 }

@@ -3,7 +3,6 @@ package org.odtpack
 import java.io.ByteArrayOutputStream
 import java.io.File
 import java.nio.ByteBuffer
-import java.nio.ByteOrder
 import java.security.MessageDigest
 
 internal const val DIGEST_PREFIX = "sha256:"
@@ -17,51 +16,36 @@ internal fun sha256(bytes: ByteBuffer): ByteArray = sha256().apply { update(byte
 internal fun sha256(file: File): ByteArray =
     sha256().apply { file.forEachBlock { bytes, size -> update(bytes, 0, size) } }.digest()
 
-/** A digest as a checkpoint holds it. */
-internal fun digestText(digest: ByteArray): String = DIGEST_PREFIX + hex(digest)
-
 internal fun hex(digest: ByteArray): String = digest.joinToString("") { "%02x".format(it) }
 
+/** The fields of the file's properties, by the types of their values. */
+internal val PROPERTY_TYPES = listOf(Long::class, Float::class, String::class)
+
 /**
- * What the digest of a whole checkpoint is made from, piece by piece, in the order of the file:
- * docs/formats/checkpoint.md.
+ * What the digest of a whole checkpoint is made from: all that the file holds, in its order
+ * (docs/formats/checkpoint.md).
  */
-internal class Outline(private val nominal: Boolean) {
+internal class Outline(
+    private val nominal: Boolean,
+    parameters: Map<String, Parameter>,
+    optimizer: OptimizerState?,
+    properties: Map<String, Any>,
+) {
     private val bytes = ByteArrayOutputStream()
     private val tensors = ArrayList<Pair<Int, ByteBuffer>>() // and where their digests stand
 
     init {
         bytes.write("odtpack.checkpoint.1".toByteArray())
         bytes.write(if (nominal) 1 else 0)
-    }
-
-    fun int(value: Int) = put(4) { putInt(value) }
-
-    fun long(value: Long) = put(8) { putLong(value) }
-
-    fun float(value: Float) = put(4) { putFloat(value + 0f) } // a negative zero counts as zero
-
-    fun text(text: String) {
-        val encoded = text.toByteArray()
-        int(encoded.size)
-        bytes.write(encoded)
-    }
-
-    /** A tensor, whose elements are hashed later; in a nominal state it has none. */
-    fun tensor(name: String, tensor: Tensor) {
-        val shape = if (nominal) LongArray(0) else tensor.shape
-        text(name)
-        int(tensor.type.code)
-        int(shape.size)
-        shape.forEach(::long)
-        tensors.add(Pair(bytes.size(), if (nominal) ByteBuffer.allocate(0) else tensor.bytes()))
-        bytes.write(ByteArray(DIGEST_BYTES))
-    }
-
-    /** Whole numbers, fractions and texts, in the order of their names. */
-    fun properties(properties: Map<String, Any>) {
-        for (kind in listOf(Long::class, Float::class, String::class)) {
-            val own = properties.filterValues(kind::isInstance)
+        for (trainable in listOf(true, false)) {
+            val own = parameters.filterValues { it.trainable == trainable }
+            int(own.size)
+            for ((name, each) in own) tensor(name, each.value)
+        }
+        int(optimizer?.groups.orEmpty().size)
+        optimizer?.groups?.forEachIndexed { i, names -> group("group$i", names, optimizer) }
+        for (type in PROPERTY_TYPES) {
+            val own = properties.filterValues(type::isInstance)
             int(own.size)
             for ((name, value) in own) {
                 text(name)
@@ -74,17 +58,47 @@ internal class Outline(private val nominal: Boolean) {
         }
     }
 
+    private fun group(name: String, parameters: List<String>, optimizer: OptimizerState) {
+        text(name)
+        long(optimizer.step)
+        float(optimizer.rate)
+        val owners = parameters.filter(optimizer.moments::containsKey)
+        int(owners.size)
+        for (owner in owners) {
+            text(owner)
+            val moments = optimizer.moments.getValue(owner)
+            int(moments.size)
+            moments.forEachIndexed { i, each -> tensor("momentum$i", each) }
+        }
+    }
+
+    /** A tensor, whose elements are hashed later; in a nominal state it has none. */
+    private fun tensor(name: String, tensor: Tensor) {
+        val shape = if (nominal) LongArray(0) else tensor.shape
+        text(name)
+        int(tensor.type.code)
+        int(shape.size)
+        shape.forEach(::long)
+        tensors.add(Pair(bytes.size(), if (nominal) ByteBuffer.allocate(0) else tensor.bytes()))
+        bytes.write(ByteArray(DIGEST_BYTES))
+    }
+
+    private fun int(value: Int) = bytes.write(littleEndian(4).putInt(value).array())
+
+    private fun long(value: Long) = bytes.write(littleEndian(8).putLong(value).array())
+
+    private fun float(value: Float) = int((value + 0f).toRawBits()) // a negative zero counts as zero
+
+    private fun text(text: String) {
+        val encoded = text.toByteArray()
+        int(encoded.size)
+        bytes.write(encoded)
+    }
+
     /** The digests as a file holds them: of each tensor that has a value, then of the whole. */
     fun digests(): List<String> {
         val all = bytes.toByteArray()
         val found = tensors.map { (at, elements) -> sha256(elements).also { it.copyInto(all, at) } }
-        val texts = if (nominal) emptyList() else found.map(::digestText)
-        return texts + digestText(sha256(ByteBuffer.wrap(all)))
-    }
-
-    private fun put(size: Int, write: ByteBuffer.() -> Unit) {
-        val buffer = ByteBuffer.allocate(size).order(ByteOrder.LITTLE_ENDIAN)
-        buffer.write()
-        bytes.write(buffer.array())
+        return ((if (nominal) emptyList() else found) + sha256(ByteBuffer.wrap(all))).map { DIGEST_PREFIX + hex(it) }
     }
 }

@@ -1,8 +1,6 @@
 package org.odtpack
 
-import java.io.File
-import java.io.IOException
-import java.io.RandomAccessFile
+import java.io.*
 import java.nio.ByteBuffer
 import java.nio.ByteOrder
 import java.nio.channels.ClosedChannelException
@@ -25,8 +23,7 @@ internal fun map(file: File): ByteBuffer {
     RandomAccessFile(file, "r").use { opened ->
         val size = opened.length()
         if (size > Int.MAX_VALUE) throw IOException("${file.path} has $size bytes")
-        return opened.channel.map(FileChannel.MapMode.READ_ONLY, 0, size)
-            .order(ByteOrder.LITTLE_ENDIAN)
+        return opened.channel.map(FileChannel.MapMode.READ_ONLY, 0, size).order(ByteOrder.LITTLE_ENDIAN)
     }
 }
 
@@ -47,11 +44,8 @@ internal fun refuseLink(target: File) {
     val linked = runCatching { Files.isSymbolicLink(target.toPath()) }
         .getOrElse { runCatching { isLink(target) }.getOrDefault(false) }
     if (target.isDirectory || !linked) return
-    fail(
-        "file-not-written",
-        "${target.path} is a link, and nothing is saved through a link or in its place.", "",
-        "remove the link, or name the file that it leads to",
-    )
+    fail("file-not-written", "${target.path} is a link, and nothing is saved through a link or in its place.",
+        "remove the link, or name the file that it leads to")
 }
 
 /**
@@ -78,11 +72,7 @@ internal fun identity(file: File): Any? = runCatching { // Android before 26 has
  * as [previous], if that is given; what is not an ordinary file is not replaced. Returns the
  * identity of the new file.
  */
-internal fun writeAtomically(
-    target: File,
-    previous: File? = null,
-    body: (FileChannel) -> Unit,
-): Any? {
+internal fun writeAtomically(target: File, previous: File? = null, body: (FileChannel) -> Unit): Any? {
     if (target.isDirectory || target.path.isEmpty()) {
         fail("path-is-a-folder", "'${target.path}' is a folder and not a file.")
     }
@@ -92,9 +82,7 @@ internal fun writeAtomically(
     val temporary = temporaryFor(target)
     val written: Any?
     try {
-        if (target.exists() && !target.isFile) {
-            throw IOException("it is not an ordinary file, which could be replaced")
-        }
+        if (target.exists() && !target.isFile) throw IOException("it is not an ordinary file, which could be replaced")
         RandomAccessFile(temporary, "rw").use {
             takeMode(temporary, target)
             body(it.channel)
@@ -127,10 +115,9 @@ internal class NotDurable(file: File, error: IOException) : OdtpackException(
     "${file.path} was written, but it may not survive a power cut: ${error.message}.",
 )
 
-internal fun notWritten(file: File, error: IOException): Nothing = fail(
-    "file-not-written", "${file.path} could not be written: ${error.message}.", "",
-    "check that the folder exists, is writable and has space left",
-)
+internal fun notWritten(file: File, error: IOException): Nothing =
+    fail("file-not-written", "${file.path} could not be written: ${error.message}.",
+        "check that the folder exists, is writable and has space left")
 
 /** A name for what will take that of [target], or was given one more. */
 internal fun temporaryFor(target: File): File {
@@ -142,18 +129,20 @@ internal fun temporaryFor(target: File): File {
  * Give a file a second name, so that one of the two always exists. Returns whether it lost its own,
  * because the file system has no hard links.
  */
-private fun keep(target: File, previous: File): Boolean {
-    val second = temporaryFor(target)
-    try {
-        link(target, second)
-        rename(second, previous)
-    } catch (_: NoLinks) {
-        rename(target, previous)
-        return true
-    } finally {
-        second.delete() // two names of one file: the rename did nothing
-    }
-    return false
+private fun keep(target: File, previous: File): Boolean = try {
+    addName(target, previous, temporaryFor(target))
+    false
+} catch (_: NoLinks) {
+    rename(target, previous)
+    true
+}
+
+/** Give a file one more name, whether that stands for a file or not; [between] is one on the way. */
+internal fun addName(file: File, name: File, between: File) = try {
+    link(file, between)
+    rename(between, name)
+} finally {
+    between.delete() // two names of one file: the rename did nothing
 }
 
 /** The file system, or the platform, has no hard links: FAT, exFAT, and Android before 26. */

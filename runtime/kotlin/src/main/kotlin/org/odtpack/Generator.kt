@@ -1,14 +1,8 @@
 package org.odtpack
 
-import ai.onnxruntime.OnnxTensor
-import ai.onnxruntime.OrtEnvironment
-import ai.onnxruntime.OrtException
-import ai.onnxruntime.OrtLoggingLevel
-import ai.onnxruntime.OrtLoraAdapter
-import ai.onnxruntime.OrtSession
+import ai.onnxruntime.*
 import ai.onnxruntime.OrtSession.RunOptions
 import ai.onnxruntime.OrtSession.SessionOptions
-import ai.onnxruntime.TensorInfo
 import java.io.File
 import java.nio.ByteBuffer
 import kotlin.math.exp
@@ -34,8 +28,7 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
     private val turn = Turn()
     private val adapters = HashMap<String, () -> ByteArray>()
     private var opened: OrtSession?
-    private val session
-        get() = opened ?: fail("closed", "The generator is closed.", "", "make a new one")
+    private val session get() = opened ?: fail("closed", "The generator is closed.", "make a new one")
 
     init {
         Telemetry.stop(env)
@@ -49,8 +42,7 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
     /** Put an adapter beside the decoder: a file or folder that `saveAdapter` or PEFT wrote. */
     @Throws(OrtException::class)
     fun addAdapter(name: String, path: String) {
-        val shapes = pack.parameters.filter { it.trainable }
-            .associate { it.name to Tensor(it.type, it.shape, ByteBuffer.allocate(0)) }
+        val shapes = pack.trainable.associate { it.name to Tensor(it.type, it.shape, ByteBuffer.allocate(0)) }
         val values = bytesOf(adapterValues(pack, shapes, File(path)))
         turn.take { adapters[name] = { values } }
     }
@@ -64,14 +56,10 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
 
     /** Forget an adapter, if it is there; tokens that are being made keep it. */
     @Throws(OrtException::class)
-    fun removeAdapter(name: String) = turn.take {
-        adapters.remove(name)
-        Unit
-    }
+    fun removeAdapter(name: String) = turn.take { adapters -= name }
 
     /** The logits of the token after a sequence; without an adapter, of the exported decoder. */
-    @JvmOverloads
-    @Throws(OrtException::class)
+    @JvmOverloads @Throws(OrtException::class)
     fun logits(tokens: IntArray, adapter: String? = null): FloatArray =
         turn.take { Reading(tokens, adapter).use { it.read(tokens) } }
 
@@ -87,8 +75,7 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
      * @param topP Of the likeliest that have this probability together.
      * @param seed The same one draws the same tokens, as in Python.
      */
-    @JvmOverloads
-    @Throws(OrtException::class)
+    @JvmOverloads @Throws(OrtException::class)
     fun generate(
         prompt: IntArray,
         adapter: String? = null,
@@ -100,10 +87,7 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
         seed: Long = 0,
     ): Tokens {
         if (!(temperature >= 0 && topK >= 0 && topP > 0 && topP <= 1 && maxTokens >= 0)) {
-            fail(
-                "bad-argument", "temperature, topK and maxTokens must be 0 or more, topP above 0 " +
-                    "and at most 1.",
-            )
+            fail("bad-argument", "temperature, topK and maxTokens must be 0 or more, topP above 0 and at most 1.")
         }
         val draw = Draw(temperature, topK, topP, seed)
         return turn.take { Tokens(turn, Reading(prompt, adapter), prompt, maxTokens, stop, draw) }
@@ -120,15 +104,14 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
 
     /** The adapter alone, of what was trained, as ONNX Runtime reads it. */
     private fun bytesOf(trained: Map<String, Tensor>): ByteArray {
-        val names = pack.manifest["adapter"]["parameters"].list().map { it.text() }
-        val bytes = onnxAdapter(trained.filterKeys(names.toSet()::contains))
-        return ByteArray(bytes.remaining()).also(bytes::get)
+        val names = pack.manifest["adapter"]["parameters"].texts().toSet()
+        return onnxAdapter(trained.filterKeys(names::contains)).toBytes()
     }
 
     /** What the decoder has read of one sequence. */
     internal inner class Reading(prompt: IntArray, adapter: String?) : AutoCloseable {
         private val own = ArrayList<AutoCloseable>()
-        private val options = RunOptions().also(own::add)
+        private val options: RunOptions
         private val inputs = HashMap<String, OnnxTensor>()
         private var last: OrtSession.Result? = null // has the cache
         var count = 0
@@ -136,29 +119,25 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
 
         init {
             if (prompt.isEmpty() || prompt.any { it < 0 }) {
-                fail(
-                    "bad-prompt",
-                    "A prompt is a sequence of one token or more, as whole numbers from 0 on.",
-                )
+                fail("bad-prompt", "A prompt is a sequence of one token or more, as whole numbers from 0 on.")
             }
             // Some kernels take a token beyond the vocabulary for a vector of zeros.
             val words = pack.inputs.maxOf { it.classCount } // 0 where it is not known
             if (words > 0 && prompt.max() >= words) {
                 fail("bad-prompt", "The token ${prompt.max()} is not below the $words of the vocabulary.")
             }
-            if (adapter != null) {
-                val bytes = adapters[adapter] ?: fail(
-                    "unknown-adapter", "There is no adapter '$adapter'.", "",
-                    "add it first: addAdapter(name, path)",
-                )
-                val values = OrtLoraAdapter.create(bytes()).also(own::add)
-                options.addActiveLoraAdapter(values)
+            val past = session.inputInfo.filterKeys { it.startsWith(PAST) }
+            val bytes = adapter?.let { name ->
+                val known = adapters[name]
+                    ?: fail("unknown-adapter", "There is no adapter '$name'.", "add it first: addAdapter(name, path)")
+                known()
             }
-            for ((name, node) in session.inputInfo.filterKeys { it.startsWith(PAST) }) {
+            options = RunOptions().also(own::add) // not before: what is refused leaves nothing to close
+            if (bytes != null) options.addActiveLoraAdapter(OrtLoraAdapter.create(bytes).also(own::add))
+            for ((name, node) in past) {
                 val info = node.info as TensorInfo
-                val type = Type.values().first { it.onnx == info.onnxType }
                 val shape = longArrayOf(1, info.shape[1], 0, info.shape[3])
-                inputs[name] = zeros(type, shape).onnx(env).also(own::add)
+                inputs[name] = zeros(Type.of(info.onnxType)!!, shape).onnx(env).also(own::add)
             }
         }
 
@@ -178,22 +157,18 @@ class Generator @JvmOverloads @Throws(OrtException::class) constructor(
                 "position_ids" to (count until end).toList(),
             ).filterKeys(session.inputNames::contains).mapValues { (_, values) ->
                 val tensor = zeros(Type.INT64, longArrayOf(1, values.size.toLong()))
-                values.forEachIndexed { i, each -> tensor.data.putLong(8 * i, each.toLong()) }
+                values.forEachIndexed { i, each -> tensor[i] = each.toDouble() }
                 tensor.onnx(env)
             }
             val result = try {
-                session.runOn(
-                    inputs + given, session.outputNames, emptyMap(), options,
-                    "pass fewer tokens, of those that the decoder knows",
-                )
+                session.runOn(inputs + given, session.outputNames, emptyMap(), options,
+                    "pass fewer tokens, of those that the decoder knows")
             } finally {
                 given.values.forEach(OnnxTensor::close)
             }
             last?.close()
             last = result
-            for (name in inputs.keys) {
-                inputs[name] = result.get(PRESENT + name.removePrefix(PAST)).get() as OnnxTensor
-            }
+            for (name in inputs.keys) inputs[name] = result.get(PRESENT + name.removePrefix(PAST)).get() as OnnxTensor
             count = end
             // Of float16 as well.
             val logits = (result.get("logits").get() as OnnxTensor).floatBuffer
@@ -228,11 +203,8 @@ class Tokens internal constructor(
             left = 0 // also where it fails
             val logits = reading.read(unread)
             if (!logits.max().isFinite()) {
-                fail(
-                    "run-failed",
-                    "The decoder's logits after ${reading.count} tokens are not finite.",
-                    "", "use an adapter from before its training diverged",
-                )
+                fail("run-failed", "The decoder's logits after ${reading.count} tokens are not finite.",
+                    "use an adapter from before its training diverged")
             }
             token = draw(logits).takeUnless(stop::contains)?.also {
                 unread = intArrayOf(it)

@@ -1,32 +1,21 @@
 package org.odtpack
 
-import ai.onnxruntime.OnnxTensor
-import ai.onnxruntime.OnnxTensorLike
-import ai.onnxruntime.OnnxValue
-import ai.onnxruntime.OrtEnvironment
-import ai.onnxruntime.OrtException
-import ai.onnxruntime.OrtSession
+import ai.onnxruntime.*
 import ai.onnxruntime.OrtSession.Result
 import ai.onnxruntime.OrtSession.RunOptions
 import ai.onnxruntime.OrtSession.SessionOptions
-import ai.onnxruntime.NodeInfo
-import ai.onnxruntime.TensorInfo
 import java.io.File
 
-internal fun mismatch(reason: String): Nothing = fail(
-    "model-mismatch", "The package does not go with the checkpoint: $reason.", "",
-    "use the models and the checkpoint of one package",
-)
+internal fun mismatch(reason: String): Nothing = fail("model-mismatch",
+    "The package does not go with the checkpoint: $reason.", "use the models and the checkpoint of one package")
 
 internal fun openSession(env: OrtEnvironment, path: String, options: SessionOptions): OrtSession {
     if (!File(path).isFile) fail("model-not-found", "There is no model $path.")
     try {
         return env.createSession(path, options)
     } catch (error: OrtException) {
-        fail(
-            "model-not-loadable", "ONNX Runtime ${env.version} cannot load it: ${error.message}",
-            path, "build the package for this ONNX Runtime",
-        )
+        fail("model-not-loadable", "ONNX Runtime ${env.version} cannot load it: ${error.message}",
+            "build the package for this ONNX Runtime", path)
     }
 }
 
@@ -41,105 +30,215 @@ internal fun OrtSession.runOn(
     run(inputs, requested, pinned, options)
 } catch (error: OrtException) {
     val reason = error.message.orEmpty().lineSequence().first().removeSuffix(".")
-    fail("run-failed", "ONNX Runtime failed in the middle of a step: $reason.", "", hint)
+    fail("run-failed", "ONNX Runtime failed in the middle of a step: $reason.", hint)
 }
 
-/** A model with the inputs and outputs of the manifest, whose parameters stand in bound memory. */
-internal interface Model : AutoCloseable {
+internal val OnnxTensorLike.shape: LongArray get() = (info as TensorInfo).shape
+
+/** Memory that models read and write under a name, and the same as ONNX Runtime sees it. */
+internal class Memory(val tensor: Tensor, env: OrtEnvironment) {
+    val value = tensor.onnx(env)
+}
+
+internal const val COTANGENT = ".cotangent"
+private const val GRADIENT = "_grad.accumulation.out"
+private val ENDS = listOf(COTANGENT, "_grad.accumulation.buffer", GRADIENT)
+
+/** An input or output of a model: its name there, in the network, and what it is. */
+internal class End(val own: String, val name: String, val info: TensorInfo) {
+    val isCotangent get() = name.endsWith(COTANGENT)
+
+    /** What the gradient goes with. */
+    val stem get() = name.removeSuffix(COTANGENT)
+}
+
+/**
+ * A model of a network. In one of segments it may call values by other names, [names]; the one that
+ * [returns] makes the outputs of the manifest.
+ */
+internal class Part(
+    val session: OrtSession,
+    private val names: Map<String, String>? = null,
+    val returns: Boolean = true,
+) {
+    val inputs = ends(session.inputInfo)
+    val outputs = ends(session.outputInfo)
+
+    private fun ends(all: Map<String, NodeInfo>) = all.map { (own, node) ->
+        val end = ENDS.find(own::endsWith).orEmpty() // what belongs to a value goes with it
+        val stem = own.removeSuffix(end)
+        val wrong = if (names == null) ::mismatch else ::wrongSegments
+        End(own, (names?.get(stem) ?: stem) + end, node.info as? TensorInfo ?: wrong("'$own' is not a tensor"))
+    }
+}
+
+/**
+ * A training, step or evaluation model with the inputs and outputs of the manifest: one part, or those
+ * of [segments], which run one after the other. Parameters and what is kept of them stand in [bound]
+ * memory; [hint] says what to do after a run that failed. The sessions are their maker's to close.
+ */
+internal class Graph(
+    env: OrtEnvironment,
+    parts: List<Part>,
+    private val specs: List<Spec>,
+    private val outputs: List<Spec>,
+    private val bound: Map<String, Memory>,
+    private val segments: Segments? = null,
+    private val hint: String = "nothing was changed by it",
+) : AutoCloseable {
+    private val returned = outputs.associateBy { it.name }
+
+    /** Memory of a scalar loss, which each step overwrites. */
+    private val loss = if (outputs[0].shape.isEmpty()) zeros(outputs[0].type, longArrayOf()).onnx(env) else null
+    private val given = HashMap<String, OnnxTensorLike>() // what the user gave, and parts made of it
+    private var turn = false
+    private val runs: List<Run>
+
+    init {
+        val known = specs.map { it.name }.toHashSet()
+        runs = parts.map { Run(it, known) }
+    }
+
     /**
      * Run on the user's inputs, which were checked; [wanted] are the outputs to return, null for
      * all of them, and [extra] has memory of the caller's for some.
      */
     fun run(
         feeds: Map<String, OnnxTensorLike>,
-        wanted: Set<String>?,
-        extra: Map<String, OnnxValue>,
-        options: RunOptions?,
-    ): Result
-}
-
-/**
- * A training, step or evaluation model whose parameters and what is kept of them stand in bound
- * memory; [hint] says what to do after a run that failed. The session is its maker's to close.
- */
-internal class Graph(
-    env: OrtEnvironment,
-    private val session: OrtSession,
-    specs: List<Spec>,
-    private val outputs: List<Spec>,
-    private val bound: Map<String, Pair<Tensor, OnnxTensor>>,
-    private val hint: String = "nothing was changed by it",
-) : Model {
-    private val inputs = LinkedHashMap<String, OnnxTensorLike>()
-    private val pinned = LinkedHashMap<String, OnnxValue>()
-    private val requested = LinkedHashSet<String>()
-
-    /** Memory of a scalar loss, which each step overwrites. */
-    private val loss =
-        if (outputs[0].shape.isEmpty()) zeros(outputs[0].type, longArrayOf()).onnx(env) else null
-
-    init {
-        // The first of all results, whatever else is pinned.
-        if (loss != null) pinned[outputs[0].name] = loss
-        val mine = specs.associateBy { it.name }
-        for ((name, info) in session.inputInfo) {
-            if (!isUsers(info, mine[name])) inputs[name] = memory(name, info)
-        }
-        val results = outputs.associateBy { it.name }
-        for ((name, info) in session.outputInfo) {
-            if (name.startsWith("update.order.")) continue // it only orders the nodes
-            if (!isUsers(info, results[name])) pinned[name] = memory(name, info)
-        }
-        requested.addAll(outputs.map { it.name } - pinned.keys)
-        val complete = session.inputNames.containsAll(mine.keys) &&
-            session.outputNames.containsAll(results.keys)
-        if (!complete) mismatch("a model lacks an input or output of the manifest")
-    }
-
-    override fun run(
-        feeds: Map<String, OnnxTensorLike>,
-        wanted: Set<String>?,
-        extra: Map<String, OnnxValue>,
+        wanted: Set<String>? = null,
+        extra: Map<String, OnnxValue> = emptyMap(),
         options: RunOptions?,
     ): Result {
-        inputs.putAll(feeds)
-        val own = if (extra.isEmpty()) pinned else LinkedHashMap(pinned).apply { putAll(extra) }
-        val all = wanted ?: requested
-        val asked = if (all.any(own::containsKey)) all - own.keys else all
+        given.putAll(feeds)
+        var result: Result? = null
         try {
-            return session.runOn(inputs, asked, own, options, hint)
+            for (run in runs) {
+                if (run.part.returns) result = run.start(wanted ?: returned.keys, extra, options)
+                else run.start(emptySet(), emptyMap(), options).close()
+            }
+        } catch (error: Throwable) {
+            result?.close()
+            throw error
         } finally {
-            feeds.keys.forEach(inputs::remove)
+            given.clear()
         }
+        return result!!
     }
 
     override fun close() {
         loss?.close()
     }
 
-    private fun isUsers(info: NodeInfo, spec: Spec?): Boolean {
-        if (spec == null) return false
-        val type = (info.info as? TensorInfo)?.onnxType
-        if (type != spec.type.onnx) mismatch("the type of '${spec.name}'")
-        return true
+    /** One run of a model: what never changes is bound once. */
+    private inner class Run(val part: Part, known: MutableSet<String>) {
+        private val inputs = LinkedHashMap<String, OnnxTensorLike>()
+        private val pinned = LinkedHashMap<String, OnnxValue>()
+        private val taken = ArrayList<End>()
+        private val made = ArrayList<End>()
+
+        init {
+            for (end in part.inputs) {
+                val weight = segments?.weight(end)
+                if (weight != null) inputs[end.own] = weight
+                else if (end.name in known) taken.add(end)
+                else inputs[end.own] = memory(end)
+            }
+            val missing = returned.keys.toHashSet()
+            // The first of all results, whatever else is pinned.
+            if (part.returns && loss != null) pinned[outputs[0].name] = loss
+            for (end in part.outputs) {
+                val spec = returned[end.name].takeIf { part.returns }
+                when {
+                    spec != null -> {
+                        missing.remove(end.name)
+                        checkType(end, spec)
+                    }
+                    segments != null && !end.name.endsWith(GRADIENT) -> {
+                        val isNew = !segments.hasWeight(end.name) && known.add(end.name)
+                        if (!isNew) wrongSegments("'${end.name}' is made twice")
+                        Type.of(end.info.onnxType) ?: wrongSegments("'${end.name}' is ${end.info.onnxType}")
+                        made.add(end)
+                    }
+                    !end.name.startsWith("update.order.") -> pinned[end.own] = memory(end) // they only order nodes
+                }
+            }
+            if (segments == null) {
+                for (end in taken) checkType(end, specs.first { it.name == end.name })
+                if (taken.size < specs.size) mismatch("a model lacks an input of the manifest")
+            }
+            if (part.returns && missing.isNotEmpty()) mismatch("a model lacks an output of the manifest")
+        }
+
+        fun start(wanted: Set<String>, extra: Map<String, OnnxValue>, options: RunOptions?): Result {
+            val sizes = HashMap<String, Long>()
+            for (end in taken) {
+                val value = given.getValue(end.name)
+                inputs[end.own] = value
+                if (made.isEmpty()) continue
+                value.shape.zip(end.info.dimensionNames).forEach { (size, symbol) -> sizes[symbol] = size }
+            }
+            sizes.remove("") // has no name
+            val unknown = made.filter { end ->
+                val shape = shapeOf(end, sizes)
+                if (shape != null) pinned[end.own] = place(end, shape).value
+                shape == null
+            }
+            val own = if (extra.isEmpty()) pinned else LinkedHashMap(pinned).apply { putAll(extra) }
+            val asked = unknown.mapTo(LinkedHashSet(wanted)) { it.own } - own.keys
+            try {
+                val result = part.session.runOn(inputs, asked, own, options, hint)
+                try {
+                    for (end in unknown) { // ONNX Runtime found memory for it
+                        val found = result.get(end.own).get() as OnnxTensor
+                        place(end, found.shape).tensor.copyFrom(found.byteBuffer)
+                    }
+                } catch (error: Throwable) {
+                    result.close()
+                    throw error
+                }
+                return result
+            } finally {
+                for (end in taken) inputs.remove(end.own)
+            }
+        }
     }
 
-    private fun memory(name: String, node: NodeInfo) = memoryOf(
-        name, node.info as? TensorInfo ?: mismatch("'$name' is not a tensor"),
-        bound[name] ?: mismatch("'$name' belongs to no parameter"),
-    )
-}
-
-/** What is bound under a name, if it is what a model takes. */
-internal fun memoryOf(name: String, info: TensorInfo, found: Pair<Tensor, OnnxTensor>): OnnxTensor {
-    val (own, value) = found
-    val shape = info.shape
-    val fits = shape.isEmpty() || shape.size == own.shape.size &&
-        shape.indices.all { shape[it] < 0 || shape[it] == own.shape[it] }
-    if (info.onnxType != own.type.onnx || !fits) {
-        mismatch("'$name' is ${own.description} in the checkpoint")
+    private fun checkType(end: End, spec: Spec) {
+        if (end.info.onnxType != spec.type.onnx) mismatch("the type of '${spec.name}'")
     }
-    return value
+
+    /** A parameter, its gradient, or what else is bound under that name. */
+    private fun memory(end: End): OnnxTensor {
+        val found = bound[end.name]
+            ?: if (segments != null) wrongSegments("nothing gives '${end.name}' to a segment")
+            else mismatch("'${end.name}' belongs to no parameter")
+        val (own, shape) = Pair(found.tensor, end.info.shape)
+        val fits = shape.isEmpty() || shape.size == own.shape.size &&
+            shape.indices.all { shape[it] < 0 || shape[it] == own.shape[it] }
+        if (end.info.onnxType != own.type.onnx || !fits) {
+            mismatch("'${end.name}' is ${own.description} in the checkpoint")
+        }
+        return found.value
+    }
+
+    /** The shape of what a run makes, as far as it follows from those of its inputs. */
+    private fun shapeOf(end: End, sizes: Map<String, Long>): LongArray? {
+        if (end.isCotangent) given[end.stem]?.let { return it.shape }
+        val symbols = end.info.dimensionNames
+        val shape = end.info.shape
+        for (axis in shape.indices) {
+            if (shape[axis] < 0) shape[axis] = sizes[symbols[axis]] ?: return null
+        }
+        return shape.takeIf { it.isNotEmpty() }
+    }
+
+    /** Give a value between segments its memory. */
+    private fun place(end: End, shape: LongArray): Memory {
+        // The next run reads a cotangent, and makes the next one: two take turns.
+        if (end.isCotangent) turn = !turn
+        val key = if (end.isCotangent) "$COTANGENT $turn" else end.name
+        return segments!!.room(key, end.info.onnxType, shape).also { given[end.name] = it.value }
+    }
 }
 
 /** Check what a caller asks for, and its memory: outputs of parameters have memory of their own. */
@@ -156,20 +255,18 @@ internal fun checkOutputs(outputs: List<Spec>, wanted: Set<String>, pinned: Map<
 internal fun checkBatch(specs: List<Spec>, feeds: Map<String, OnnxTensorLike>) {
     val lacks = specs.find { feeds[it.name] == null }?.name // Java may have null
     if (feeds.size != specs.size || lacks != null) {
-        fail(
-            "input-count", "The batch has the inputs ${feeds.keys - lacks}.", "",
-            "pass " + specs.joinToString { "${it.name}: ${it.description}" },
-        )
+        fail("input-count", "The batch has the inputs ${feeds.keys - lacks}.",
+            "pass " + specs.joinToString { "${it.name}: ${it.description}" })
     }
     val sizes = HashMap<String, Long>()
     for (spec in specs) {
-        val info = feeds.getValue(spec.name).info as TensorInfo
-        val shape = info.shape
+        val value = feeds.getValue(spec.name)
+        val shape = value.shape
         val refuse = { code: String, problem: String ->
             fail(code, "Input '${spec.name}' must be ${spec.description}, and $problem.")
         }
-        if (feeds.getValue(spec.name).isClosed) refuse("input-type", "it is closed")
-        val type = info.onnxType
+        if (value.isClosed) refuse("input-type", "it is closed")
+        val type = (value.info as TensorInfo).onnxType
         if (type != spec.type.onnx) refuse("input-type", "its elements are $type")
         if (!spec.fits(shape)) refuse("input-shape", "its shape is ${shape.contentToString()}")
         for ((axis, wanted) in spec.shape.withIndex()) {
@@ -189,12 +286,9 @@ internal fun checkBatch(specs: List<Spec>, feeds: Map<String, OnnxTensorLike>) {
             if (tokens && label < 0) { // ONNX's Gather counts it from the end of its table
                 fail("bad-prompt", "Input '${spec.name}' holds $label, and tokens are numbered from 0.")
             }
-            if (spec.classCount == 0L) continue
-            if (label in 0 until spec.classCount || label == spec.ignored) continue
-            fail(
-                "label-out-of-range", "Element $i of '${spec.name}' is $label, and the classes are " +
-                    "numbered 0 to ${spec.classCount - 1}.",
-            )
+            if (spec.classCount == 0L || label in 0 until spec.classCount || label == spec.ignored) continue
+            fail("label-out-of-range", "Element $i of '${spec.name}' is $label, and the classes are " +
+                "numbered 0 to ${spec.classCount - 1}.")
         }
     }
 }

@@ -7,18 +7,24 @@ import java.math.MathContext
 internal class Json(val value: Any?, private val at: String = "") {
     val absent get() = value == null
 
+    /** Itself; null where it is null or missing. */
+    val given get() = takeUnless { absent }
+
     /** Whether an object has a key, if only with null. */
     operator fun contains(key: String) = entries().containsKey(key)
 
     operator fun get(key: String) = Json(entries()[key], if (at.isEmpty()) key else "$at.$key")
 
-    fun fields(): Map<String, Json> = entries().entries.associate { (key, each) ->
-        key as String to Json(each, "$at.$key")
-    }
+    fun fields(): Map<String, Json> =
+        entries().entries.associate { (key, each) -> key as String to Json(each, "$at.$key") }
 
     fun list(otherwise: List<Json>? = null): List<Json> =
         if (absent && otherwise != null) otherwise
         else (value as? List<*> ?: wrong("a list")).mapIndexed { i, each -> Json(each, "$at[$i]") }
+
+    fun texts(): List<String> = list().map { it.text() }
+
+    fun wholes(): LongArray = list().map { it.whole() }.toLongArray()
 
     fun text(otherwise: String? = null) = valueAs("text", otherwise)
 
@@ -50,18 +56,18 @@ internal class Json(val value: Any?, private val at: String = "") {
     private fun wrong(wanted: String): Nothing = invalid("'$at' is missing or not $wanted")
 
     companion object {
+        val NOTHING = Json(emptyMap<String, Any>())
         private const val LARGEST_WHOLE = 9007199254740991.0 // every one up to it is a double
         private const val MOST_CHARACTERS = 300
 
         fun invalid(problem: String): Nothing = fail(
-            "manifest-invalid",
-            "The manifest is not valid: ${problem.take(MOST_CHARACTERS)}.", "", // names may be long
+            "manifest-invalid", "The manifest is not valid: ${problem.take(MOST_CHARACTERS)}.", // names may be long
             "build the package again with odtpack",
         )
 
         fun read(bytes: ByteArray): Json {
             val text = String(bytes, Charsets.UTF_8)
-            if (!text.toByteArray(Charsets.UTF_8).contentEquals(bytes)) invalid("it is not UTF-8")
+            if (!text.toByteArray().contentEquals(bytes)) invalid("it is not UTF-8")
             return Json(JsonReader(text).document())
         }
     }
@@ -92,11 +98,7 @@ private class JsonReader(private val text: String) {
         return skip(word)
     }
 
-    private fun skip(word: String): Boolean {
-        val found = text.startsWith(word, at)
-        if (found) at += word.length
-        return found
-    }
+    private fun skip(word: String) = text.startsWith(word, at).also { if (it) at += word.length }
 
     private fun value(depth: Int): Any? {
         if (++values > MOST_VALUES) Json.invalid("it holds more than $MOST_VALUES values")
@@ -105,31 +107,30 @@ private class JsonReader(private val text: String) {
             take("true") -> true
             take("false") -> false
             take("\"") -> string()
-            take("[") -> {
-                require(depth < MOST_LEVELS)
-                val list = ArrayList<Any?>()
-                while (!take("]")) {
-                    require(list.isEmpty() || take(","))
-                    list.add(value(depth + 1))
-                }
-                list
-            }
+            take("[") -> ArrayList<Any?>().also { all(depth, "]") { _ -> it.add(value(depth + 1)) } }
             take("{") -> entries(depth)
             else -> number()
         }
     }
 
-    private fun entries(depth: Int): Map<String, Any?> {
+    /** Read what a list or an object holds, up to its end. */
+    private fun all(depth: Int, end: String, one: (Int) -> Unit) {
         require(depth < MOST_LEVELS)
-        val entries = LinkedHashMap<String, Any?>()
-        while (!take("}")) {
-            require((entries.isEmpty() || take(",")) && take("\""))
+        var count = 0
+        while (!take(end)) {
+            require(count == 0 || take(","))
+            one(count++)
+        }
+    }
+
+    private fun entries(depth: Int) = LinkedHashMap<String, Any?>().also { entries ->
+        all(depth, "}") {
+            require(take("\""))
             val key = string()
             require(take(":"))
             if (key in entries) Json.invalid("'$key' occurs twice")
             entries[key] = value(depth + 1)
         }
-        return entries
     }
 
     private fun string(): String {
@@ -152,8 +153,7 @@ private class JsonReader(private val text: String) {
                 }
             }
         }
-        val bytes = result.toString().toByteArray(Charsets.UTF_8)
-        require(String(bytes, Charsets.UTF_8).contentEquals(result)) // no halves of characters
+        require(isUnicode(result.toString()))
         return result.toString()
     }
 
@@ -173,16 +173,16 @@ private class JsonReader(private val text: String) {
     }
 }
 
+/** Whether a text has no halves of characters. */
+internal fun isUnicode(text: String) = String(text.toByteArray()) == text
+
 /** The shortest text that reads back as the same number, as Python writes it. */
 internal fun repr(number: Double): String {
     if (number == 0.0) return "0.0"
     val digits = (1..17).map { BigDecimal(number).round(MathContext(it)) }
         .first { it.toDouble() == number }.stripTrailingZeros()
     val exponent = digits.precision() - digits.scale() - 1
-    if (exponent in -4..15) {
-        val plain = digits.toPlainString()
-        return if ('.' in plain) plain else "$plain.0"
-    }
+    if (exponent in -4..15) return digits.toPlainString().let { if ('.' in it) it else "$it.0" }
     val mantissa = digits.movePointLeft(exponent).toPlainString()
     val size = Math.abs(exponent).toString().padStart(2, '0')
     return "${mantissa}e${if (exponent < 0) '-' else '+'}$size"

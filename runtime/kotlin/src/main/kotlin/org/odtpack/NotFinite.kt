@@ -16,16 +16,12 @@ enum class OnNotFinite {
  * @property step The optimizer step that it would have been a part of.
  * @property parameters Of a gradient, the first ten parameters that were not updated with it.
  */
-class NotFinite internal constructor(
-    val errorCode: String,
-    val step: Long,
-    val parameters: List<String>,
-) {
+class NotFinite internal constructor(val errorCode: String, val step: Long, val parameters: List<String>) {
     internal fun raise(): Nothing = fail(
         errorCode,
         if (parameters.isEmpty()) "The loss of a batch of step $step is not finite."
         else "A gradient of step $step is not finite, of ${parameters.joinToString { "'$it'" }}.",
-        "", "look for NaN in the batch; where there is none, lower the learning rate",
+        "look for NaN in the batch; where there is none, lower the learning rate",
     )
 }
 

@@ -12,10 +12,9 @@ open class OdtpackException(
     internal val what: String,
     where: String = "",
     hint: String = "",
-) : OrtException(
-        what + (if (where.isEmpty()) "" else "\n  in: $where") +
-            (if (hint.isEmpty()) "" else "\n  help: $hint"),
-    )
+) : OrtException(what + line("in", where) + line("help", hint))
 
-internal fun fail(code: String, what: String, where: String = "", hint: String = ""): Nothing =
+private fun line(label: String, text: String) = if (text.isEmpty()) "" else "\n  $label: $text"
+
+internal fun fail(code: String, what: String, hint: String = "", where: String = ""): Nothing =
     throw OdtpackException(code, what, where, hint)

@@ -1,8 +1,6 @@
 package org.odtpack
 
-import ai.onnxruntime.OnnxTensor
-import ai.onnxruntime.OrtEnvironment
-import ai.onnxruntime.OrtException
+import ai.onnxruntime.*
 import java.io.File
 import java.nio.ByteBuffer
 import java.nio.file.Path
@@ -29,7 +27,7 @@ abstract class Properties internal constructor() {
     @Throws(OrtException::class)
     fun getIntProperty(name: String): Int = getLongProperty(name).let {
         if (it == it.toInt().toLong()) it.toInt()
-        else fail("property-out-of-range", "'$name' is $it.", "", "call getLongProperty")
+        else fail("property-out-of-range", "'$name' is $it.", "call getLongProperty")
     }
 
     @Throws(OrtException::class)
@@ -42,20 +40,18 @@ abstract class Properties internal constructor() {
     fun getStringProperty(name: String): String = property(name)
 
     private fun setProperty(name: String, value: Any) = own {
-        val texts = listOf(name, value as? String ?: "")
         if (name.isEmpty()) fail("property-type", "A property needs a name.")
         if (name == OPTIMIZER_PROPERTY) {
             fail("property-type", "'$name' is reserved: files keep the optimizer's kind there.")
         }
-        if (texts.any { String(it.toByteArray(), Charsets.UTF_8) != it }) {
+        if (!isUnicode(name) || value is String && !isUnicode(value)) {
             fail("property-not-text", "A property's name and its text must be Unicode.")
         }
         values[name] = value
     }
 
     private inline fun <reified T> property(name: String): T = own {
-        val value = values[name]
-            ?: fail("unknown-property", "The state has no property '$name'.")
+        val value = values[name] ?: fail("unknown-property", "The state has no property '$name'.")
         value as? T ?: fail("property-type", "The property '$name' is '$value'.")
     }
 }
@@ -94,19 +90,12 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
      * @throws OdtpackException `file-not-written`; the new file is in place if the message says that
      *   it was written, but may not survive a power cut.
      */
-    @JvmOverloads
-    @Throws(OrtException::class)
-    fun saveCheckpoint(
-        path: String,
-        includeOptimizerState: Boolean,
-        keepPrevious: Boolean = false,
-    ) = own {
-        state.whole =
-            writeCheckpoint(path, state, includeOptimizerState, EXTERNAL_ABOVE, keepPrevious, state.whole)
+    @JvmOverloads @Throws(OrtException::class)
+    fun saveCheckpoint(path: String, includeOptimizerState: Boolean, keepPrevious: Boolean = false) = own {
+        Save(path, state, includeOptimizerState, keepPrevious).write()
     }
 
-    @JvmOverloads
-    @Throws(OrtException::class)
+    @JvmOverloads @Throws(OrtException::class)
     fun saveCheckpoint(path: Path, includeOptimizerState: Boolean, keepPrevious: Boolean = false) =
         saveCheckpoint(path.toString(), includeOptimizerState, keepPrevious)
 
@@ -123,11 +112,9 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
         val target = state.value(name)
         if (value.isClosed) fail("parameter-type", "The new value of '$name' is closed.")
         val same = value.info.onnxType == target.type.onnx
-        if (!same || !value.info.shape.contentEquals(target.shape)) {
-            fail(
-                if (same) "parameter-shape" else "parameter-type",
-                "Parameter '$name' is ${target.description}, unlike the new value.",
-            )
+        if (!same || !value.shape.contentEquals(target.shape)) {
+            fail(if (same) "parameter-shape" else "parameter-type",
+                "Parameter '$name' is ${target.description}, unlike the new value.")
         }
         target.copyFrom(value.byteBuffer)
     }
@@ -138,17 +125,13 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
         val other = readCheckpoint(path)
         other.requireValues()
         val free = state.nominal && state.flat == null // shapes are not known yet
-        val same = state.parameters.keys == other.parameters.keys &&
-            state.parameters.all { (name, own) ->
-                val theirs = other.value(name)
-                own.value.type == theirs.type &&
-                    (free || own.value.shape.contentEquals(theirs.shape))
-            }
+        val same = state.parameters.keys == other.parameters.keys && state.parameters.all { (name, own) ->
+            val theirs = other.value(name)
+            own.value.type == theirs.type && (free || own.value.shape.contentEquals(theirs.shape))
+        }
         if (!same) {
-            fail(
-                "checkpoint-mismatch", "The checkpoint has other parameters than this state.", path,
-                "load a checkpoint of the same model",
-            )
+            fail("checkpoint-mismatch", "The checkpoint has other parameters than this state.",
+                "load a checkpoint of the same model", path)
         }
         for ((name, own) in state.parameters) {
             val value = other.value(name)
@@ -167,8 +150,7 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
      *   trained; `file-not-written`.
      */
     @Throws(OrtException::class)
-    fun saveAdapter(pack: TrainingPackage, path: String) =
-        own { writeAdapter(pack, state, File(path)) }
+    fun saveAdapter(pack: TrainingPackage, path: String) = own { writeAdapter(pack, state, File(path)) }
 
     /**
      * Set the trained parameters to those of such a file or folder, all of them or none. What the
@@ -178,8 +160,7 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
      *   `peft-unsupported` if it cannot be read, `adapter-mismatch` if it does not fit.
      */
     @Throws(OrtException::class)
-    fun loadAdapter(pack: TrainingPackage, path: String) =
-        own { readAdapter(pack, state, File(path)) }
+    fun loadAdapter(pack: TrainingPackage, path: String) = own { readAdapter(pack, state, File(path)) }
 
     override fun <T> own(body: () -> T): T = state.turn.take(body)
 
@@ -190,18 +171,14 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
          * Load a checkpoint of odtpack or of ONNX Runtime training 1.17 to 1.19. If it is damaged
          * or missing and the save before it was kept, that one is loaded; [recovered] then says so.
          */
-        @JvmStatic
-        @Throws(OrtException::class)
+        @JvmStatic @Throws(OrtException::class)
         fun loadCheckpoint(path: String) = OrtCheckpointState(readLastGood(path))
 
-        @JvmStatic
-        @Throws(OrtException::class)
+        @JvmStatic @Throws(OrtException::class)
         fun loadCheckpoint(path: Path) = loadCheckpoint(path.toString())
 
-        @JvmStatic
-        @Throws(OrtException::class)
-        fun loadCheckpoint(bytes: ByteBuffer) =
-            OrtCheckpointState(CheckpointReader(bytes, "the buffer", null, true).read())
+        @JvmStatic @Throws(OrtException::class)
+        fun loadCheckpoint(bytes: ByteBuffer) = OrtCheckpointState(CheckpointReader(bytes, "the buffer").read())
 
         /**
          * Bring trained parameters into the state of a newer package's checkpoint, before a session
@@ -211,9 +188,7 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
          * @param optimizerState Also take over step count, learning rate, its schedule and moments;
          *     those of parameters that are not taken over are zero.
          */
-        @JvmStatic
-        @JvmOverloads
-        @Throws(OrtException::class)
+        @JvmStatic @JvmOverloads @Throws(OrtException::class)
         fun carryOver(
             trained: OrtCheckpointState,
             fresh: OrtCheckpointState,
@@ -221,51 +196,34 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
             optimizerState: Boolean = true,
         ) = trained.own { fresh.own { carry(trained.state, fresh.state, names, optimizerState) } }
 
-        private fun carry(
-            from: State,
-            to: State,
-            names: Collection<String>?,
-            optimizerState: Boolean,
-        ) {
+        private fun carry(from: State, to: State, names: Collection<String>?, optimizerState: Boolean) {
             from.requireValues()
             to.requireValues()
             if (to.flat != null) {
-                fail(
-                    "busy", "A session is training this state.", "",
-                    "carry over before a session is made of it",
-                )
+                fail("busy", "A session is training this state.", "carry over before a session is made of it")
             }
             val same = { name: String ->
                 val (one, two) = Pair(from.parameters[name]?.value, to.parameters[name]?.value)
-                one != null && two != null && one.type == two.type &&
-                    one.shape.contentEquals(two.shape)
+                one != null && two != null && one.type == two.type && one.shape.contentEquals(two.shape)
             }
             val chosen = names ?: from.parameters.filterValues { it.trainable }.keys
             chosen.find { !same(it) }?.let {
-                fail(
-                    "carry-over-parameter",
-                    "'$it' does not go over: it is missing, or has another shape or type.", "",
-                    "odtpack diff OLD NEW says what goes over",
-                )
+                fail("carry-over-parameter", "'$it' does not go over: it is missing, or has another shape or type.",
+                    "odtpack diff OLD NEW says what goes over")
             }
             val old = from.optimizer.takeIf { optimizerState }
             val owners = to.parameters.filterValues { it.trainable }.keys
                 .takeUnless { old == null || old.moments.isEmpty() }.orEmpty()
             val moments = owners.associateWith { name ->
-                old!!.moments[name]?.takeIf { same(name) }?.map {
-                    if (name in chosen) it.copy() else zeros(it.type, it.shape)
-                } ?: fail(
-                    "carry-over-optimizer", "There is no optimizer state for '$name'.", "",
-                    "carryOver(trained, fresh, names, false)",
-                )
+                old!!.moments[name]?.takeIf { same(name) }
+                    ?.map { if (name in chosen) it.copy() else zeros(it.type, it.shape) }
+                    ?: fail("carry-over-optimizer", "There is no optimizer state for '$name'.",
+                        "carryOver(trained, fresh, names, false)")
             }
             for (name in chosen) to.value(name).copyFrom(from.value(name).bytes())
-            to.properties.putAll(
-                from.properties.filterKeys { optimizerState || it != SCHEDULE_PROPERTY },
-            )
-            to.optimizer = old?.let {
-                OptimizerState(it.step, it.rate, moments, listOf(moments.keys.toList()), it.kind)
-            }
+            to.properties.putAll(from.properties.filterKeys { optimizerState || it != SCHEDULE_PROPERTY })
+            to.optimizer =
+                old?.let { OptimizerState(it.step, it.rate, moments, listOf(moments.keys.toList()), it.kind) }
         }
     }
 }

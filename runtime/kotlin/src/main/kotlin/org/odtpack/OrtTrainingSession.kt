@@ -1,15 +1,9 @@
 package org.odtpack
 
-import ai.onnxruntime.OnnxTensor
-import ai.onnxruntime.OnnxTensorLike
-import ai.onnxruntime.OnnxValue
-import ai.onnxruntime.OrtEnvironment
-import ai.onnxruntime.OrtException
-import ai.onnxruntime.OrtSession
+import ai.onnxruntime.*
 import ai.onnxruntime.OrtSession.Result
 import ai.onnxruntime.OrtSession.RunOptions
 import ai.onnxruntime.OrtSession.SessionOptions
-import ai.onnxruntime.TensorInfo
 import java.io.File
 import java.nio.ByteBuffer
 import java.nio.file.Path
@@ -41,14 +35,14 @@ class OrtTrainingSession private constructor(
 ) : Properties(), AutoCloseable {
     private val state = checkpoint.state
     private val contiguous = Contiguous(pack.parameters, state)
-    private val bound = HashMap<String, Pair<Tensor, OnnxTensor>>()
+    private val bound = HashMap<String, Memory>()
     private val opened = ArrayList<AutoCloseable>()
-    private val reset = zeros(Type.BOOL, longArrayOf(1))
-    private val segments: Segments?
-    private var training: Model? = null
+    private val reset = scalar(Type.BOOL, 1.0)
+    private var segments: Segments? = null
+    private var training: Graph? = null
     @Volatile private var step: StepModel? = null
-    private val evaluation: Model?
-    private val optimizer: Optimizer?
+    private var evaluation: Graph? = null
+    @Volatile private var optimizer: Optimizer? = null // any thread may ask for the rate
     private var schedule: Pair<Schedule, Double>? = null
     private var pending = 0L // batches since the last reset, of trainBatch
     private val statistics by lazy {
@@ -57,60 +51,57 @@ class OrtTrainingSession private constructor(
         Copy(changed.map { state.value(it.name) })
     }
     private val accumulated by lazy { Copy(listOf(state.gradients)) }
-
-    @Volatile
-    private var closed = false
+    @Volatile private var closed = false
 
     /** What a step does whose loss or gradients are not finite; in any case it changes nothing. */
-    @Volatile
-    var onNotFinite = OnNotFinite.SKIP
+    @Volatile var onNotFinite = OnNotFinite.SKIP
 
     /**
      * Batches whose loss or gradients were not finite, and which changed nothing. Of one of the step
      * model's some parameters may have been updated: [lastNotFinite].
      */
-    @Volatile
-    var skippedSteps = 0L
+    @Volatile var skippedSteps = 0L
         private set
 
     /** The last loss or gradient that was not finite. */
-    @Volatile
-    var lastNotFinite: NotFinite? = null
+    @Volatile var lastNotFinite: NotFinite? = null
         private set
 
     init {
-        state.turn.begin()
-        val undo = state.undo()
-        try {
-            Telemetry.stop(env)
-            val open = { path: String -> openSession(env, path, options).also(opened::add) }
-            segments = if (!pack.hasSegments) null else {
-                Segments(env, options, pack, trainingModel, evaluationModel).also(opened::add)
+        state.turn.take {
+            val undo = state.undo()
+            try {
+                make(options, evaluationModel, optimizerModel, stepModel)
+            } catch (error: Throwable) {
+                close()
+                undo()
+                throw error
             }
-            val own = listOf(stepModel ?: trainingModel, evaluationModel)
-                .map { it.takeIf { segments == null } }
-            val sessions = (own + optimizerModel).map { it?.let(open) }
-            val trainable = place(pack, state)
-            for (spec in pack.parameters) bind(spec)
-            bind("lazy_reset_grad", reset)
-            reset.data.put(0, 1)
-            if (stepModel == null) training = trainingGraph(sessions[0])
-            evaluation = evaluationModel?.let { graph(sessions[1], pack.evaluationOutputs, false) }
-            optimizer = sessions[2]?.let { Optimizer(env, it, pack.manifest, state, trainable) }
-            optimizer?.let(opened::add)
-            if (stepModel == null) {
-                optimizer?.prepare()
-            } else {
-                val trained = trainable.associate { it.name to state.value(it.name) }
-                step = StepModel(env, sessions[0]!!, pack, trained, optimizer(), bound)
-                opened[opened.indexOf(sessions[0]!!)] = step!!
-            }
-        } catch (error: Throwable) {
-            close()
-            undo()
-            throw error
-        } finally {
-            state.turn.end()
+        }
+    }
+
+    private fun make(options: SessionOptions, evaluationModel: String?, optimizerModel: String?, stepModel: String?) {
+        Telemetry.stop(env)
+        val open = { path: String -> openSession(env, path, options).also(opened::add) }
+        if (pack.hasSegments) segments = Segments(env, options, pack, trainingModel, evaluationModel).also(opened::add)
+        val own = listOf(stepModel ?: trainingModel, evaluationModel).map { it.takeIf { segments == null } }
+        val (trains, evaluates, updates) = (own + optimizerModel).map { it?.let(open) }
+        val trainable = place(pack, state)
+        for (spec in pack.parameters) {
+            val value = state.value(spec.name)
+            bind(spec.name, value)
+            if (spec.role == "state") bind(spec.name + UPDATED, value)
+        }
+        bind("lazy_reset_grad", reset)
+        if (stepModel == null) training = trainingGraph(trains)
+        if (evaluationModel != null) evaluation = graph(evaluates, pack.evaluationOutputs, false)
+        optimizer = updates?.let { Optimizer(env, it, pack.manifest, state, trainable).also(opened::add) }
+        if (stepModel == null) {
+            optimizer?.prepare()
+        } else {
+            val trained = trainable.associate { it.name to state.value(it.name) }
+            step = StepModel(env, trains!!, pack, trained, optimizer(), bound)
+            opened[opened.indexOf(trains)] = step!!
         }
     }
 
@@ -122,52 +113,32 @@ class OrtTrainingSession private constructor(
      * with less memory where the session has a step model. Returns what [trainStep] does; the loss
      * is that before the step. The error `step-of-several` if [accumulationSteps] is not 1.
      */
-    @JvmOverloads
-    @Throws(OrtException::class)
+    @JvmOverloads @Throws(OrtException::class)
     fun stepOn(inputs: Map<String, OnnxTensorLike>, runOptions: RunOptions? = null): Result = own {
         optimizer().requireOwn()
         if (accumulationSteps > 1) {
-            fail(
-                "step-of-several",
-                "A step of this package takes $accumulationSteps batches, and each gradient is " +
-                    "divided by so many: one batch makes no step.", "",
-                "call trainBatch for each batch",
-            )
+            fail("step-of-several", "A step of this package takes $accumulationSteps batches, and each gradient is " +
+                "divided by so many: one batch makes no step.", "call trainBatch for each batch")
         }
         state.requireValues()
         step?.let { return@own stepWith(it, inputs, runOptions) }
         val result = trainStep(inputs, runOptions)
-        try {
-            optimizerStep(runOptions)
-        } catch (error: Throwable) {
-            result.close()
-            throw error
-        }
+        undoing(result::close) { optimizerStep(runOptions) }
         lazyResetGrad()
         result
     }
 
-    private fun stepWith(
-        model: StepModel,
-        inputs: Map<String, OnnxTensorLike>,
-        runOptions: RunOptions?,
-    ): Result {
+    private fun stepWith(model: StepModel, inputs: Map<String, OnnxTensorLike>, runOptions: RunOptions?): Result {
         checkBatch(pack.inputs, inputs)
         statistics.take()
-        val result = try {
-            model.run(inputs, runOptions)
-        } catch (error: Throwable) {
-            statistics.putBack()
-            throw error
-        }
+        val result = undoing(statistics::putBack) { model.run(inputs, runOptions) }
         if (!hasFiniteLoss(result)) {
             statistics.putBack()
             return skipped(result, "loss-not-finite", emptyList())
         }
         val kept = model.kept()
         val step = stepCount + 1
-        if (kept.isEmpty() || kept.size < pack.parameters.count { it.role == "trainable" })
-            optimizer().advance()
+        if (kept.isEmpty() || kept.size < pack.trainable.size) optimizer().advance()
         return if (kept.isEmpty()) result else skipped(result, "gradient-not-finite", kept, step)
     }
 
@@ -176,8 +147,7 @@ class OrtTrainingSession private constructor(
      * call closes the step model, if there is one, and opens the training model: from then on all
      * steps are made with that.
      */
-    @JvmOverloads
-    @Throws(OrtException::class)
+    @JvmOverloads @Throws(OrtException::class)
     fun trainStep(
         inputs: Map<String, OnnxTensorLike>,
         requestedOutputs: Set<String>? = null,
@@ -188,29 +158,23 @@ class OrtTrainingSession private constructor(
         checkBatch(pack.inputs, inputs)
         checkOutputs(pack.outputs, requestedOutputs.orEmpty(), pinnedOutputs)
         val model = training ?: openTraining()
-        if (state.spoiled && reset.data.get(0) == 0.toByte()) lazyResetGrad() // by another session
-        val adds = reset.data.get(0) == 0.toByte()
+        if (state.spoiled && adds()) lazyResetGrad() // by another session
+        val adds = adds()
         statistics.take()
         if (adds) accumulated.take()
         val putBack = {
             statistics.putBack()
             if (adds) accumulated.putBack() else state.dropGradients()
         }
-        val result = try {
-            model.run(inputs, requestedOutputs, pinnedOutputs, runOptions)
-        } catch (error: Throwable) {
-            putBack()
-            throw error
-        }
+        val result = undoing(putBack) { model.run(inputs, requestedOutputs, pinnedOutputs, runOptions) }
         val hasLoss = hasFiniteLoss(result)
         if (hasLoss && isFinite(state.gradients)) {
-            reset.data.put(0, 0)
+            reset[0] = 0.0
             state.spoiled = false
             return@own result
         }
-        val names = if (!hasLoss) emptyList() else pack.parameters.filter {
-            it.trainable && !isFinite(state.gradients.from(it.offset, it.shape))
-        }.map { it.name }
+        val names = if (!hasLoss) emptyList() else
+            pack.trainable.filter { !isFinite(state.gradients.from(it.offset, it.shape)) }.map { it.name }
         putBack()
         skipped(result, if (hasLoss) "gradient-not-finite" else "loss-not-finite", names)
     }
@@ -220,15 +184,11 @@ class OrtTrainingSession private constructor(
         trainStep(inputs, null, emptyMap(), runOptions)
 
     @Throws(OrtException::class)
-    fun trainStep(
-        inputs: Map<String, OnnxTensorLike>,
-        pinnedOutputs: Map<String, OnnxValue>,
-    ): Result =
+    fun trainStep(inputs: Map<String, OnnxTensorLike>, pinnedOutputs: Map<String, OnnxValue>): Result =
         trainStep(inputs, null, pinnedOutputs, null)
 
     /** The loss of a batch with the evaluation model. */
-    @JvmOverloads
-    @Throws(OrtException::class)
+    @JvmOverloads @Throws(OrtException::class)
     fun evalStep(
         inputs: Map<String, OnnxTensorLike>,
         requestedOutputs: Set<String>? = null,
@@ -247,16 +207,13 @@ class OrtTrainingSession private constructor(
         evalStep(inputs, null, emptyMap(), runOptions)
 
     @Throws(OrtException::class)
-    fun evalStep(
-        inputs: Map<String, OnnxTensorLike>,
-        pinnedOutputs: Map<String, OnnxValue>,
-    ): Result =
+    fun evalStep(inputs: Map<String, OnnxTensorLike>, pinnedOutputs: Map<String, OnnxValue>): Result =
         evalStep(inputs, null, pinnedOutputs, null)
 
     /** Let the next training step replace the gradients, not add to them. */
     @Throws(OrtException::class)
     fun lazyResetGrad() = own {
-        reset.data.put(0, 1)
+        reset[0] = 1.0
         pending = 0
     }
 
@@ -264,8 +221,7 @@ class OrtTrainingSession private constructor(
      * Change the parameters by the accumulated gradients, which remain as they are. Nothing happens
      * where all steps since the last reset failed, or their loss or gradients were not finite.
      */
-    @JvmOverloads
-    @Throws(OrtException::class)
+    @JvmOverloads @Throws(OrtException::class)
     fun optimizerStep(runOptions: RunOptions? = null) = own {
         optimizer().requireOwn()
         state.requireValues()
@@ -274,18 +230,25 @@ class OrtTrainingSession private constructor(
 
     /** The loss of a step as a number. */
     @Throws(OrtException::class)
-    fun lossOf(result: Result): Double = own { valueOf(lossIn(result)!!) }
+    fun lossOf(result: Result): Double = own { lossIn(result)!! }
 
-    private fun lossIn(result: Result) =
-        result.get(pack.outputs[0].name).orElse(null) as OnnxTensor?
-
-    private fun valueOf(loss: OnnxTensor): Double {
-        if (loss.info.onnxType == Type.DOUBLE.onnx) return loss.doubleBuffer.get(0)
-        return loss.floatBuffer.get(0).toDouble() // float16 as well
+    private fun lossIn(result: Result): Double? = (result.get(pack.outputs[0].name).orElse(null) as OnnxTensor?)?.let {
+        if (it.info.onnxType == Type.DOUBLE.onnx) it.doubleBuffer.get(0)
+        else it.floatBuffer.get(0).toDouble() // float16 as well
     }
 
     /** A loss that was not asked for counts as finite: a gradient shows what is wrong with it. */
-    private fun hasFiniteLoss(result: Result) = lossIn(result)?.let { valueOf(it).isFinite() } != false
+    private fun hasFiniteLoss(result: Result) = lossIn(result)?.isFinite() != false
+
+    /** Whether the next training step adds to the gradients. */
+    private fun adds() = reset.data.get(0) == 0.toByte()
+
+    private inline fun <T> undoing(undo: () -> Unit, body: () -> T): T = try {
+        body()
+    } catch (error: Throwable) {
+        undo()
+        throw error
+    }
 
     private fun skipped(
         result: Result,
@@ -311,7 +274,7 @@ class OrtTrainingSession private constructor(
         val whole = accumulationSteps == 1L
         val before = stepCount
         try {
-            val loss = (if (whole) stepOn(inputs) else trainStep(inputs)).use { valueOf(lossIn(it)!!) }
+            val loss = (if (whole) stepOn(inputs) else trainStep(inputs)).use(::lossOf)
             if (++pending >= accumulationSteps) {
                 pending = 0
                 if (!whole) optimizerStep()
@@ -345,9 +308,7 @@ class OrtTrainingSession private constructor(
         val score = Score(pack)
         for (batch in batches) {
             // As Python counts: along the first input that has an axis. What is missing, evalStep says.
-            val size = pack.inputs.firstNotNullOfOrNull {
-                (batch[it.name]?.info as? TensorInfo)?.shape?.firstOrNull()
-            } ?: 1
+            val size = pack.inputs.firstNotNullOfOrNull { batch[it.name]?.shape?.firstOrNull() } ?: 1
             own {
                 evalStep(batch).use { result ->
                     loss += lossOf(result) * size
@@ -369,7 +330,7 @@ class OrtTrainingSession private constructor(
         @Throws(OrtException::class) get() = optimizer().own.step
 
     /** Batches per optimizer step: the gradient of each is divided by this number. */
-    val accumulationSteps = pack.manifest["accumulation_steps"].whole(1)
+    val accumulationSteps = pack.accumulationSteps
 
     /** Let the rate follow a schedule, which is saved with the state. */
     @Throws(OrtException::class)
@@ -386,16 +347,11 @@ class OrtTrainingSession private constructor(
         val saved = state.properties[SCHEDULE_PROPERTY] ?: return@own false
         try {
             val json = Json.read((saved as? String ?: "").toByteArray())
-            val settings = json.fields().minus(listOf("kind", "initial_lr"))
-            val own = Json(settings.mapValues { it.value.value })
-            val schedule = Schedule.from(json["kind"].text(), own, 0)
-            setSchedule(schedule, json["initial_lr"].number())
+            val settings = json.fields().minus(listOf("kind", "initial_lr")).mapValues { it.value.value }
+            setSchedule(Schedule.from(json["kind"].text(), Json(settings), 0), json["initial_lr"].number())
         } catch (_: OdtpackException) {
-            fail(
-                "bad-schedule",
-                "The property $SCHEDULE_PROPERTY is not a schedule that this version knows.", "",
-                "call setSchedule, which replaces it",
-            )
+            fail("bad-schedule", "The property $SCHEDULE_PROPERTY is not a schedule that this version knows.",
+                "call setSchedule, which replaces it")
         }
         true
     }
@@ -403,10 +359,8 @@ class OrtTrainingSession private constructor(
     /** Follow the schedule that the package proposes, if any, over these steps if it is silent. */
     @Throws(OrtException::class)
     fun useProposedSchedule(totalSteps: Long): Boolean {
-        val json = pack.manifest["schedule"]
-        if (json.absent) return false
-        val settings = json["settings"].let { if (it.absent) Json(emptyMap<String, Any>()) else it }
-        val schedule = Schedule.from(json["kind"].text(), settings, totalSteps)
+        val json = pack.manifest["schedule"].given ?: return false
+        val schedule = Schedule.from(json["kind"].text(), json["settings"].given ?: Json.NOTHING, totalSteps)
         setSchedule(schedule, json["learning_rate"].number(0.001))
         return true
     }
@@ -416,13 +370,8 @@ class OrtTrainingSession private constructor(
      * decimal number that it was written as: 0.001f is 0.001.
      */
     @Throws(OrtException::class)
-    fun registerLinearLRScheduler(
-        warmupStepCount: Long,
-        totalStepCount: Long,
-        initialLearningRate: Float,
-    ) = setSchedule(
-        Schedule.linear(warmupStepCount, totalStepCount), initialLearningRate.toString().toDouble(),
-    )
+    fun registerLinearLRScheduler(warmupStepCount: Long, totalStepCount: Long, initialLearningRate: Float) =
+        setSchedule(Schedule.linear(warmupStepCount, totalStepCount), initialLearningRate.toString().toDouble())
 
     /** Set the rate of the next optimizer step. */
     @Throws(OrtException::class)
@@ -442,19 +391,16 @@ class OrtTrainingSession private constructor(
 
     /** Set the parameters from such a buffer. */
     @Throws(OrtException::class)
-    fun fromBuffer(buffer: ByteBuffer, onlyTrainable: Boolean) =
-        own { contiguous.write(buffer, onlyTrainable) }
+    fun fromBuffer(buffer: ByteBuffer, onlyTrainable: Boolean) = own { contiguous.write(buffer, onlyTrainable) }
 
     /** As [OrtCheckpointState.saveCheckpoint]. */
-    @JvmOverloads
-    @Throws(OrtException::class)
+    @JvmOverloads @Throws(OrtException::class)
     fun saveCheckpoint(path: String, saveOptimizer: Boolean, keepPrevious: Boolean = false) = own {
         if (saveOptimizer) optimizer?.requireOwn()
         checkpoint.saveCheckpoint(path, saveOptimizer, keepPrevious)
     }
 
-    @JvmOverloads
-    @Throws(OrtException::class)
+    @JvmOverloads @Throws(OrtException::class)
     fun saveCheckpoint(path: Path, saveOptimizer: Boolean, keepPrevious: Boolean = false) =
         saveCheckpoint(path.toString(), saveOptimizer, keepPrevious)
 
@@ -487,7 +433,7 @@ class OrtTrainingSession private constructor(
         closed = true
         state.turn.await {
             opened.forEach(AutoCloseable::close)
-            bound.values.forEach { it.second.close() }
+            bound.values.forEach { it.value.close() }
             opened.clear()
             bound.clear()
         }
@@ -504,20 +450,19 @@ class OrtTrainingSession private constructor(
     }
 
     private fun requireOpen() {
-        if (closed) fail("closed", "The session is closed.", "", "make a new one")
+        if (closed) fail("closed", "The session is closed.", "make a new one")
     }
 
     override val values get() = state.properties
 
     /** Of a session, or of segments. */
-    private fun graph(session: OrtSession?, outputs: List<Spec>, trains: Boolean): Model {
-        val model = if (session != null) Graph(env, session, pack.inputs, outputs, bound)
-        else SegmentedGraph(env, segments!!, pack.inputs, outputs, bound, trains)
-        return model.also(opened::add)
+    private fun graph(session: OrtSession?, outputs: List<Spec>, trains: Boolean): Graph {
+        val parts = segments?.parts(trains) ?: listOf(Part(session!!))
+        return Graph(env, parts, pack.inputs, outputs, bound, segments).also(opened::add)
     }
 
     /** The training model in the place of the step model. */
-    private fun openTraining(): Model {
+    private fun openTraining(): Graph {
         step?.also(opened::remove)?.close()
         step = null
         val session = pack.sessionOptions(threads).use { openSession(env, trainingModel, it) }
@@ -525,8 +470,8 @@ class OrtTrainingSession private constructor(
         return trainingGraph(session).also { training = it }
     }
 
-    private fun trainingGraph(session: OrtSession?): Model {
-        for (spec in pack.parameters.filter { it.trainable }) {
+    private fun trainingGraph(session: OrtSession?): Graph {
+        for (spec in pack.trainable) {
             val gradient = state.gradients.from(spec.offset, spec.shape)
             bind("${spec.name}_grad.accumulation.buffer", gradient)
             bind("${spec.name}_grad.accumulation.out", gradient)
@@ -534,17 +479,11 @@ class OrtTrainingSession private constructor(
         return graph(session, pack.outputs, true)
     }
 
-    private fun optimizer() = optimizer
-        ?: fail("model-not-found", "No optimizer model was given.", "", "pass optimizer_model.onnx")
+    private fun optimizer() =
+        optimizer ?: fail("model-not-found", "No optimizer model was given.", "pass optimizer_model.onnx")
 
     private fun bind(name: String, tensor: Tensor) {
-        bound[name] = Pair(tensor, tensor.onnx(env))
-    }
-
-    private fun bind(spec: Spec) {
-        val value = state.value(spec.name)
-        bind(spec.name, value)
-        if (spec.role == "state") bind("${spec.name}.update.out", value)
+        bound[name] = Memory(tensor, env)
     }
 
     companion object {
@@ -554,26 +493,21 @@ class OrtTrainingSession private constructor(
          * Train a package with its models and session options, from its checkpoint or another; with
          * its step model, where it has one.
          */
-        @JvmStatic
-        @JvmOverloads
-        @Throws(OrtException::class)
+        @JvmStatic @JvmOverloads @Throws(OrtException::class)
         fun create(
             env: OrtEnvironment,
             pack: TrainingPackage,
-            checkpoint: OrtCheckpointState =
-                OrtCheckpointState.loadCheckpoint(pack.path("checkpoint")),
+            checkpoint: OrtCheckpointState = OrtCheckpointState.loadCheckpoint(pack.path("checkpoint")),
             threads: Int = 0,
         ): OrtTrainingSession = pack.sessionOptions(threads).use { options ->
             OrtTrainingSession(
-                env, pack, checkpoint, options, pack.path("training_model"),
-                pack.path("eval_model"), pack.path("optimizer_model"), pack.stepModel, threads,
+                env, pack, checkpoint, options, pack.path("training_model"), pack.path("eval_model"),
+                pack.path("optimizer_model"), pack.stepModel, threads,
             )
         }
 
         /** With models of the caller's choice: those in ORT format, for example. */
-        @JvmStatic
-        @JvmOverloads
-        @Throws(OrtException::class)
+        @JvmStatic @JvmOverloads @Throws(OrtException::class)
         fun create(
             env: OrtEnvironment,
             pack: TrainingPackage,
@@ -583,16 +517,11 @@ class OrtTrainingSession private constructor(
             optimizerModel: String?,
             options: SessionOptions? = null,
         ): OrtTrainingSession = pack.sessionOptions().use { own ->
-            OrtTrainingSession(
-                env, pack, checkpoint, options ?: own, trainingModel, evaluationModel,
-                optimizerModel,
-            )
+            OrtTrainingSession(env, pack, checkpoint, options ?: own, trainingModel, evaluationModel, optimizerModel)
         }
 
         /** The call of `OrtEnvironment` in 1.19; the models lie in their package's folder. */
-        @JvmStatic
-        @JvmOverloads
-        @Throws(OrtException::class)
+        @JvmStatic @JvmOverloads @Throws(OrtException::class)
         fun createTrainingSession(
             env: OrtEnvironment,
             checkpointPath: String,

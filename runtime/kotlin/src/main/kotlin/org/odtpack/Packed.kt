@@ -1,14 +1,9 @@
 package org.odtpack
 
-import ai.onnxruntime.OrtEnvironment
-import ai.onnxruntime.OrtLoggingLevel
-import ai.onnxruntime.OrtSession
+import ai.onnxruntime.*
 import ai.onnxruntime.OrtSession.SessionOptions
 import ai.onnxruntime.OrtSession.SessionOptions.OptLevel
-import java.io.ByteArrayOutputStream
-import java.io.File
-import java.io.IOException
-import java.io.RandomAccessFile
+import java.io.*
 import java.nio.ByteBuffer
 import java.nio.channels.FileChannel
 
@@ -42,11 +37,7 @@ private const val TENSOR_NAME = 0x42
 private const val EXTERNAL_DATA = 0x6A
 
 /** Open a decoder, from packed weights where the options name a folder for them. */
-internal fun openDecoder(
-    env: OrtEnvironment,
-    pack: TrainingPackage,
-    options: SessionOptions,
-): OrtSession {
+internal fun openDecoder(env: OrtEnvironment, pack: TrainingPackage, options: SessionOptions): OrtSession {
     val folder = options.configEntries[FOLDER] ?: return openSession(env, pack.decoder, options)
     val target = File(folder, START + packedKey(env, pack, options))
     val model = File(target, "decoder.onnx").path
@@ -54,8 +45,7 @@ internal fun openDecoder(
     // Until it is open: whoever packs another decoder removes this one.
     return synchronized(PackedParts) { locked(File(folder, LOCK)).use {
         try {
-            if (File(target, "sizes").readText() == sizes(target))
-                return openSession(env, model, options)
+            if (File(target, "sizes").readText() == sizes(target)) return openSession(env, model, options)
         } catch (_: IOException) { // some is missing, or damaged: write it anew
         } catch (_: OdtpackException) {
         }
@@ -65,39 +55,28 @@ internal fun openDecoder(
 }
 
 /** Wait for other processes until what is returned is closed; null where nothing can be locked. */
-private fun locked(file: File) =
-    runCatching { RandomAccessFile(file, "rw").apply { lock(channel) } }.getOrNull()
+private fun locked(file: File) = runCatching { RandomAccessFile(file, "rw").apply { lock(channel) } }.getOrNull()
 
 /** The sizes of the model and its weights: ONNX Runtime maps what it does not check. */
-private fun sizes(folder: File) =
-    "${File(folder, "decoder.onnx").length()} ${File(folder, "decoder.weights").length()}"
+private fun sizes(folder: File) = "${File(folder, "decoder.onnx").length()} ${File(folder, "decoder.weights").length()}"
 
 /** Write the decoder with its weights packed into a folder, whole or not at all. */
-private fun write(
-    env: OrtEnvironment,
-    pack: TrainingPackage,
-    options: SessionOptions,
-    target: File,
-) {
+private fun write(env: OrtEnvironment, pack: TrainingPackage, options: SessionOptions, target: File) {
     val folder = target.parentFile!!
     val stage = File("${target.path}.part")
     try {
-        for (stale in folder.listFiles().orEmpty())
-            if (stale.name.startsWith(START)) stale.deleteRecursively()
+        for (stale in folder.listFiles().orEmpty()) if (stale.name.startsWith(START)) stale.deleteRecursively()
         if (!stage.mkdirs()) throw IOException("the folder cannot be made")
         // The optimized decoder first, with its weights as they are: what it folds is there.
         save(env, options, File(pack.decoder), File(stage, "decoder.onnx"), packed = false)
         PackedParts(env, options, stage).pack()
         File(stage, "sizes").writeText(sizes(stage))
-        for (file in stage.listFiles().orEmpty())
-            RandomAccessFile(file, "rw").use { it.channel.force(true) }
+        for (file in stage.listFiles().orEmpty()) RandomAccessFile(file, "rw").use { it.channel.force(true) }
         rename(stage, target)
         forceFolder(folder)
     } catch (error: Exception) {
-        fail(
-            "packed-not-written", "Packed weights cannot be written: ${error.message}", folder.path,
-            "name a folder with room for the decoder's weights twice",
-        )
+        fail("packed-not-written", "Packed weights cannot be written: ${error.message}",
+            "name a folder with room for the decoder's weights twice", folder.path)
     } finally {
         stage.deleteRecursively()
     }
@@ -108,33 +87,28 @@ private fun packedKey(env: OrtEnvironment, pack: TrainingPackage, options: Sessi
     val names = listOf("flags", "Features", "model name", "CPU implementer", "CPU part")
     val processor = runCatching { File("/proc/cpuinfo").readLines() }.getOrDefault(emptyList())
         .filter { line -> names.any(line::startsWith) }.toSortedSet()
-    val manifest = hex(sha256(File(pack.folder, "manifest.json")))
+    val manifest = hex(sha256(File(pack.folder, MANIFEST)))
     val choices = options.configEntries.filterKeys { it in CHOICES }.toSortedMap()
     val text = listOf(manifest, env.version, System.getProperty("os.arch"), processor, choices)
     return hex(sha256(ByteBuffer.wrap(text.joinToString("\n").toByteArray()))).take(16)
 }
 
 /** Let ONNX Runtime write a model and its weights, packed or as they are. */
-private fun save(
-    env: OrtEnvironment,
-    like: SessionOptions,
-    model: File,
-    out: File,
-    packed: Boolean,
-) = SessionOptions().use { options ->
-    options.setSessionLogLevel(OrtLoggingLevel.ORT_LOGGING_LEVEL_ERROR)
-    options.setOptimizationLevel(if (packed) OptLevel.NO_OPT else OptLevel.EXTENDED_OPT)
-    options.setOptimizedModelFilePath(out.path)
-    val weights = "session.optimized_model_external_initializers"
-    val entries = mapOf(
-        "${weights}_file_name" to "${out.nameWithoutExtension}.weights",
-        "${weights}_min_size_in_bytes" to "1024",
-        "session.save_external_prepacked_constant_initializers" to if (packed) "1" else "0",
-        "session.disable_prepacking" to if (packed) "0" else "1",
-    ) + like.configEntries.filterKeys { it in CHOICES }
-    for ((key, value) in entries) options.addConfigEntry(key, value)
-    openSession(env, model.path, options).close()
-}
+private fun save(env: OrtEnvironment, like: SessionOptions, model: File, out: File, packed: Boolean) =
+    SessionOptions().use { options ->
+        options.setSessionLogLevel(OrtLoggingLevel.ORT_LOGGING_LEVEL_ERROR)
+        options.setOptimizationLevel(if (packed) OptLevel.NO_OPT else OptLevel.EXTENDED_OPT)
+        options.setOptimizedModelFilePath(out.path)
+        val weights = "session.optimized_model_external_initializers"
+        val entries = mapOf(
+            "${weights}_file_name" to "${out.nameWithoutExtension}.weights",
+            "${weights}_min_size_in_bytes" to "1024",
+            "session.save_external_prepacked_constant_initializers" to if (packed) "1" else "0",
+            "session.disable_prepacking" to if (packed) "0" else "1",
+        ) + like.configEntries.filterKeys { it in CHOICES }
+        for ((key, value) in entries) options.addConfigEntry(key, value)
+        openSession(env, model.path, options).close()
+    }
 
 /**
  * Packs the weights of a decoder that ONNX Runtime has written into a folder with its weights as they
@@ -167,15 +141,20 @@ private class PackedParts(
             size += more
         }
         if (part.isNotEmpty()) add(part)
-        val changed = ByteArrayOutputStream()
-        for ((tag, whole, content) in fields(graph.duplicate())) {
-            val more = if (tag == 0L + INITIALIZER) entries[content.text(TENSOR_NAME)] else null
-            if (more == null) changed.write(whole.bytes()) else changed.put(INITIALIZER, content.bytes() + more)
+        val changed = rewritten(graph, INITIALIZER) { tensor ->
+            entries[tensor.text(TENSOR_NAME)]?.let { tensor.toBytes() + it }
         }
+        File(stage, "decoder.onnx").writeBytes(rewritten(model, GRAPH) { changed })
+    }
+
+    /** A message with other contents of a field, where there is one. */
+    private fun rewritten(message: ByteBuffer, tag: Int, content: (ByteBuffer) -> ByteArray?): ByteArray {
         val result = ByteArrayOutputStream()
-        for ((tag, whole) in fields(model.duplicate()))
-            if (tag == 0L + GRAPH) result.put(GRAPH, changed.toByteArray()) else result.write(whole.bytes())
-        File(stage, "decoder.onnx").writeBytes(result.toByteArray())
+        for (field in fields(message.duplicate())) {
+            val other = if (field.tag == tag) content(field.content) else null
+            if (other == null) result.write(field.whole.toBytes()) else result.put(tag, other)
+        }
+        return result.toByteArray()
     }
 
     /** Bytes of weights that a product has in the file. */
@@ -202,10 +181,9 @@ private class PackedParts(
                     for (entry in tensor.each(EXTERNAL_DATA)) {
                         val key = entry.text(FIRST)
                         if (!key.startsWith("prepacked")) continue
-                        val where = ByteArrayOutputStream()
-                        where.put(FIRST, key.toByteArray())
-                        where.put(SECOND, moved(entry.text(SECOND), from.channel, weights).toByteArray())
-                        moved.put(EXTERNAL_DATA, where.toByteArray())
+                        val value = moved(entry.text(SECOND), from.channel, weights)
+                        val where = nested(FIRST, key.toByteArray()) + nested(SECOND, value.toByteArray())
+                        moved.put(EXTERNAL_DATA, where)
                     }
                     entries[tensor.text(TENSOR_NAME)] = moved.toByteArray()
                 }
@@ -221,28 +199,23 @@ private class PackedParts(
         val part = ByteArrayOutputStream()
         part.put(SECOND, "part".toByteArray())
         for (node in nodes) {
-            part.put(FIRST, node.bytes())
+            part.put(FIRST, node.toBytes())
             val weights = node.texts(FIRST).filter { it in tensors }
-            for (name in weights)
-                if (done.add(name)) part.put(INITIALIZER, tensors.getValue(name).bytes())
+            for (name in weights) if (done.add(name)) part.put(INITIALIZER, tensors.getValue(name).toBytes())
             // A value without a type has that of the numbers that the weights are, or are scaled by.
             val codes = weights.map { name ->
-                fields(tensors.getValue(name).duplicate()).last { it.first == 0L + TENSOR_TYPE }
-                    .second.bytes().last()
+                fields(tensors.getValue(name).duplicate()).last { it.tag == TENSOR_TYPE }.whole.toBytes().last()
             }
             val code = codes.firstOrNull { it in FLOATING } ?: codes.first()
             val type = nested(SECOND, nested(FIRST, byteArrayOf(8, code)))
             for (name in node.texts(FIRST) + node.texts(SECOND)) {
                 if (name.isEmpty() || name in tensors || !done.add(name)) continue
-                val value = values[name]?.bytes() ?: (nested(FIRST, name.toByteArray()) + type)
+                val value = values[name]?.toBytes() ?: (nested(FIRST, name.toByteArray()) + type)
                 part.put(if (name in made) OUTPUT else INPUT, value)
             }
         }
-        val result = ByteArrayOutputStream()
-        for ((tag, whole) in fields(model.duplicate()))
-            if (tag == 0x08L || tag == 0x42L) result.write(whole.bytes()) // IR version, opsets
-        result.put(GRAPH, part.toByteArray())
-        return result.toByteArray()
+        val kept = fields(model.duplicate()).filter { it.tag == 0x08 || it.tag == 0x42 } // IR version, opsets
+        return kept.fold(ByteArray(0)) { all, each -> all + each.whole.toBytes() } + nested(GRAPH, part.toByteArray())
     }
 
     /** Append to the file what an entry says is packed; the entry of where it is there. */
@@ -267,5 +240,3 @@ private class PackedParts(
         private val FLOATING = setOf<Byte>(1, 10) // codes of float32 and float16
     }
 }
-
-private fun ByteBuffer.bytes() = ByteArray(remaining()).also { duplicate().get(it) }

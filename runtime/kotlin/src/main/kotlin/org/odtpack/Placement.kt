@@ -18,10 +18,8 @@ internal fun place(pack: TrainingPackage, state: State): List<Spec> {
             (own.value.shape.contentEquals(spec.shape) || state.nominal && fresh)
         if (!fits) mismatch("the package has '${spec.name}' as ${spec.description}")
     }
-    if (state.parameters.size != pack.parameters.size) {
-        mismatch("one has parameters that the other does not know")
-    }
-    val trainable = pack.parameters.filter { it.trainable }.sortedBy { it.offset }
+    if (state.parameters.size != pack.parameters.size) mismatch("one has parameters that the other does not know")
+    val trainable = pack.trainable.sortedBy { it.offset }
     val elements = layout["elements"].whole()
     val places = Pair(elements, trainable.map { Pair(it.name, it.offset) })
     if (!fresh && state.layout != places) {
@@ -45,11 +43,13 @@ internal fun place(pack: TrainingPackage, state: State): List<Spec> {
 
 /** The parameters one after the other, as floating numbers of the layout's type. */
 internal class Contiguous(private val all: List<Spec>, private val state: State) {
+    private val type get() = state.flat!!.type
+
     fun read(onlyTrainable: Boolean): ByteBuffer {
         state.requireValues()
         val chosen = chosen(onlyTrainable)
         val buffer = ByteBuffer.allocateDirect(size(chosen)).order(ByteOrder.LITTLE_ENDIAN)
-        for (spec in chosen) buffer.put(state.value(spec.name).converted(state.flat!!.type).bytes())
+        for (spec in chosen) buffer.put(state.value(spec.name).converted(type).bytes())
         buffer.flip()
         return buffer
     }
@@ -61,13 +61,12 @@ internal class Contiguous(private val all: List<Spec>, private val state: State)
         if (buffer.remaining() != size) {
             fail("buffer-size", "The buffer holds ${buffer.remaining()} bytes, and not $size.")
         }
-        val source = buffer.duplicate()
+        var at = buffer.position()
         // All are converted before the first is set: a value out of range changes nothing.
         val given = chosen.map { spec ->
-            val tensor = zeros(state.flat!!.type, spec.shape)
-            source.limit(source.position() + tensor.data.capacity())
-            tensor.copyFrom(source)
-            source.limit(buffer.limit())
+            val tensor = zeros(type, spec.shape)
+            tensor.copyFrom(buffer.part(at, tensor.data.capacity()))
+            at += tensor.data.capacity()
             tensor.converted(spec.type)
         }
         for ((spec, value) in chosen.zip(given)) state.value(spec.name).copyFrom(value.bytes())
@@ -77,13 +76,9 @@ internal class Contiguous(private val all: List<Spec>, private val state: State)
     private fun chosen(onlyTrainable: Boolean) = all.filter { it.trainable || !onlyTrainable }
 
     private fun size(chosen: List<Spec>): Int {
-        val type = state.flat!!.type
         chosen.find { !it.type.floating || it.type.size > type.size }?.let {
-            fail(
-                "parameter-type",
-                "'${it.name}' is ${it.description}, which does not fit into the buffer.", "",
-                "pass onlyTrainable = true",
-            )
+            fail("parameter-type", "'${it.name}' is ${it.description}, which does not fit into the buffer.",
+                "pass onlyTrainable = true")
         }
         return chosen.sumOf { state.value(it.name).count }.toInt() * type.size
     }

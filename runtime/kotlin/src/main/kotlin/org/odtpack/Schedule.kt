@@ -1,9 +1,7 @@
 package org.odtpack
 
 import ai.onnxruntime.OrtException
-import kotlin.math.PI
-import kotlin.math.cos
-import kotlin.math.pow
+import kotlin.math.*
 
 /**
  * A schedule of the learning rate: constant, linear, cosine, step or multistep, after a linear
@@ -27,10 +25,7 @@ class Schedule @JvmOverloads @Throws(OrtException::class) constructor(
         }
         val inRange = warmupSteps >= 0 && floor in 0.0..1.0 && gamma > 0 && gamma <= 1
         if (!good || !inRange || milestones != milestones.sorted()) {
-            fail(
-                "bad-schedule", "The settings of the schedule '$kind' are out of range.", "",
-                "Schedule.linear(100, 1000)",
-            )
+            fail("bad-schedule", "The settings of the schedule '$kind' are out of range.", "Schedule.linear(100, 1000)")
         }
     }
 
@@ -53,23 +48,16 @@ class Schedule @JvmOverloads @Throws(OrtException::class) constructor(
 
     /** The property of a state that keeps a schedule, with the rate at factor 1. */
     internal fun toJson(initialRate: Double): String {
-        val fields = sortedMapOf(
-            "initial_lr" to repr(initialRate), "kind" to "\"$kind\"",
-            "warmup_steps" to warmupSteps.toString(),
-        )
-        if (kind == "linear" || kind == "cosine") fields["total_steps"] = totalSteps.toString()
-        if (kind == "cosine") fields["floor"] = repr(floor)
-        if (kind == "step") fields["period"] = period.toString()
-        if (kind == "multistep") fields["milestones"] = milestones.toString()
-        if (kind == "step" || kind == "multistep") fields["gamma"] = repr(gamma)
-        return fields.entries.joinToString(", ", "{", "}") { (key, value) -> "\"$key\": $value" }
+        val all = mapOf("total_steps" to totalSteps, "floor" to repr(floor), "period" to period,
+            "milestones" to milestones, "gamma" to repr(gamma))
+        val fields = all.filterKeys(SETTINGS.getValue(kind)::contains) +
+            mapOf("initial_lr" to repr(initialRate), "kind" to "\"$kind\"", "warmup_steps" to warmupSteps)
+        return fields.toSortedMap().entries.joinToString(", ", "{", "}") { (key, value) -> "\"$key\": $value" }
     }
 
     companion object {
-        @JvmStatic
-        @Throws(OrtException::class)
-        fun linear(warmupSteps: Long, totalSteps: Long) =
-            Schedule("linear", warmupSteps, totalSteps)
+        @JvmStatic @Throws(OrtException::class)
+        fun linear(warmupSteps: Long, totalSteps: Long) = Schedule("linear", warmupSteps, totalSteps)
 
         /** From settings; [total] counts if they do not say where the schedule ends. */
         internal fun from(kind: String, settings: Json, total: Long): Schedule {
@@ -81,16 +69,14 @@ class Schedule @JvmOverloads @Throws(OrtException::class) constructor(
             }
             return Schedule(
                 kind, settings["warmup_steps"].whole(0), settings["total_steps"].whole(total),
-                settings["floor"].number(0.0), settings["period"].whole(0),
-                settings["gamma"].number(0.1),
-                settings["milestones"].list(emptyList()).map { it.whole() },
+                settings["floor"].number(0.0), settings["period"].whole(0), settings["gamma"].number(0.1),
+                settings["milestones"].given?.wholes()?.asList().orEmpty(),
             )
         }
 
         private val SETTINGS = mapOf(
-            "constant" to emptyList(), "linear" to listOf("total_steps"),
-            "cosine" to listOf("total_steps", "floor"), "step" to listOf("period", "gamma"),
-            "multistep" to listOf("milestones", "gamma"),
+            "constant" to emptyList(), "linear" to listOf("total_steps"), "cosine" to listOf("total_steps", "floor"),
+            "step" to listOf("period", "gamma"), "multistep" to listOf("milestones", "gamma"),
         )
     }
 }

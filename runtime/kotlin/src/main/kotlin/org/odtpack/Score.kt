@@ -8,8 +8,8 @@ import ai.onnxruntime.OrtSession.Result
 internal class Score(pack: TrainingPackage) {
     private val labels = pack.inputs.find { it.role == "labels" && it.classCount > 0 }
     private val scores = pack.evaluationOutputs.find {
-        it.role != "loss" && it.type.floating && it.shape.size > 1 &&
-            it.shape[1] == labels?.classCount && it.shape.size == labels.shape.size + 1
+        it.role != "loss" && it.type.floating && it.shape.size > 1 && it.shape[1] == labels?.classCount &&
+            it.shape.size == labels.shape.size + 1
     }
     private var right = 0L
     private var counted = 0L
@@ -20,7 +20,7 @@ internal class Score(pack: TrainingPackage) {
         if (labels == null || scores == null || labels.type != Type.INT64) return
         val truth = (batch.getValue(labels.name) as OnnxTensor).longBuffer
         val output = result.get(scores.name).orElse(null) as OnnxTensor? ?: return
-        val values = Tensor(scores.type, output.info.shape, output.byteBuffer)
+        val values = Tensor(scores.type, output.shape, output.byteBuffer)
         val classes = labels.classCount.toInt()
         val inner = values.shape.drop(2).fold(1L, Long::times).toInt()
         for (i in 0 until truth.remaining()) {

@@ -1,6 +1,7 @@
 package org.odtpack
 
 import java.util.concurrent.locks.ReentrantLock
+import kotlin.concurrent.withLock
 
 internal const val OPTIMIZER_PROPERTY = "odtpack.optimizer" // of a file, not of a state
 internal const val SCHEDULE_PROPERTY = "odtpack.schedule"
@@ -23,35 +24,20 @@ internal class Turn {
     /** Whether this thread makes a call. */
     val isMine get() = lock.isHeldByCurrentThread
 
-    fun begin() {
-        if (!lock.tryLock()) {
-            fail(
-                "busy", "A call of this session, or of one with the same state, is still running.",
-                "", "wait for it, or keep one thread for all calls of a session",
-            )
-        }
-    }
-
-    fun end() = lock.unlock()
-
     inline fun <T> take(body: () -> T): T {
-        begin()
+        if (!lock.tryLock()) {
+            fail("busy", "A call of this session, or of one with the same state, is still running.",
+                "wait for it, or keep one thread for all calls of a session")
+        }
         try {
             return body()
         } finally {
-            end()
+            lock.unlock()
         }
     }
 
     /** Do something once the call that runs has ended. */
-    fun await(body: () -> Unit) {
-        lock.lock()
-        try {
-            body()
-        } finally {
-            end()
-        }
-    }
+    fun await(body: () -> Unit) = lock.withLock(body)
 }
 
 /**
@@ -97,14 +83,11 @@ internal class State(var nominal: Boolean) {
     }
 
     fun requireValues() {
-        if (nominal) {
-            fail(
-                "nominal-state", "The parameters of a nominal checkpoint have no values.", "",
-                "load a complete checkpoint, or all parameters with fromBuffer",
-            )
-        }
+        if (!nominal) return
+        fail("nominal-state", "The parameters of a nominal checkpoint have no values.",
+            "load a complete checkpoint, or all parameters with fromBuffer")
     }
 
-    fun value(name: String): Tensor = parameters[name]?.value
-        ?: fail("unknown-parameter", "The state has no parameter '$name'.")
+    fun value(name: String): Tensor =
+        parameters[name]?.value ?: fail("unknown-parameter", "The state has no parameter '$name'.")
 }

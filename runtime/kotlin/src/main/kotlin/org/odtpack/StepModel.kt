@@ -1,15 +1,9 @@
 package org.odtpack
 
-import ai.onnxruntime.NodeInfo
-import ai.onnxruntime.OnnxTensor
-import ai.onnxruntime.OnnxTensorLike
-import ai.onnxruntime.OrtEnvironment
-import ai.onnxruntime.OrtSession
+import ai.onnxruntime.*
 import ai.onnxruntime.OrtSession.Result
 import ai.onnxruntime.OrtSession.RunOptions
-import ai.onnxruntime.TensorInfo
 
-private const val UPDATED = ".update.out"
 private const val KEPT = "update.kept"
 
 /**
@@ -23,33 +17,28 @@ internal class StepModel(
     pack: TrainingPackage,
     trained: Map<String, Tensor>,
     private val optimizer: Optimizer,
-    private val bound: MutableMap<String, Pair<Tensor, OnnxTensor>>,
+    private val bound: MutableMap<String, Memory>,
 ) : AutoCloseable {
     private val graph: Graph
-    private val names = pack.parameters.filter { it.trainable }.map { it.name }
+    private val names = pack.trainable.map { it.name }
     private val isKept = zeros(Type.BOOL, longArrayOf(names.size.toLong()))
 
     init {
-        for ((name, tensor) in optimizer.scalars()) bound[name] = Pair(tensor, tensor.onnx(env))
+        for ((name, tensor) in optimizer.scalars() + (KEPT to isKept)) bound[name] = Memory(tensor, env)
         val kept = optimizer.kept()
         for ((name, node) in session.inputInfo) kept[name]?.let { bind(name, it, node) }
         val updated = (trained + kept).toMutableMap()
-        for ((name, node) in session.outputInfo) {
-            if (!name.endsWith(UPDATED)) continue
+        for ((name, node) in session.outputInfo.filterKeys { it.endsWith(UPDATED) }) {
             updated.remove(name.removeSuffix(UPDATED))?.let { bind(name, it, node) }
         }
         updated.keys.firstOrNull()?.let { mismatch("the step model does not update '$it'") }
-        bound[KEPT] = Pair(isKept, isKept.onnx(env))
-        graph = Graph(
-            env, session, pack.inputs, pack.outputs, bound,
-            "load the last checkpoint: parameters may hold part of the step",
-        )
+        graph = Graph(env, listOf(Part(session)), pack.inputs, pack.outputs, bound, hint = HALF_A_STEP)
     }
 
     /** Make a step, which counts once the optimizer advances. */
     fun run(batch: Map<String, OnnxTensorLike>, options: RunOptions?): Result {
         optimizer.prepareStep()
-        return graph.run(batch, null, emptyMap(), options)
+        return graph.run(batch, options = options)
     }
 
     /** Parameters that the last step left as they were, with what is kept of them. */
@@ -65,6 +54,6 @@ internal class StepModel(
         val own = tensor.reshaped(info.shape)
         val same = own.shape.all { it >= 0 } && own.count == tensor.count
         if (info.onnxType != own.type.onnx || !same) mismatch("the step model has another '$name'")
-        bound[name] = Pair(own, own.onnx(env))
+        bound[name] = Memory(own, env)
     }
 }

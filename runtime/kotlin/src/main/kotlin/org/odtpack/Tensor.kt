@@ -1,13 +1,9 @@
 package org.odtpack
 
-import ai.onnxruntime.OnnxJavaType
-import ai.onnxruntime.OnnxTensor
-import ai.onnxruntime.OrtEnvironment
+import ai.onnxruntime.*
 import ai.onnxruntime.TensorInfo.OnnxTensorType
 import ai.onnxruntime.platform.Fp16Conversions
-import java.nio.Buffer
-import java.nio.ByteBuffer
-import java.nio.ByteOrder
+import java.nio.*
 
 /** Element types, by ONNX Runtime's names: that of numpy, the number of ONNX, and bytes. */
 internal enum class Type(val label: String, val code: Int, val size: Int) {
@@ -24,36 +20,40 @@ internal enum class Type(val label: String, val code: Int, val size: Int) {
     val floating get() = this == FLOAT || this == DOUBLE || this == FLOAT16
 
     companion object {
-        fun of(label: String) =
-            values().find { it.label == label } ?: Json.invalid("there is no type '$label'")
+        fun of(label: String) = values().find { it.label == label } ?: Json.invalid("there is no type '$label'")
 
         fun of(code: Int): Type? = values().find { it.code == code && it.size > 0 }
+
+        fun of(onnx: OnnxTensorType): Type? = values().find { it.onnx == onnx && it.java != null }
     }
 }
 
+/** The number of elements of a shape. */
+internal val LongArray.count get() = fold(1L, Long::times)
+
+/** A part of a buffer, of [size] bytes. */
+internal fun ByteBuffer.part(start: Int, size: Int): ByteBuffer = duplicate().run {
+    limit(start + size)
+    position(start)
+    slice().order(ByteOrder.LITTLE_ENDIAN)
+}
+
+internal fun littleEndian(size: Int): ByteBuffer = ByteBuffer.allocate(size).order(ByteOrder.LITTLE_ENDIAN)
+
 /** An array in row-major order, in direct memory that it may share with others. */
 internal class Tensor(val type: Type, val shape: LongArray, val data: ByteBuffer) {
-    val count get() = shape.fold(1L, Long::times)
+    val count get() = shape.count
 
     val description get() = type.label + shape.contentToString()
 
     /** A part of the same memory, from an element on. */
-    fun from(offset: Long, part: LongArray): Tensor {
-        val view = data.duplicate()
-        val start = (offset * type.size).toInt()
-        view.limit(start + (part.fold(1L, Long::times) * type.size).toInt())
-        view.position(start)
-        return Tensor(type, part, view.slice().order(ByteOrder.LITTLE_ENDIAN))
-    }
+    fun from(offset: Long, part: LongArray) =
+        Tensor(type, part, data.part((offset * type.size).toInt(), (part.count * type.size).toInt()))
 
     fun reshaped(other: LongArray) = Tensor(type, other, data)
 
     /** The bytes from the first to the last, with a position of their own. */
-    fun bytes(): ByteBuffer {
-        val view = data.duplicate().order(ByteOrder.LITTLE_ENDIAN)
-        view.clear()
-        return view
-    }
+    fun bytes(): ByteBuffer = data.part(0, data.capacity())
 
     fun copyFrom(source: ByteBuffer) {
         bytes().put(source)
@@ -62,11 +62,9 @@ internal class Tensor(val type: Type, val shape: LongArray, val data: ByteBuffer
     fun copy() = zeros(type, shape).also { it.copyFrom(bytes()) }
 
     /** The same memory as ONNX Runtime sees it. */
-    fun onnx(env: OrtEnvironment): OnnxTensor {
-        val java = type.java
-            ?: fail("parameter-type", "ONNX Runtime for Java has no ${type.label}.")
-        return OnnxTensor.createTensor(env, bytes(), shape, java)
-    }
+    fun onnx(env: OrtEnvironment): OnnxTensor = OnnxTensor.createTensor(
+        env, bytes(), shape, type.java ?: fail("parameter-type", "ONNX Runtime for Java has no ${type.label}."),
+    )
 
     /** An element as a number, of a floating type. */
     fun real(index: Int): Double = when (type) {
@@ -75,11 +73,18 @@ internal class Tensor(val type: Type, val shape: LongArray, val data: ByteBuffer
         else -> Fp16Conversions.fp16ToFloat(data.getShort(2 * index)).toDouble()
     }
 
-    fun setReal(index: Int, value: Double) {
+    /** Set an element, of any type. */
+    operator fun set(index: Int, value: Double) {
         when (type) {
             Type.FLOAT -> data.putFloat(4 * index, value.toFloat())
             Type.DOUBLE -> data.putDouble(8 * index, value)
-            else -> data.putShort(2 * index, Fp16Conversions.floatToFp16(value.toFloat()))
+            Type.FLOAT16 -> data.putShort(2 * index, Fp16Conversions.floatToFp16(value.toFloat()))
+            else -> when (type.size) {
+                1 -> data.put(index, value.toInt().toByte())
+                2 -> data.putShort(2 * index, value.toInt().toShort())
+                4 -> data.putInt(4 * index, value.toInt())
+                else -> data.putLong(8 * index, value.toLong())
+            }
         }
     }
 
@@ -93,12 +98,10 @@ internal class Tensor(val type: Type, val shape: LongArray, val data: ByteBuffer
         for (i in 0 until count.toInt()) {
             val value = real(i)
             if (other == Type.FLOAT16 && Math.abs(value) >= 65520 && !value.isInfinite()) {
-                fail(
-                    "value-out-of-range", "A parameter is $value, which float16 does not hold.", "",
-                    "train with a lower learning rate, or from a float32 model",
-                )
+                fail("value-out-of-range", "A parameter is $value, which float16 does not hold.",
+                    "train with a lower learning rate, or from a float32 model")
             }
-            result.setReal(i, value)
+            result[i] = value
         }
         return result
     }
@@ -115,15 +118,14 @@ internal fun zeros(type: Type, shape: LongArray): Tensor {
     val whole = try {
         ByteBuffer.allocateDirect(bytes.toInt() + ALIGNMENT)
     } catch (_: OutOfMemoryError) {
-        fail(
-            "model-too-large", "There is no direct memory for $bytes bytes.", "",
-            "android:largeHeap=\"true\" on Android, -XX:MaxDirectMemorySize on the JVM",
-        )
+        fail("model-too-large", "There is no direct memory for $bytes bytes.",
+            "android:largeHeap=\"true\" on Android, -XX:MaxDirectMemorySize on the JVM")
     }
-    whole.position((ALIGNMENT - past(whole)) % ALIGNMENT)
-    whole.limit(whole.position() + bytes.toInt())
-    return Tensor(type, shape, whole.slice().order(ByteOrder.LITTLE_ENDIAN))
+    return Tensor(type, shape, whole.part((ALIGNMENT - past(whole)) % ALIGNMENT, bytes.toInt()))
 }
+
+/** One value, of which a model reads. */
+internal fun scalar(type: Type, value: Double = 0.0) = zeros(type, longArrayOf(1)).also { it[0] = value }
 
 /**
  * Bytes past the last aligned address: Java 9 and Android 34 say so, and older Android has it in a

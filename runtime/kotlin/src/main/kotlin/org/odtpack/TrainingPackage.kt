@@ -1,49 +1,15 @@
 package org.odtpack
 
-import ai.onnxruntime.OrtEnvironment
 import ai.onnxruntime.OrtException
 import ai.onnxruntime.OrtSession.SessionOptions
-import java.io.File
-import java.io.IOException
-import java.io.InputStream
+import java.io.*
 import java.nio.ByteBuffer
 import java.nio.channels.Channels
-import java.security.KeyFactory
-import java.security.NoSuchAlgorithmException
-import java.security.Signature
-import java.security.SignatureException
+import java.security.*
 import java.security.spec.InvalidKeySpecException
 import java.security.spec.X509EncodedKeySpec
 import kotlin.io.encoding.Base64
 import kotlin.io.encoding.ExperimentalEncodingApi
-
-/** A parameter, or a user's input or output, as the manifest describes it. */
-internal class Spec(json: Json) {
-    val name = json["name"].text()
-    val role = json["role"].text()
-    val type = Type.of(json["dtype"].text())
-    val modelType = json["model_dtype"].takeUnless { it.absent }?.let { Type.of(it.text()) }
-    val scale = json["scale"].text("")
-    val classCount = json["class_count"].whole(0)
-    val ignored = json["ignore_index"].takeUnless { it.absent }?.whole()
-    val offset = json["offset"].whole(0)
-    private val sizes = json["shape"].list()
-
-    /** The names of sizes that may vary; empty for the others. */
-    val symbols = sizes.map { it.value as? String ?: "" }
-
-    /** -1 for what may vary. */
-    val shape = LongArray(sizes.size) { if (sizes[it].value is Double) sizes[it].whole() else -1 }
-    val trainable get() = role == "trainable"
-
-    val description get() = type.label + shape.indices.map { axis ->
-        if (shape[axis] >= 0) shape[axis] else symbols[axis].ifEmpty { "?" }
-    }
-
-    /** Whether a shape agrees; an empty one of its own promises nothing. */
-    fun fits(other: LongArray) = shape.isEmpty() ||
-        shape.size == other.size && shape.indices.all { shape[it] < 0 || shape[it] == other[it] }
-}
 
 /** Tells whether a signature, 64 bytes of Ed25519, is that of the manifest's bytes. */
 fun interface SignatureCheck {
@@ -74,11 +40,9 @@ class Ed25519(publicKey: ByteArray) : SignatureCheck {
             verify(signature)
         }
     } catch (_: NoSuchAlgorithmException) {
-        fail(
-            "signature-unsupported",
+        fail("signature-unsupported",
             "This platform has no Ed25519, which Android has from 13 (API 33) and Java from 15.",
-            "", "pass a SignatureCheck that calls the app's own library",
-        )
+            "pass a SignatureCheck that calls the app's own library")
     } catch (_: InvalidKeySpecException) {
         fail("signature-wrong", "The public key is not one of Ed25519.")
     } catch (_: SignatureException) {
@@ -98,27 +62,27 @@ fun interface Assets {
 }
 
 /** A package: a folder whose files are those that its manifest describes. */
-class TrainingPackage private constructor(val folder: String, internal val manifest: Json) {
-    internal val inputs = manifest["inputs"].list().map(::Spec)
-    internal val outputs = manifest["outputs"].list().map(::Spec)
-
-    /** Those of the evaluation model: the same and, after them, what it alone returns. */
-    internal val evaluationOutputs =
-        outputs + manifest["evaluation_outputs"].list(emptyList()).map(::Spec)
-    internal val parameters = manifest["parameters"].list().map(::Spec)
-
-    private val extra get() = manifest["files"]["extra"].list(emptyList())
+class TrainingPackage private constructor(val folder: String, internal val manifest: Manifest) {
+    internal val inputs get() = manifest.inputs
+    internal val outputs get() = manifest.outputs
+    internal val evaluationOutputs get() = manifest.evaluationOutputs
+    internal val parameters get() = manifest.parameters
+    internal val trainable = manifest.trainable
+    internal val extra get() = manifest["files"]["extra"].list(emptyList())
 
     /** The path of a file by its key in the manifest: `training_model`, `checkpoint` and so on. */
     @Throws(OrtException::class)
     fun path(key: String): String {
-        val file = manifest["files"][key]
-        if (key !in FILES || file.absent) fail("package-incomplete", "The package has no $key.", folder)
+        val file = manifest["files"][key].given.takeIf { key in FILES }
+            ?: fail("package-incomplete", "The package has no $key.", where = folder)
         return "$folder/${file["path"].text()}"
     }
 
     /** Whether it is trained segment by segment. */
     internal val hasSegments get() = !manifest["segments"].absent
+
+    /** Batches per optimizer step. */
+    internal val accumulationSteps get() = manifest["accumulation_steps"].whole(1)
 
     /**
      * The path of the model that trains and updates at once, of a package that has one and makes
@@ -126,32 +90,29 @@ class TrainingPackage private constructor(val folder: String, internal val manif
      */
     internal val stepModel: String?
         get() {
-            val absent = manifest["files"]["step_model"].absent || hasSegments
-            return if (absent || manifest["accumulation_steps"].whole(1) != 1L) null
-            else path("step_model")
+            val none = manifest["files"]["step_model"].absent || hasSegments || accumulationSteps != 1L
+            return if (none) null else path("step_model")
         }
 
     /** The path of a model in ORT format. */
-    @JvmOverloads
-    @Throws(OrtException::class)
+    @JvmOverloads @Throws(OrtException::class)
     fun ortModel(of: String, style: String = "fixed", platform: String = ""): String {
         val found = extra.find {
-            it["role"].text() == "ort_model" && it["of"].text("") == of &&
-                it["style"].text("") == style && it["platform"].text("") == platform
-        }
-        return "$folder/" + (found ?: fail(
-            "no-ort-model", "The package holds no such $of in ORT format.", folder,
-            "odtpack ort $folder --style $style",
-        ))["path"].text()
+            it["role"].text() == "ort_model" && it["of"].text("") == of && it["style"].text("") == style &&
+                it["platform"].text("") == platform
+        } ?: fail("no-ort-model", "The package holds no such $of in ORT format.", "odtpack ort $folder --style $style",
+            folder)
+        return "$folder/${found["path"].text()}"
     }
 
     /** The path of the model that generates. */
     internal val decoder: String
-        get() = "$folder/" + (extra.find { it["role"].text() == "decoder_model" } ?: fail(
-            "no-decoder", "The package has no model for generation.", folder,
-            "build it with --segments and --adapter lora, of a decoder that was exported with its " +
-                "key-value cache",
-        ))["path"].text()
+        get() {
+            val found = extra.find { it["role"].text() == "decoder_model" }
+                ?: fail("no-decoder", "The package has no model for generation.", "build it with --segments and " +
+                    "--adapter lora, of a decoder that was exported with its key-value cache", folder)
+            return "$folder/${found["path"].text()}"
+        }
 
     /**
      * The path of a library of native kernels, which sessions of the package take from then on; none
@@ -163,58 +124,42 @@ class TrainingPackage private constructor(val folder: String, internal val manif
             try {
                 path?.let { System.load(File(it).absolutePath) }
             } catch (error: UnsatisfiedLinkError) {
-                fail("no-native-kernels", "The library cannot be loaded: ${error.message}.", path!!)
+                fail("no-native-kernels", "The library cannot be loaded: ${error.message}.", where = path!!)
             }
             field = path
         }
 
     /** The session options that the package asks for; [threads] are at most 256; 0 leaves the choice to it. */
-    @JvmOverloads
-    @Throws(OrtException::class)
+    @JvmOverloads @Throws(OrtException::class)
     fun sessionOptions(threads: Int = 0): SessionOptions {
-        val session = if (manifest["session"].absent) Json.read(OLDER) else manifest["session"]
+        if (threads > 256) {
+            fail("bad-argument", "A session has at most 256 threads, not $threads.",
+                "pass 0, and the package or ONNX Runtime chooses")
+        }
+        val session = manifest["session"].given ?: Json.read(OLDER)
         val options = SessionOptions()
         options.setOptimizationLevel(LEVELS.getValue(session["optimization_level"].text()))
         options.setMemoryPatternOptimization(session["memory_pattern"].flag(true))
         // An arena for each session of segments would hold the peaks of all of them at once.
         options.setCPUArenaAllocator(session["arena"].flag(true) && !hasSegments)
-        if (!session["prepacking"].flag(true)) {
-            options.addConfigEntry("session.disable_prepacking", "1")
-        }
-        if (threads > 256) {
-            fail(
-                "bad-argument", "A session has at most 256 threads, not $threads.", "",
-                "pass 0, and the package or ONNX Runtime chooses",
-            )
-        }
+        if (!session["prepacking"].flag(true)) options.addConfigEntry("session.disable_prepacking", "1")
         options.setIntraOpNumThreads(if (threads > 0) threads else session["threads"].whole(0).toInt())
-        val config = session["config"]
-        if (!config.absent && SPINNING in config) options.addConfigEntry(SPINNING, "1")
+        if (session["config"].given?.contains(SPINNING) == true) options.addConfigEntry(SPINNING, "1")
         if (System.getenv("ODTPACK_NATIVE") != "0") kernels?.let(options::registerCustomOpLibrary)
         return options
-    }
-
-    private fun check() {
-        val root = File(folder).canonicalFile
-        for (file in listedFiles(manifest)) checkFile(root, file)
     }
 
     private fun checkFile(root: File, entry: Json) {
         val name = entry["path"].text()
         val refuse = { code: String, problem: String ->
-            fail(
-                code, "The package's file '$name' $problem.", folder,
-                "copy the whole folder again, or build the package again",
-            )
+            fail(code, "The package's file '$name' $problem.",
+                "copy the whole folder again, or build the package again", folder)
         }
         val file = File(folder, name)
         try {
-            if (file.canonicalFile != File(root, name)) {
-                refuse("package-path", "does not lie inside the package")
-            }
+            if (file.canonicalFile != File(root, name)) refuse("package-path", "does not lie inside the package")
             if (!file.isFile) refuse("package-incomplete", "is missing")
-            val same = file.length() == entry["size_bytes"].whole() &&
-                hex(sha256(file)) == entry["sha256"].text()
+            val same = file.length() == entry["size_bytes"].whole() && hex(sha256(file)) == entry["sha256"].text()
             if (!same) refuse("package-changed", "is not the one that the manifest describes")
         } catch (error: IOException) {
             refuse("package-incomplete", "cannot be read: ${error.message}")
@@ -223,6 +168,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
 
     companion object {
         private const val MOST_BYTES = 4 shl 20 // of a manifest
+
         /** What packages without session options were built for. */
         private val OLDER = """{"optimization_level": "extended", "memory_pattern": false,
             "config": {"session.force_spinning_stop": "1"}}""".toByteArray()
@@ -231,45 +177,37 @@ class TrainingPackage private constructor(val folder: String, internal val manif
          * Open a folder and check its files' paths, sizes and hashes, and the signature if asked
          * to.
          */
-        @JvmStatic
-        @JvmOverloads
-        @Throws(OrtException::class)
+        @JvmStatic @JvmOverloads @Throws(OrtException::class)
         fun open(folder: String, signature: SignatureCheck? = null): TrainingPackage {
             if (folder.isEmpty()) return open(".", signature)
             val bytes = content(File(folder, MANIFEST), "package-not-found")
             if (signature != null) {
                 val mark = content(File(folder, SIGNATURE), "not-signed")
                 if (mark.size != 64 || !signature.verify(bytes, mark)) {
-                    fail("signature-wrong", "The manifest was not signed with this key.", folder)
+                    fail("signature-wrong", "The manifest was not signed with this key.", where = folder)
                 }
             }
-            return TrainingPackage(folder, readManifest(bytes, folder)).apply { check() }
+            return TrainingPackage(folder, readManifest(bytes, folder)).apply {
+                val root = File(folder).canonicalFile
+                for (file in manifest.files) checkFile(root, file)
+            }
         }
 
-        /** The content of a manifest, of which all that a kit reads was checked. */
-        internal fun readManifest(bytes: ByteArray, folder: String): Json {
-            val manifest = Json.read(bytes)
-            if (manifest["schema_version"].whole() != 1L) {
-                fail(
-                    "manifest-version", "The manifest has another schema version than 1.", folder,
-                    "update the app",
-                )
+        /** A manifest, of which all that a kit reads was checked. */
+        internal fun readManifest(bytes: ByteArray, folder: String): Manifest {
+            val json = Json.read(bytes)
+            if (json["schema_version"].whole() != 1L) {
+                fail("manifest-version", "The manifest has another schema version than 1.", "update the app", folder)
             }
-            if (!manifest["target"].absent) {
-                fail(
-                    "package-target", "The package was built for onnxruntime-training.", folder,
-                    "odtpack build without --target ort-training",
-                )
+            if (!json["target"].absent) {
+                fail("package-target", "The package was built for onnxruntime-training.",
+                    "odtpack build without --target ort-training", folder)
             }
-            if (!manifest["privacy"].absent) {
-                fail(
-                    "private-training",
-                    "The package is trained with private gradients, which this kit does not make.",
-                    folder, "train it with Python, or build it without privacy",
-                )
+            if (!json["privacy"].absent) {
+                fail("private-training", "The package is trained with private gradients, which this kit does not make.",
+                    "train it with Python, or build it without privacy", folder)
             }
-            checkManifest(manifest)
-            return manifest
+            return Manifest(json)
         }
 
         /**
@@ -278,14 +216,8 @@ class TrainingPackage private constructor(val folder: String, internal val manif
          *
          * @param assets `TrainingPackage.unpack(folder, { context.assets.open("package/$it") })`
          */
-        @JvmStatic
-        @JvmOverloads
-        @Throws(OrtException::class)
-        fun unpack(
-            folder: String,
-            assets: Assets,
-            signature: SignatureCheck? = null,
-        ): TrainingPackage {
+        @JvmStatic @JvmOverloads @Throws(OrtException::class)
+        fun unpack(folder: String, assets: Assets, signature: SignatureCheck? = null): TrainingPackage {
             if (folder.isEmpty()) return unpack(".", assets, signature)
             val bytes = try {
                 assets.open(MANIFEST).use(::start)
@@ -294,9 +226,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
             }
             val target = File(folder, MANIFEST)
             try {
-                if (target.isFile && target.readBytes().contentEquals(bytes)) {
-                    return open(folder, signature)
-                }
+                if (target.isFile && target.readBytes().contentEquals(bytes)) return open(folder, signature)
             } catch (_: OdtpackException) { // what is there was damaged: it is copied again
             }
             try {
@@ -326,9 +256,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
             for (name in names) {
                 val file = File(folder, name)
                 file.parentFile!!.mkdirs()
-                writeAtomically(file) { to ->
-                    assets.open(name).use { it.copyTo(Channels.newOutputStream(to)) }
-                }
+                writeAtomically(file) { to -> assets.open(name).use { it.copyTo(Channels.newOutputStream(to)) } }
             }
             writeAtomically(File(folder, MANIFEST)) { it.writeAll(ByteBuffer.wrap(manifest)) }
         }
@@ -353,7 +281,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
             } catch (error: IOException) {
                 fail(missing, "${file.path} cannot be read: ${error.message}.")
             }
-            fail(missing, "There is no ${file.path}.", "", "copy the whole folder of the package")
+            fail(missing, "There is no ${file.path}.", "copy the whole folder of the package")
         }
     }
 }
