@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,11 +24,19 @@ LEVELS = {
 
 
 def parsed(
-    text: str, opset: int = 17, *, ir_version: int = 8, domains: Sequence[str] = (), **values: Any
-) -> onnx.ModelProto:
-    """The model of a graph's text, further domains of version 1, and arrays as initializers."""
-    imports = ", ".join([f'"" : {opset}', *(f'"{domain}" : 1' for domain in domains)])
-    model = onnx.parser.parse_model(f"<ir_version: {ir_version}, opset_import: [{imports}]> {text}")
+    text: str, opset: int = 17, *, ir_version: int = 8,
+    domains: Collection[str] | Mapping[str, int] = (), **values: Any,
+) -> onnx.ModelProto:  # fmt: skip
+    """The model of a graph's text, with arrays as initializers.
+
+    The graph's name may be left out. Further domains are of version 1 if it is not said.
+    """
+    versions = domains if isinstance(domains, Mapping) else dict.fromkeys(domains, 1)
+    imports = ", ".join(f'"{domain}" : {n}' for domain, n in {"": opset, **versions}.items())
+    graph = text if text.lstrip()[0] != "(" else f"g {text}"
+    model = onnx.parser.parse_model(
+        f"<ir_version: {ir_version}, opset_import: [{imports}]> {graph}"
+    )
     add_initializers(model, values)
     return model
 
@@ -57,6 +66,13 @@ def session(
     )
 
 
+def drawn(
+    random: np.random.Generator, scale: float = 1.0, /, **shapes: tuple[int, ...]
+) -> dict[str, np.ndarray]:
+    """Normal float32 values for :func:`parsed`."""
+    return {name: random.normal(0, scale, s).astype(np.float32) for name, s in shapes.items()}
+
+
 def run(
     model: ir.Model | onnx.ModelProto, feeds: Mapping[str, Any], level: str = "all"
 ) -> dict[str, np.ndarray]:
@@ -64,6 +80,11 @@ def run(
     opened = session(model, level)
     names = [node.name for node in opened.get_outputs()]
     return dict(zip(names, opened.run(names, dict(feeds)), strict=True))
+
+
+def computed(model: Path | onnx.ModelProto, **feeds: np.ndarray) -> list[np.ndarray]:
+    """All outputs in order, of a file too."""
+    return [*run(onnx.load(model) if isinstance(model, Path) else model, feeds).values()]
 
 
 def run_in_place(

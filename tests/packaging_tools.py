@@ -73,30 +73,6 @@ def open_module(folder: Path, checkpoint: str | Path = "checkpoint") -> Module:
     return Module(folder / "training_model.onnx", state)
 
 
-def computed(model: Path | onnx.ModelProto, **feeds: np.ndarray) -> list[np.ndarray]:
-    """The outputs of a model on stock ONNX Runtime."""
-    content = model if isinstance(model, Path) else model.SerializeToString()
-    session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    outputs: list[np.ndarray] = session.run(None, feeds)
-    return outputs
-
-
-def parsed(text: str, opset: int = 17, more: str = "", **values: np.ndarray) -> onnx.ModelProto:
-    """A model of IR 8 from its text, ``more`` of its opsets, and initializers."""
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}{more}]> g {text}')
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(np.asarray(value), name) for name, value in values.items()
-    )
-    return model
-
-
-def drawn(
-    random: np.random.Generator, scale: float = 1.0, /, **shapes: tuple[int, ...]
-) -> dict[str, np.ndarray]:
-    """Normal float32 values for :func:`parsed`."""
-    return {name: random.normal(0, scale, s).astype(np.float32) for name, s in shapes.items()}
-
-
 def losses_of_steps(
     module: Module, optimizer: Optimizer, batches: Iterable[Iterable[Any]]
 ) -> list[float]:

@@ -15,7 +15,8 @@ import onnx
 import pytest
 
 from tests import zoo
-from tests.packaging_tools import computed, open_training
+from tests.model_text import computed
+from tests.packaging_tools import open_training
 from tests.programs import ran
 
 ROOT = Path(__file__).parents[1]

@@ -20,7 +20,8 @@ from odtpack.onnxblock.blocks import Block
 from odtpack.onnxblock.loss import CrossEntropyLoss
 from odtpack.package.candidates import candidates
 from odtpack_runtime.package.manifest import Manifest
-from tests.packaging_tools import drawn, open_training, parsed
+from tests.model_text import drawn, parsed
+from tests.packaging_tools import open_training
 from tests.refused import refused
 
 RANDOM = np.random.default_rng(2)

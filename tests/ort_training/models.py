@@ -8,7 +8,8 @@ import numpy as np
 import onnx.parser
 
 from tests import zoo
-from tests.packaging_tools import batch, computed, drawn, open_training, parsed
+from tests.model_text import computed, drawn, parsed
+from tests.packaging_tools import batch, open_training
 from tests.training import settled
 
 

@@ -16,9 +16,9 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.self_check import made_up_batch, self_check
 from odtpack_runtime.package.verify import verify_package, write_inference_model
 from tests import zoo
+from tests.model_text import computed, drawn, parsed
 from tests.packages.mutations import edit
 from tests.packages.samples import build, small_model
-from tests.packaging_tools import computed, drawn, parsed
 from tests.refused import refused
 from tests.training.forward import linear
 
@@ -81,7 +81,7 @@ def test_why_there_is_none(tmp_path: Path) -> None:
         number = ai.onnx.ml.LabelEncoder<keys_strings = ["a", "b"], values_int64s = [0, 1],
             default_int64 = 2>(word)
         output = Gather(table, number)
-    }""", more=', "ai.onnx.ml": 3', **drawn(np.random.default_rng(0), table=(4, 2)))  # fmt: skip
+    }""", domains={"ai.onnx.ml": 3}, **drawn(np.random.default_rng(0), table=(4, 2)))  # fmt: skip
     info = checked(tmp_path / "text", model=model)
     assert info == SelfCheckInfo(reason="an input is text")
     with refused("no-self-check", "an input is text"):

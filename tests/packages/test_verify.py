@@ -25,8 +25,8 @@ from odtpack_runtime.apart import worker
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
+from tests.model_text import parsed
 from tests.packages.mutations import edit, rehash
-from tests.packaging_tools import parsed
 from tests.programs import ran
 from tests.refused import refused
 

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 from odtpack.artifacts import LossType, OptimType
 from odtpack_runtime import CheckpointState, LinearLRScheduler, Module, OdtpackError
 from tests import zoo
-from tests.packaging_tools import computed, generate, open_module, open_training, parsed
+from tests.model_text import computed, parsed
+from tests.packaging_tools import generate, open_module, open_training
 from tests.programs import started
 from tests.reference.packaged import follows, package, random
 from tests.refused import refused

@@ -27,15 +27,8 @@ from odtpack_runtime import (
     WrongTypeError,
 )
 from tests import zoo
-from tests.packaging_tools import (
-    OPTIMIZERS,
-    computed,
-    generate,
-    open_module,
-    open_training,
-    parsed,
-    trainable_names,
-)
+from tests.model_text import computed, parsed
+from tests.packaging_tools import OPTIMIZERS, generate, open_module, open_training, trainable_names
 from tests.refused import refused
 from tests.torch_twins import twin
 from tests.training.forward import make
@@ -230,7 +223,7 @@ CUSTOM = """(float[N, 3] x) => (float[N, 2] y)
 def test_ort_custom_ops(tmp_path: Path) -> None:
     """A custom operator stands in front of what is trained, and the session's options load it."""
     weights = {"w": np.ones((3, 2), np.float32), "b": np.ones(2, np.float32)}
-    model = parsed(CUSTOM, more=', "test.customop": 1', **weights)
+    model = parsed(CUSTOM, domains=["test.customop"], **weights)
     model.graph.value_info.append(
         onnx.helper.make_tensor_value_info("c", onnx.TensorProto.FLOAT, ["N", 3])
     )
@@ -254,7 +247,7 @@ STRINGS = """(string[N, 1] words) => (float[N, 2] y) {
 def test_string_inputs(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     w, b = (random.standard_normal(s).astype(np.float32) for s in ((1, 2), (2,)))
-    model = parsed(STRINGS, more=', "ai.onnx.ml": 3', w=w, b=b)
+    model = parsed(STRINGS, domains={"ai.onnx.ml": 3}, w=w, b=b)
     make(model, tmp_path, loss=LossType.CrossEntropyLoss)
     state, module, optimizer = open_training(tmp_path)
     words, labels = np.array([["two"], ["one"], ["three"]]), np.array([0, 1, 1])

@@ -23,8 +23,8 @@ from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.session.native import DOMAIN, VARIABLE
 from tests import native_library
+from tests.model_text import parsed
 from tests.native_library import assert_rounded, of_program, session, spoil, unaligned
-from tests.packaging_tools import parsed
 
 
 @dataclasses.dataclass(frozen=True)

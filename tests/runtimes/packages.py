@@ -15,7 +15,8 @@ from odtpack.choices import OrtFormat
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from tests import zoo
-from tests.packaging_tools import batch, drawn, losses_of_steps, parsed
+from tests.model_text import drawn, parsed
+from tests.packaging_tools import batch, losses_of_steps
 
 STEPS, RATE, BATCH, SEED = 5, 3e-3, 8, 1
 

@@ -18,12 +18,12 @@ from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.onnxblock.loss import CrossEntropyLoss
 from odtpack_runtime import CheckpointState, Module
 from tests import zoo
+from tests.model_text import parsed
 from tests.packaging_tools import (
     LOSSES,
     generate,
     open_module,
     open_training,
-    parsed,
     statistic_names,
     trainable_names,
 )

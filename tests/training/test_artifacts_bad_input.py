@@ -14,7 +14,7 @@ from onnx import TensorProto, numpy_helper
 
 from odtpack.artifacts import LossType
 from odtpack.errors import OdtpackError, UnknownNameError
-from tests.packaging_tools import parsed
+from tests.model_text import parsed
 from tests.refused import refused
 from tests.training.forward import contents, linear, make, renamed
 

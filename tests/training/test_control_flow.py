@@ -16,7 +16,8 @@ from odtpack import optimizers
 from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
-from tests.packaging_tools import losses_of_steps, open_training, parsed
+from tests.model_text import parsed
+from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
 
 Tensors = dict[str, torch.Tensor]

@@ -20,15 +20,9 @@ from odtpack_runtime import CheckpointState
 from odtpack_runtime import OdtpackError as RuntimeOdtpackError
 from odtpack_runtime.package.package import Package
 from tests import zoo
+from tests.model_text import computed, parsed
 from tests.packages.mutations import edit
-from tests.packaging_tools import (
-    batch,
-    computed,
-    losses_of_steps,
-    open_module,
-    open_training,
-    parsed,
-)
+from tests.packaging_tools import batch, losses_of_steps, open_module, open_training
 from tests.refused import refused
 
 HEADS = {"mobilenet": "classifier.*", "transformer": "classifier.*"}

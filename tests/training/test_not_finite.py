@@ -16,7 +16,8 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.loop import train_step
 from odtpack_runtime.training.parameter_vector import all_finite
 from tests import zoo
-from tests.packaging_tools import batch, drawn, parsed
+from tests.model_text import drawn, parsed
+from tests.packaging_tools import batch
 from tests.refused import refused
 
 OPTIMIZERS = {

@@ -18,7 +18,8 @@ from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.build import build_package
 from odtpack.model.loading import load_model
 from odtpack_runtime.package.manifest import Manifest
-from tests.packaging_tools import open_training, parsed
+from tests.model_text import parsed
+from tests.packaging_tools import open_training
 
 LEVELS = {
     "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,

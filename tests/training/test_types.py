@@ -20,15 +20,14 @@ from odtpack.model.loading import load_model
 from odtpack.package.coverage import find_obstacles
 from odtpack_runtime import CheckpointState, Optimizer
 from tests import zoo
+from tests.model_text import computed, parsed
 from tests.packaging_tools import (
     LOSSES,
     batch,
-    computed,
     generate,
     losses_of_steps,
     open_module,
     open_training,
-    parsed,
     statistic_names,
     trainable_names,
 )
