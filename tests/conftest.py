@@ -15,8 +15,10 @@ import pytest
 
 from tests.sweep import Asked
 
-# No test asserts a time.
-hypothesis.settings.register_profile("odtpack", deadline=None)
+# No test asserts a time, and a busy machine is slow to make examples.
+hypothesis.settings.register_profile(
+    "odtpack", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("odtpack")
 
 NODE_CASES = "node cases "
