@@ -131,7 +131,7 @@ class Reader {
   readonly #shapes = new Map<string, Dims>(); // those of many tensors are one
   readonly #names: string[] = []; // what a message calls the tensors
   readonly #digests: string[] = []; // those that tensors carry, if any does
-  #outline = new Outline(false);
+  #outline: Outline | undefined; // where there is a digest to compare with: it takes memory
 
   constructor(readonly opened: OpenedCheckpoint) {
     this.#source = new Source(opened.bytes, opened.where);
@@ -147,8 +147,8 @@ class Reader {
       'write it again with ONNX Runtime training 1.17 or later, or with odtpack');
     const module = root.table(1) ?? source.fail('it has no module state');
     this.#nominal = module.boolean(2);
-    this.#outline = new Outline(this.#nominal);
     const digest = root.string(DIGEST);
+    if (digest) this.#outline = new Outline(this.#nominal);
     if (module.boolean(3)) {
       const data = this.opened.data?.() ?? source.fail('it refers to a data file, which is not here');
       this.#data = new Source(data, this.opened.where, Infinity);
@@ -175,17 +175,18 @@ class Reader {
   /** Compare with the digests that the file carries; false if it carries none. */
   async #check(digest: string, properties: ReadonlyMap<string, Property>): Promise<boolean> {
     const marked = this.#digests.some((each) => each.startsWith(PREFIX));
-    if (!digest) {
+    const outline = this.#outline;
+    if (!outline) {
       if (marked || this.#holdsDigests(properties)) {
         this.#source.fail('it was written by odtpack, and lacks the digest that it had');
       }
       return false;
     }
-    const outline = this.#outline;
     if (digest === (await outline.digest())) return true;
     const odd = this.#names.filter((_, i) => marked && this.#digests[i] !== outline.ofTensor(i));
-    const what = odd.slice(0, 10).join(', ') || 'its names, shapes, optimizer state or properties';
-    return this.#source.fail(`what is stored is not what was saved: ${what}`);
+    const what = odd.slice(0, 10).map((name) => `'${name}'`).join(', ');
+    return this.#source.fail('what is stored is not what was saved: ' +
+      (what || 'its names, shapes, optimizer state or properties'));
   }
 
   /** Whether digests stand in a file that refers to none: two bytes may hide all of them. */
@@ -200,14 +201,14 @@ class Reader {
   }
 
   *#tensors(tables: Tables, owner = ''): Generator<[string, Stored]> {
-    this.#outline.count(tables.length);
+    this.#outline?.count(tables.length);
     for (const table of tables) {
       const name = table.string(0);
       if (!name) this.#source.fail('a parameter or moment has no name');
       const tensor = this.#tensor(name, table);
       if (!this.#nominal) this.#digests.push(table.string(DOC_STRING));
-      this.#names.push(`'${name}${owner}'`);
-      this.#outline.tensor(name, CODES[tensor.dtype], tensor.dims, tensor.data);
+      if (this.#outline) this.#names.push(owner ? `${name} of ${owner}` : name);
+      this.#outline?.tensor(name, CODES[tensor.dtype], tensor.dims, tensor.data);
       yield [name, tensor];
     }
   }
@@ -218,8 +219,9 @@ class Reader {
       `'${name}' has elements of ONNX type ${table.number(INT32, 3, 0)}, which are not supported.`,
       this.opened.where, "convert the model's parameters to float32 before building the package");
     let dims: Dims = table.int64s(2, MAX_RANK);
-    source.demand(dims.every((d) => d >= 0) && product(dims.map((d) => Math.max(d, 1))) <= MAX_ELEMENTS,
-      `'${name}' has the impossible shape [${dims}]`);
+    if (dims.some((d) => d < 0) || product(dims.map((d) => Math.max(d, 1))) > MAX_ELEMENTS) {
+      source.fail(`'${name}' has the impossible shape [${dims}]`);
+    }
     const shape = String(dims);
     dims = this.#shapes.get(shape) ?? dims;
     this.#shapes.set(shape, dims);
@@ -233,8 +235,9 @@ class Reader {
       return { dtype, dims: [0], data: NO_DATA[dtype] };
     }
     const nbytes = product(dims) * ARRAYS[dtype].BYTES_PER_ELEMENT;
-    source.demand(!inline || raw.length === nbytes,
-      `'${name}' has ${raw.length} bytes and its shape asks for ${nbytes}`);
+    if (inline && raw.length !== nbytes) {
+      source.fail(`'${name}' has ${raw.length} bytes and its shape asks for ${nbytes}`);
+    }
     if (!inline && (!this.#data || raw.length)) source.fail(`'${name}' may not refer to a data file`);
     if (!nbytes) return { dtype, dims, data: NO_DATA[dtype] };
     let bytes = inline ? source.elements(raw.position, nbytes) : this.#data!.elements(offset, nbytes);
@@ -252,7 +255,7 @@ class Reader {
     const moments = new Map<string, Stored[]>();
     const groups: string[][] = [];
     const tables = root.tables(2);
-    this.#outline.count(tables.length);
+    this.#outline?.count(tables.length);
     for (const table of tables) {
       const [own, rate] = [table.number(INT64, 1, 0n), table.number(FLOAT32, 2, 0)];
       if (!groups.length) [step, learningRate] = [own, rate];
@@ -262,7 +265,7 @@ class Reader {
         'its optimizer groups are not called group0, group1, ...');
       this.#source.demand(own === step && rate === learningRate,
         'its optimizer groups stand at different steps or learning rates');
-      this.#outline.group(groups.length, step, learningRate);
+      this.#outline?.group(groups.length, step, learningRate);
       groups.push(this.#moments(table, parameters, moments));
     }
     if (!groups.length) return undefined;
@@ -278,21 +281,22 @@ class Reader {
   ): string[] {
     const names: string[] = [];
     const entries = group.tables(3);
-    this.#outline.count(entries.length);
+    this.#outline?.count(entries.length);
     for (const entry of entries) {
       const label = entry.string(0);
       const owner = parameters.get(label);
       this.#source.demand(owner?.requiresGrad && !moments.has(label),
         `the optimizer state of '${label}' occurs twice or has no parameter`);
-      this.#outline.text(label);
+      this.#outline?.text(label);
       const own: Stored[] = [];
-      for (const [name, moment] of this.#tensors(entry.tables(1), ` of ${label}`)) {
+      for (const [name, moment] of this.#tensors(entry.tables(1), label)) {
         const fits =
           moment.dtype === owner.dtype &&
           moment.dims.length === owner.dims.length &&
           moment.dims.every((size, axis) => size === 1 || size === owner.dims[axis]);
-        this.#source.demand(name === `momentum${own.length}` && fits,
-          `the moment '${name}' of '${label}' has a wrong name, shape or type`);
+        if (name !== `momentum${own.length}` || !fits) {
+          this.#source.fail(`the moment '${name}' of '${label}' has a wrong name, shape or type`);
+        }
         own.push(moment);
       }
       moments.set(owner.name, own);
@@ -305,14 +309,14 @@ class Reader {
     const properties = new Map<string, Property>();
     for (const [field, kind] of KINDS.entries()) {
       const tables = bag?.tables(field) ?? [];
-      this.#outline.count(tables.length);
+      this.#outline?.count(tables.length);
       for (const table of tables) {
         const name = table.string(0);
         this.#source.demand(name && !properties.has(name),
           `a property name, '${name}', is empty or occurs twice`);
         const value = kind === 'text' ? table.string(1)
           : kind === 'int' ? table.number(INT64, 1, 0n) : table.number(FLOAT32, 1, 0);
-        this.#outline.property(name, value, Number.isNaN(value) ? table.number(UINT32, 1, 0) : undefined);
+        this.#outline?.property(name, value, Number.isNaN(value) ? table.number(UINT32, 1, 0) : undefined);
         properties.set(name, { kind, value });
       }
     }
