@@ -158,8 +158,7 @@ def test_which_schedule_counts(run: Run, shared: Shared, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("schedule", "word"),
-    [("sine", "cosine"), ("linear:warmup=100", "the training makes 6 steps")],
+    ("schedule", "word"), [("sine", "cosine"), ("linear:warmup=100", "the training makes 6 steps")]
 )
 def test_schedules_that_do_not_fit(
     run: Run, shared: Shared, tmp_path: Path, schedule: str, word: str

@@ -76,11 +76,7 @@ class TestSpace:
         assert [each.number for each in candidates] == list(range(1, len(candidates) + 1))
         first = candidates[0]
         assert (first.batch_size, first.micro_batch, first.freeze.patterns) == (32, 32, ())
-        assert (first.optimizer, first.learning_rate, first.storage) == (
-            "adamw",
-            0.001,
-            None,
-        )
+        assert (first.optimizer, first.learning_rate, first.storage) == ("adamw", 0.001, None)
         # 15 ways to batch, 12 optimizers and rates; the second convolution's weight alone is
         # large enough to be stored otherwise.
         assert [freeze.storable for freeze in space.freezes] == [False, False, True]
@@ -341,12 +337,7 @@ def test_headroom_leaves_the_rest_of_what_is_granted() -> None:
             2 * (2 * 4 * 5 * 5) * (3 * 3 * 3),
             4 * (200 + 108 + 294),
         ),
-        (
-            "f (float[b, 5] x) => (float[b, 5] y) { y = Neg (x) }",
-            {"x": (3, 5)},
-            0,
-            4 * (15 + 15),
-        ),
+        ("f (float[b, 5] x) => (float[b, 5] y) { y = Neg (x) }", {"x": (3, 5)}, 0, 4 * (15 + 15)),
     ],
 )
 def test_operators(

@@ -247,11 +247,7 @@ def test_of_a_large_set_each_cost_keeps_its_best() -> None:
     assert choose(points, 4) == [0, 1, 3, 4]
 
 
-@given(
-    st.floats(1e-6, 1e12),
-    st.floats(1e-6, 1e12),
-    st.sampled_from([0.0, 0.01, 0.05]),
-)
+@given(st.floats(1e-6, 1e12), st.floats(1e-6, 1e12), st.sampled_from([0.0, 0.01, 0.05]))
 def test_a_grid_keeps_the_order_and_tells_apart_what_differs_by_more(
     one: float, other: float, tolerance: float
 ) -> None:

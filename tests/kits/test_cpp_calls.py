@@ -16,14 +16,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import PackageFile
 from tests.kits import cpp_kit, models, swift_kit
 from tests.kits.cases import CASES, Case
-from tests.kits.cpp_stress import (
-    TRIED,
-    calls,
-    cpp_program,
-    longer,
-    program_of,
-    write_job,
-)
+from tests.kits.cpp_stress import TRIED, calls, cpp_program, longer, program_of, write_job
 from tests.kits.harness import needs
 
 pytestmark = needs(cpp_kit.unavailable())

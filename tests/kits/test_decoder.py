@@ -27,12 +27,7 @@ from odtpack_runtime import (
     save_adapter,
 )
 from odtpack_runtime.errors import UnknownNameError
-from odtpack_runtime.package.adapter import (
-    CONFIG,
-    TENSORS,
-    read_onnx_adapter,
-    write_onnx_adapter,
-)
+from odtpack_runtime.package.adapter import CONFIG, TENSORS, read_onnx_adapter, write_onnx_adapter
 from odtpack_runtime.package.generator import _Draw
 from tests.adapters.written.models import HERE, VOCABULARY
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
@@ -405,8 +400,7 @@ def hostile(good: Path, folder: Path) -> dict[Path, str]:
 
 @pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable()))
 @pytest.mark.parametrize(
-    ("name", "longest"),
-    [(PLAIN, 20), (TIED, 20), ("optimum-llama-tied-past", 40)],
+    ("name", "longest"), [(PLAIN, 20), (TIED, 20), ("optimum-llama-tied-past", 40)]
 )
 def test_node(
     name: str, longest: int, batch: dict[str, np.ndarray[Any, Any]], tmp_path: Path

@@ -252,11 +252,7 @@ def test_the_benchmark_measures_arithmetic_in_a_browser(browsers: Browser) -> No
 
 @pytest.mark.parametrize("module", ["ort.webgpu.min.mjs", "ort.all.min.mjs"])
 def test_webgpu_trains_right_or_is_refused(
-    module: str,
-    packages: dict[str, Path],
-    batch: dict[str, Any],
-    browsers: Browser,
-    tmp_path: Path,
+    module: str, packages: dict[str, Path], batch: dict[str, Any], browsers: Browser, tmp_path: Path
 ) -> None:
     task = {"package": packages["adamw"], "data": batch, "steps": STEPS, "rate": 0.01}
     wanted = train(task, "python")["losses"]

@@ -13,12 +13,7 @@ import pytest
 from benchmarks.decoder.model import Shape, write_model
 from odtpack_runtime import CheckpointState, OdtpackError, load_adapter, save_adapter
 from odtpack_runtime.package import adapter
-from odtpack_runtime.package.adapter import (
-    CONFIG,
-    TENSORS,
-    read_onnx_adapter,
-    write_onnx_adapter,
-)
+from odtpack_runtime.package.adapter import CONFIG, TENSORS, read_onnx_adapter, write_onnx_adapter
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory

@@ -15,11 +15,7 @@ import pytest
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.optimizers import make_optimizer
-from odtpack_runtime import (
-    CheckpointState,
-    load_adapter,
-    save_adapter,
-)
+from odtpack_runtime import CheckpointState, load_adapter, save_adapter
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.kits import harness

@@ -92,10 +92,7 @@ def test_a_digest_is_right_elsewhere(variant: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("above", [2**30, 64], ids=["one file", "external data"])
 def test_digests_travel_both_ways(
-    kit: Callable[..., tuple[str, str]],
-    above: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kit: Callable[..., tuple[str, str]], above: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", above)
     data = sample()

@@ -20,10 +20,7 @@ from tests.recipe.conftest import Run
 from tests.test_docs import ROOT, blocks, odtpack, prepare_encoder
 from tests.test_docs import folder as digits
 
-MODELS = {
-    "cnn": lambda: zoo.cnn(size=8, width=(4, 8), classes=3),
-    "mlp": zoo.mlp,
-}
+MODELS = {"cnn": lambda: zoo.cnn(size=8, width=(4, 8), classes=3), "mlp": zoo.mlp}
 
 
 def _one_layer(outputs: int, names: tuple[str, str] = ("fc.weight", "out")) -> onnx.ModelProto:

@@ -190,6 +190,10 @@ class Case:
         return SamplePlan(len(self.inputs), self.batch_size, 1, 3)
 
 
+Cases = Callable[[str], Case]
+"""Gives the case of a name."""
+
+
 def make_case(name: str, folder: Path, steps: int = 3) -> Case:
     """Build a package and data for a few steps."""
     factory, optimizer, batch_size = MODELS[name]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ from odtpack_simulator.values.figure import Check
 from tests import zoo
 from tests.packaging_tools import generate, trainable_names
 from tests.simulator.changed import changed
-from tests.simulator.packages import Case, make_case, make_profile
+from tests.simulator.packages import Case, Cases, make_case, make_profile
 from tests.sweep import split
 
 ROWS, WIDTH = 70_000, 16
@@ -71,7 +70,7 @@ def the(changes: list[PlannedChange], **wanted: object) -> PlannedChange:
 
 
 @pytest.fixture(scope="module")
-def transformer(case: Callable[[str], Case]) -> Case:
+def transformer(case: Cases) -> Case:
     return case("transformer")
 
 
@@ -110,9 +109,7 @@ def test_frozen_layers_are_planned_as_a_package_that_is_built_so(
     assert change.peak_bytes == pytest.approx(planned(tmp_path, transformer.shapes), rel=0.03)
 
 
-def test_a_weight_that_is_multiplied_by_itself_again_and_again(
-    transformer: Case,
-) -> None:
+def test_a_weight_that_is_multiplied_by_itself_again_and_again(transformer: Case) -> None:
     """It is carried once through every node, not twice as often as through the one before."""
     manifest = transformer.package.manifest
     weight = next(p for p in manifest.parameters if len(p.shape) == 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,13 +29,7 @@ from odtpack_simulator.replay.job import Job, SamplePlan
 from odtpack_simulator.replay.replay import Progress, ReplayResult, run_training_child
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.simulation import key_figures, simulation_report
-from odtpack_simulator.result import (
-    DeviceResult,
-    PhasePeak,
-    Policy,
-    SimulationResult,
-    load_result,
-)
+from odtpack_simulator.result import DeviceResult, PhasePeak, Policy, SimulationResult, load_result
 from odtpack_simulator.simulation import _sha256, simulate
 from tests import zoo
 from tests.adapters import llama
@@ -46,7 +39,7 @@ from tests.programs import ran
 from tests.refused import refused
 from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
-from tests.simulator.packages import Case, make_profile
+from tests.simulator.packages import Case, Cases, make_profile
 from tests.training.test_not_finite import rooted
 
 PROFILES = [
@@ -70,7 +63,7 @@ class Done:
 
 
 @pytest.fixture(scope="module")
-def mlp(case: Callable[[str], Case]) -> Case:
+def mlp(case: Cases) -> Case:
     return case("mlp")
 
 

@@ -13,12 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odtpack_simulator.campaign import FIGURES, steps_per_window
-from odtpack_simulator.device.profile import (
-    AppState,
-    list_profiles,
-    load_profile,
-    parse_profile,
-)
+from odtpack_simulator.device.profile import AppState, list_profiles, load_profile, parse_profile
 from odtpack_simulator.replay.job import make_sample_plan
 from odtpack_simulator.result import DeviceCampaign, DeviceLatency, Policy
 from tests.programs import ran

@@ -292,10 +292,7 @@ def test_files(tmp_path: Path) -> None:
     path.write_text(EXAMPLE, "utf-8")
     assert load_profile(path).name == "acme/phone-1"
     assert load_profile(str(path)).title == "Acme Phone 1"
-    for bad, code in (
-        (tmp_path / "absent.toml", "profile-missing"),
-        (tmp_path, "device-unknown"),
-    ):
+    for bad, code in ((tmp_path / "absent.toml", "profile-missing"), (tmp_path, "device-unknown")):
         with refused(code):
             load_profile(bad)
     path.write_bytes(b"#" * (profile_module.MAX_PROFILE_BYTES + 1))

@@ -107,9 +107,7 @@ def test_rate_of_a_convolution_counts_the_operations_of_its_definition(
     """Each shape has 4 x 64 x 64 x 56 x 56 x 9 multiplications and as many additions."""
     times = [lambda: 9, lambda: 2.0, lambda: 2.0, lambda: 2.0]
     monkeypatch.setattr(
-        calibration,
-        "_seconds",
-        lambda work, seconds, most: (each() for each in (work, *times)),
+        calibration, "_seconds", lambda work, seconds, most: (each() for each in (work, *times))
     )
     assert conv_flops(1, QUICK) == 4 * 64 * 64 * 56 * 56 * 9
 

@@ -10,7 +10,6 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_gr
 from odtpack_simulator.replay.replay import hold
 from odtpack_simulator.simulation import _with_default_options
 from tests.simulator.graphs import load_model
-from tests.simulator.packages import MODELS, Case, make_case
+from tests.simulator.packages import MODELS, Cases, make_case
 
 SMALL_MODELS = [name for name in MODELS if name != "batchnorm"]  # it has thousands of nodes
 
@@ -90,9 +89,7 @@ def planned_bytes(plan: Allocation) -> list[int]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_node_of_a_training_step(
-    name: str, case: Callable[[str], Case], tmp_path: Path
-) -> None:
+def test_every_node_of_a_training_step(name: str, case: Cases, tmp_path: Path) -> None:
     """Order, shapes and bytes in use at every node are those of a real step, to the byte."""
     this = case(name)
     package = this.package
@@ -248,14 +245,14 @@ def ancestors(name: str, source: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SMALL_MODELS)
-def test_plan_is_consistent(name: str, case: Callable[[str], Case]) -> None:
+def test_plan_is_consistent(name: str, case: Cases) -> None:
     this = case(name)
     for model in (this.package.training_model, this.package.eval_model):
         graph = load_runtime_graph(model, this.shapes)
         verify(graph, allocate(graph))
 
 
-def test_verifier_sees_a_shared_buffer(case: Callable[[str], Case]) -> None:
+def test_verifier_sees_a_shared_buffer(case: Cases) -> None:
     """The verifier itself is worth something: a plan that shares too much does not pass."""
     graph = load_runtime_graph(case("mlp").package.eval_model, case("mlp").shapes)
     plan = allocate(graph)
@@ -419,7 +416,7 @@ for _ in range(2):
     "name", ["mlp", "cnn", "mobilenet", "transformer", "recurrent", "tables", "volumes"]
 )
 def test_regions_are_onnx_runtimes(
-    name: str, case: Callable[[str], Case], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+    name: str, case: Cases, monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     """Size by size, in their order, of a whole training with its evaluations.
 
@@ -517,7 +514,7 @@ def test_who_shares() -> None:
     assert sharing_of(options(shared_allocator=True, arena=False)) == "none"
 
 
-def test_one_arena_takes_no_more_than_several(case: Callable[[str], Case]) -> None:
+def test_one_arena_takes_no_more_than_several(case: Cases) -> None:
     this = case("cnn")
     shared, own = (
         plan_memory(this.package, this.shapes, sharing=sharing).peak.nbytes
@@ -544,7 +541,7 @@ def test_plan_and_replay_agree(name: str, tmp_path: Path) -> None:
     assert resuming.measured_bytes == pytest.approx(resuming.predicted_bytes, rel=0.1, abs=4e5)
 
 
-def test_options_of_onnx_runtime(case: Callable[[str], Case], tmp_path: Path) -> None:
+def test_options_of_onnx_runtime(case: Cases, tmp_path: Path) -> None:
     """With memory patterns a session keeps a block for a whole run, beside its arena."""
     this = case("transformer")  # its data are too few to evaluate
     package = _with_default_options(this.package, tmp_path / "package")
@@ -561,9 +558,7 @@ def test_options_of_onnx_runtime(case: Callable[[str], Case], tmp_path: Path) ->
     assert plan.peak.nbytes == pytest.approx(measured.peak_bytes, rel=0.02)
 
 
-def test_a_limit_between_the_two_is_refused_to_own_arenas_only(
-    case: Callable[[str], Case], tmp_path: Path
-) -> None:
+def test_a_limit_between_the_two_is_refused_to_own_arenas_only(case: Cases, tmp_path: Path) -> None:
     this = case("cnn")
     peaks = {}
     for own in (False, True):

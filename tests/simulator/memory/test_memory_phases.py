@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from odtpack_simulator.memory.process_memory import child_environment
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
 from odtpack_simulator.memory.session_memory import session_bytes
 from odtpack_simulator.replay.replay import run_training_child
-from tests.simulator.packages import Case
+from tests.simulator.packages import Cases
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 
@@ -137,7 +136,7 @@ def test_a_session_of_many_small_constants(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_loop_inside_of_a_loop(threads: int, case: Callable[[str], Case], tmp_path: Path) -> None:
+def test_a_loop_inside_of_a_loop(threads: int, case: Cases, tmp_path: Path) -> None:
     """What turns return lies between what they work in: the process takes up to 9 % more."""
     this = case("turns")
     size = len(this.inputs) // 5
@@ -149,9 +148,7 @@ def test_a_loop_inside_of_a_loop(threads: int, case: Callable[[str], Case], tmp_
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "recurrent", "tables"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_phases_of_a_replay(
-    name: str, threads: int, case: Callable[[str], Case], tmp_path: Path
-) -> None:
+def test_phases_of_a_replay(name: str, threads: int, case: Cases, tmp_path: Path) -> None:
     this = case(name)
     size = len(this.inputs) // 5  # the held-out samples are one full batch
     job = this.job(tmp_path, threads=threads, batch_size=size)
@@ -170,7 +167,7 @@ def test_phases_of_a_replay(
 
 
 @pytest.mark.parametrize("size", [49, 33, 17])
-def test_batches_of_both_processes(size: int, case: Callable[[str], Case], tmp_path: Path) -> None:
+def test_batches_of_both_processes(size: int, case: Cases, tmp_path: Path) -> None:
     """Passes of 49 samples, in batches of which the last may be smaller.
 
     The second process does not evaluate first. Free chunks lie elsewhere: it takes up to a tenth
@@ -189,9 +186,7 @@ def test_batches_of_both_processes(size: int, case: Callable[[str], Case], tmp_p
     assert plan.peak.nbytes == pytest.approx(need, rel=0.03)
 
 
-def test_an_evaluation_of_fewer_samples_than_a_batch(
-    case: Callable[[str], Case], tmp_path: Path
-) -> None:
+def test_an_evaluation_of_fewer_samples_than_a_batch(case: Cases, tmp_path: Path) -> None:
     """12 of 61 samples are held out; a batch has the other 49."""
     this = case("volumes")
     held = len(this.inputs) // 5
@@ -211,7 +206,7 @@ def test_an_evaluation_of_fewer_samples_than_a_batch(
     assert plan_memory(this.package, shapes, evaluated=2 * size) == most
 
 
-def test_margin_covers_what_the_plan_misses(case: Callable[[str], Case], tmp_path: Path) -> None:
+def test_margin_covers_what_the_plan_misses(case: Cases, tmp_path: Path) -> None:
     """A limit at the measured need with half the margin on top is not said to be enough."""
     this = case("mlp")
     need = run_training_child(this.job(tmp_path)).peak_bytes
@@ -225,7 +220,7 @@ def test_margin_covers_what_the_plan_misses(case: Callable[[str], Case], tmp_pat
     assert memory_fit(plan.peak.nbytes, int(1.15 * need)) == "fits"
 
 
-def test_resuming(case: Callable[[str], Case], tmp_path: Path) -> None:
+def test_resuming(case: Cases, tmp_path: Path) -> None:
     """A second process reads parameters and moments, and moves both into flat buffers."""
     this = case("mlp")
     assert run_training_child(this.job(tmp_path)).outcome == "completed"
@@ -244,7 +239,7 @@ def test_resuming(case: Callable[[str], Case], tmp_path: Path) -> None:
 
 
 def test_a_kit_loads_the_step_model_before_gradients_are_asked_for(
-    case: Callable[[str], Case],
+    case: Cases,
 ) -> None:
     """In C++ (tests/kits/test_arena.py measures it), and not in Python."""
     package, shapes = case("mlp").package, case("mlp").shapes
@@ -278,7 +273,7 @@ def test_memory_that_a_kernel_allocates_itself(op_type: str, inputs: list[tuple[
 
 
 def test_bytecode_that_nobody_stored(
-    case: Callable[[str], Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compiling every module of the process frees megabytes that the training must not hide in."""
     this = case("cnn")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from tests import zoo
 from tests.model.test_inputs import speech
 from tests.packaging_tools import batch
-from tests.simulator.packages import MODELS, Case
+from tests.simulator.packages import MODELS, Cases
 
 SMALL_MODELS = [name for name in MODELS if name != "batchnorm"]  # it has thousands of nodes
 
@@ -42,7 +41,7 @@ def test_inputs_whose_first_axis_is_not_that_of_samples(tmp_path: Path) -> None:
     assert plan.peak.nbytes > 0
 
 
-def test_one_step_of_several_batches(case: Callable[[str], Case]) -> None:
+def test_one_step_of_several_batches(case: Cases) -> None:
     """The last of them may be smaller: no second step is planned for it."""
     this = case("cnn")
     manifest = dataclasses.replace(this.package.manifest, accumulation_steps=4)
@@ -53,7 +52,7 @@ def test_one_step_of_several_batches(case: Callable[[str], Case]) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL_MODELS)
-def test_parts_sum_to_the_peak(name: str, case: Callable[[str], Case]) -> None:
+def test_parts_sum_to_the_peak(name: str, case: Cases) -> None:
     this = case(name)
     plan = plan_memory(this.package, this.shapes)
     predicted = plan.predicted()
@@ -83,7 +82,7 @@ def test_parts_sum_to_the_peak(name: str, case: Callable[[str], Case]) -> None:
     assert parts["optimizer_state"] == (2 * parts["gradients"] if adam else 0)
 
 
-def test_plan_is_deterministic(case: Callable[[str], Case]) -> None:
+def test_plan_is_deterministic(case: Cases) -> None:
     """Even where ONNX Runtime names its nodes differently in every session."""
     this = case("cnn")
     first, second = (plan_memory(this.package, this.shapes) for _ in range(2))
@@ -93,7 +92,7 @@ def test_plan_is_deterministic(case: Callable[[str], Case]) -> None:
 
 
 @pytest.mark.parametrize("sharing", ["none", "shared"])
-def test_larger_batch_needs_more(case: Callable[[str], Case], sharing: Sharing) -> None:
+def test_larger_batch_needs_more(case: Cases, sharing: Sharing) -> None:
     this = case("cnn")
     twice = {name: (2 * shape[0], *shape[1:]) for name, shape in this.shapes.items()}
     one, two = (
@@ -106,14 +105,14 @@ def test_larger_batch_needs_more(case: Callable[[str], Case], sharing: Sharing) 
     assert one.parameters == two.parameters
 
 
-def test_shape_that_does_not_fit(case: Callable[[str], Case]) -> None:
+def test_shape_that_does_not_fit(case: Cases) -> None:
     this = case("cnn")
     shapes = {**this.shapes, "input": (8, 3, 28, 28)}
     with pytest.raises(OdtpackError, match=r"input.*cannot have the shape \[8, 3, 28, 28\]"):
         plan_memory(this.package, shapes)
 
 
-def test_phase_peaks(case: Callable[[str], Case]) -> None:
+def test_phase_peaks(case: Cases) -> None:
     this = case("mlp")
     plan = plan_memory(this.package, this.shapes)
     peaks = plan.phase_peaks()
@@ -133,7 +132,7 @@ def test_phase_peaks(case: Callable[[str], Case]) -> None:
     assert largest <= sum(moved) <= largest + 2 * 4096
 
 
-def test_a_later_phase_is_not_the_reason(case: Callable[[str], Case]) -> None:
+def test_a_later_phase_is_not_the_reason(case: Cases) -> None:
     """Saving stands on what an arena kept of a step, whose tensors are shown."""
     this = case("cnn")
     plan = plan_memory(this.package, this.shapes)
@@ -159,7 +158,7 @@ def test_the_reason_uses_most_of_what_an_arena_holds(
     assert plan.predicted().peak_bytes == 1000
 
 
-def test_more_threads_take_more(case: Callable[[str], Case]) -> None:
+def test_more_threads_take_more(case: Cases) -> None:
     this = case("mlp")
     one, two, four = (plan_memory(this.package, this.shapes, threads=n) for n in (1, 2, 4))
     more = two.peak.nbytes - one.peak.nbytes

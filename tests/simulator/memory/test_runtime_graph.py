@@ -6,7 +6,6 @@ import itertools
 import json
 import random
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +20,7 @@ from odtpack.build import build_package
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.allocation import allocate
-from odtpack_simulator.memory.execution_order import (
-    execution_order,
-    rename_casts,
-    sort_saved_model,
-)
+from odtpack_simulator.memory.execution_order import execution_order, rename_casts, sort_saved_model
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.missing_shapes import Typed, fill_in, nchwc_block
 from odtpack_simulator.memory.runtime_graph import (
@@ -35,14 +30,10 @@ from odtpack_simulator.memory.runtime_graph import (
     Value,
     load_runtime_graph,
 )
-from odtpack_simulator.memory.session_memory import (
-    constant_bytes,
-    loading_bytes,
-    session_bytes,
-)
+from odtpack_simulator.memory.session_memory import constant_bytes, loading_bytes, session_bytes
 from tests import zoo
 from tests.simulator.graphs import load_model
-from tests.simulator.packages import Case
+from tests.simulator.packages import Cases
 
 
 def test_constants() -> None:
@@ -371,11 +362,7 @@ def test_a_size_of_zero(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "given", "known"),
-    [
-        ("N, C", (4,), "[4, 'C']"),
-        ("N, C", (4, 3, 2), "[4, 3]"),
-        ("N, 0", (4, 3), "[4, 0]"),
-    ],
+    [("N, C", (4,), "[4, 'C']"), ("N, C", (4, 3, 2), "[4, 3]"), ("N, 0", (4, 3), "[4, 0]")],
 )
 def test_a_shape_that_the_model_does_not_declare(
     shape: str, given: tuple[int, ...], known: str, tmp_path: Path
@@ -518,7 +505,7 @@ def reads(node: onnx.NodeProto) -> list[str]:
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "transformer"])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_unoptimized(name: str, seed: int, case: Callable[[str], Case], tmp_path: Path) -> None:
+def test_unoptimized(name: str, seed: int, case: Cases, tmp_path: Path) -> None:
     package = case(name).package
     model = shuffled(package.training_model, tmp_path / "model.onnx", seed)
     ran, _ = executed(tmp_path / "model.onnx", tmp_path, case(name).batch_size, optimize=False)
@@ -527,7 +514,7 @@ def test_unoptimized(name: str, seed: int, case: Callable[[str], Case], tmp_path
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "transformer"])
-def test_saved_optimized_model(name: str, case: Callable[[str], Case], tmp_path: Path) -> None:
+def test_saved_optimized_model(name: str, case: Cases, tmp_path: Path) -> None:
     package = case(name).package
     original = shuffled(package.training_model, tmp_path / "model.onnx", 5)
     ran, saved = executed(tmp_path / "model.onnx", tmp_path, case(name).batch_size, optimize=True)

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace as change
 from pathlib import Path
@@ -37,13 +36,13 @@ from odtpack_simulator.replay.replay import run_child, run_training_child
 from tests import zoo
 from tests.refused import refused
 from tests.simulator.interrupted import dropout_job, long_job, small_job
-from tests.simulator.packages import Case
+from tests.simulator.packages import Case, Cases
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 
 
 @pytest.fixture(scope="module")
-def mlp(case: Callable[[str], Case]) -> Case:
+def mlp(case: Cases) -> Case:
     return case("mlp")
 
 
@@ -360,9 +359,7 @@ class TestPosition:
         with pytest.raises(OdtpackError, match="has made no steps"):
             load_position(state, kept, run_digest(kept))
 
-    def test_of_another_package(
-        self, kept: Job, case: Callable[[str], Case], tmp_path: Path
-    ) -> None:
+    def test_of_another_package(self, kept: Job, case: Cases, tmp_path: Path) -> None:
         """The child says it in one clear error, before it changes anything."""
         (tmp_path / "checkpoint").write_bytes(kept.saved_checkpoint.read_bytes())
         job = case("cnn").job(tmp_path, resume=True)

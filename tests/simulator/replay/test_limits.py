@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ from odtpack_simulator.replay.limits import (
 )
 from odtpack_simulator.replay.replay import run_training_child
 from tests.programs import ran
-from tests.simulator.packages import Case, without_arena
+from tests.simulator.packages import Case, Cases, without_arena
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 
@@ -46,7 +45,7 @@ EXECUTABLE: list[LimitMethod] = [*(["cgroup"] if CGROUPS else []), "rlimit", "wa
 
 
 @pytest.fixture(scope="module")
-def mlp(case: Callable[[str], Case]) -> Case:
+def mlp(case: Cases) -> Case:
     return case("mlp")
 
 

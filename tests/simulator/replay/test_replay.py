@@ -38,7 +38,7 @@ from tests.refused import refused
 from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
 from tests.simulator.figures.test_judge import DEVICE, check, judged
-from tests.simulator.packages import Case
+from tests.simulator.packages import Case, Cases
 from tests.sweep import split
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
@@ -52,7 +52,7 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def mlp(case: Callable[[str], Case]) -> Case:
+def mlp(case: Cases) -> Case:
     return case("mlp")
 
 
@@ -214,10 +214,9 @@ class TestTraining:
 @linux
 class TestMemory:
     @pytest.mark.parametrize(
-        "name",
-        split(["mlp", "cnn", "mobilenet", "transformer"], lambda name: name != "mobilenet"),
+        "name", split(["mlp", "cnn", "mobilenet", "transformer"], lambda name: name != "mobilenet")
     )
-    def test_prediction(self, name: str, case: Callable[[str], Case], tmp_path: Path) -> None:
+    def test_prediction(self, name: str, case: Cases, tmp_path: Path) -> None:
         """The prediction made before anything ran, against the process.
 
         The bytes of tensors are exact (see test_allocation); what remains is the
@@ -239,9 +238,7 @@ class TestMemory:
         assert max(measured.phase_peaks.values()) == measured.peak_bytes
 
     @pytest.mark.parametrize("name", ["mlp", "transformer"])
-    def test_too_little_memory(
-        self, name: str, case: Callable[[str], Case], tmp_path: Path
-    ) -> None:
+    def test_too_little_memory(self, name: str, case: Cases, tmp_path: Path) -> None:
         this = case(name)
         need = plan_memory(this.package, this.shapes).peak.nbytes
         result = run_training_child(this.job(tmp_path, limit_bytes=int(0.7 * need)))

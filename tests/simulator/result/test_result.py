@@ -97,10 +97,7 @@ def mutated(**changes: object) -> str:
         (mutated(package__manifest_sha256="x"), "package.manifest_sha256"),
         (mutated(devices__0__verdict="fine"), r"devices\[0\].verdict"),
         (mutated(devices__0__os="palm"), r"devices\[0\].os"),
-        (
-            mutated(devices=TWICE),
-            "devices: names 'google/pixel-8a' twice, as number 1 and 3",
-        ),
+        (mutated(devices=TWICE), "devices: names 'google/pixel-8a' twice, as number 1 and 3"),
         (mutated(memory__predicted__peak_bytes=1), "memory.predicted"),
         (mutated(memory__measured_peak_bytes=2**70), "memory.measured_peak_bytes"),
         ("{", "is not JSON: EOF"),
