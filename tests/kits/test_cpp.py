@@ -22,6 +22,8 @@ from tests.kits.cpp_kit import KIT, ROOT, make, measure, run
 from tests.kits.harness import (
     ARM64_CASES,
     STEPS,
+    Packages,
+    Task,
     carried_over,
     contents,
     damaged_checkpoints,
@@ -41,7 +43,7 @@ batches, job, packages = harness.batches, harness.job, harness.packages
 
 
 def test_a_session_that_resumes_continues_bit_for_bit(
-    packages: dict[str, Path], batches: list[Any], job: dict[str, Any], tmp_path: Path
+    packages: Packages, batches: list[Any], job: Task, tmp_path: Path
 ) -> None:
     task = {**job, "package": packages["adamw"], "count": 9, "save": "half", "resume": 9}
     found = measure(task, tmp_path)
@@ -53,7 +55,7 @@ def test_a_session_that_resumes_continues_bit_for_bit(
 
 
 def test_arm64_trains_as_python_does(
-    packages: dict[str, Path], batches: list[Any], job: dict[str, Any], tmp_path: Path
+    packages: Packages, batches: list[Any], job: Task, tmp_path: Path
 ) -> None:
     found = measure({**job, "package": packages["adamw"], "save": "cpp.ckpt"}, tmp_path, "arm64")
     losses, loss = train(packages["adamw"], batches, STEPS, tmp_path / "python.ckpt")
@@ -63,7 +65,7 @@ def test_arm64_trains_as_python_does(
 
 
 def test_hundreds_of_hostile_files_are_refused_and_crash_nothing(
-    packages: dict[str, Path], batches: list[Any], tmp_path: Path
+    packages: Packages, batches: list[Any], tmp_path: Path
 ) -> None:
     saved = tmp_path / "good"
     train(packages["adamw"], batches, 2, saved)
@@ -123,7 +125,7 @@ def test_the_conformance_suite_passes_on_arm64(suite: Path) -> None:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_self_check_passes_and_notices_a_wrong_figure(
-    steps: int, packages: dict[str, Path], tmp_path: Path
+    steps: int, packages: Packages, tmp_path: Path
 ) -> None:
     built = packages["adamw"]
     if steps > 1:
@@ -145,7 +147,7 @@ def test_the_self_check_passes_and_notices_a_wrong_figure(
 
 
 def test_code_for_the_former_api_compiles_and_trains(
-    packages: dict[str, Path], batches: list[Any], tmp_path: Path
+    packages: Packages, batches: list[Any], tmp_path: Path
 ) -> None:
     for name, array in batches[0].items():
         array.tofile(tmp_path / f"{name}.bin")
@@ -159,7 +161,7 @@ def test_code_for_the_former_api_compiles_and_trains(
 
 
 def test_the_guide_builds_and_trains(
-    packages: dict[str, Path], batches: list[Any], tmp_path: Path
+    packages: Packages, batches: list[Any], tmp_path: Path
 ) -> None:
     """What the guide shows, as it stands there."""
     text = (ROOT / "docs" / "guides" / "cpp.md").read_text()

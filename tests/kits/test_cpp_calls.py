@@ -36,16 +36,10 @@ def test_what_an_app_may_rely_on(name: str, tmp_path: Path) -> None:
     calls(cpp_program, command, write_job(case, tmp_path), TIMES)
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("close", "mobilenet_batch_norm"),
-        ("close", "step_batch_norm"),
-        ("nan", "mobilenet_batch_norm"),
-        ("nan", "step_batch_norm"),
-        ("nan", "step_sgd_momentum"),
-    ],
-)
+@pytest.mark.parametrize(("command", "name"), [
+    ("close", "mobilenet_batch_norm"), ("close", "step_batch_norm"),
+    ("nan", "mobilenet_batch_norm"), ("nan", "step_batch_norm"), ("nan", "step_sgd_momentum"),
+])  # fmt: skip
 def test_networks_of_the_suite(command: str, name: str, tmp_path: Path) -> None:
     calls(cpp_program, command, write_job(CASES[name], tmp_path), TIMES)
 
@@ -144,16 +138,10 @@ def test_a_state_beside_its_session(command: str, name: str, tmp_path: Path) -> 
     calls(cpp_program, command, job, TIMES, variant="sanitized")
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("misuse", "step_adamw"),
-        ("moved", "step_adamw"),
-        ("pending", "accumulation"),
-        ("buffer", "frozen_float16"),
-        ("carry", "sgd_momentum"),
-    ],
-)
+@pytest.mark.parametrize(("command", "name"), [
+    ("misuse", "step_adamw"), ("moved", "step_adamw"), ("pending", "accumulation"),
+    ("buffer", "frozen_float16"), ("carry", "sgd_momentum"),
+])  # fmt: skip
 def test_what_is_wrong_is_refused_and_changes_nothing(
     command: str, name: str, tmp_path: Path
 ) -> None:
@@ -162,15 +150,9 @@ def test_what_is_wrong_is_refused_and_changes_nothing(
     calls(cpp_program, command, write_job(CASES[name], tmp_path), 1, variant="sanitized")
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("void", "adam"),
-        ("void", "step_adamw"),
-        ("broken_off", "gru"),
-        ("broken_off", "recommender"),
-    ],
-)
+@pytest.mark.parametrize(("command", "name"), [
+    ("void", "adam"), ("void", "step_adamw"), ("broken_off", "gru"), ("broken_off", "recommender"),
+])  # fmt: skip
 def test_no_step_is_made_on_gradients_of_no_use(command: str, name: str, tmp_path: Path) -> None:
     """After a training step that was skipped or that failed, by any session of the state."""
     calls(cpp_program, command, write_job(CASES[name], tmp_path), 1, variant="sanitized")

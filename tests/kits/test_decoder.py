@@ -31,7 +31,7 @@ from odtpack_runtime.package.adapter import CONFIG, TENSORS, read_onnx_adapter, 
 from odtpack_runtime.package.generator import _Draw
 from tests.adapters.written.models import HERE, VOCABULARY
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
-from tests.kits.harness import contents, save_batch, train
+from tests.kits.harness import Task, contents, save_batch, train
 from tests.kits.js_fixtures import GUIDE
 from tests.packed_weights import FILES, at_once, damaged, packed_by_onnxruntime, packed_in
 from tests.programs import ran
@@ -62,11 +62,9 @@ def batch() -> dict[str, np.ndarray[Any, Any]]:
 
 
 @pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable()))
-@pytest.mark.parametrize(
-    ("variant", "package"),
-    [("native", PLAIN), ("sanitized", PLAIN), ("native", TIED)],
-    indirect=["package"],
-)
+@pytest.mark.parametrize(("variant", "package"), [
+    ("native", PLAIN), ("sanitized", PLAIN), ("native", TIED),
+], indirect=["package"])  # fmt: skip
 def test_cpp(
     variant: str, package: Package, batch: dict[str, np.ndarray[Any, Any]], tmp_path: Path
 ) -> None:
@@ -350,7 +348,7 @@ def test_kotlin_draws_of_odd_logits() -> None:
     assert json.loads(kotlin_kit.run("draws", json.dumps(ODD))) == drawn_by_python()
 
 
-def actions(task: dict[str, Any]) -> list[str | None]:
+def actions(task: Task) -> list[str | None]:
     """What the calls of a session of the Kotlin kit gave: null, or the code of an error."""
     return list(json.loads(kotlin_kit.run("actions", json.dumps(task, default=str)))["results"])
 
@@ -451,7 +449,7 @@ def test_the_guides_code_generates(package: Package, tmp_path: Path) -> None:
     assert [int(each) for each in done.stdout.split()] == [*wanted]
 
 
-def run(job: dict[str, Any], folder: Path, variant: str) -> str:
+def run(job: Task, folder: Path, variant: str) -> str:
     (folder / "job.json").write_text(json.dumps(job, default=str))
     done = cpp_kit.run("decoder", folder / "job.json", variant=variant)
     assert done.returncode == 0, done.stderr

@@ -25,6 +25,8 @@ from tests import native_library, zoo
 from tests.hostile.checkpoints import many_tensors
 from tests.kits import harness, kotlin_kit
 from tests.kits.harness import (
+    Packages,
+    Saved,
     carried_over,
     contents,
     damaged_checkpoints,
@@ -47,15 +49,11 @@ from tests.packaging_tools import batch as packaged_batch
 pytestmark = needs(kotlin_kit.unavailable())
 STEPS = 20
 OPTIONS: dict[str, dict[str, Any]] = {
-    "adamw": {"nominal": True},
-    "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
-    "adafactor": {"optimizer": make_optimizer("adafactor", {})},
-    "clipped": {"clip_norm": 0.5},
-    "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)},
-    "step model": {"step_model": "always"},
-    "mixed": {"precision": "mixed"},
-    "mixed step": {"precision": "mixed", "step_model": "always"},
-}
+    "adamw": {"nominal": True}, "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
+    "adafactor": {"optimizer": make_optimizer("adafactor", {})}, "clipped": {"clip_norm": 0.5},
+    "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)}, "step model": {"step_model": "always"},
+    "mixed": {"precision": "mixed"}, "mixed step": {"precision": "mixed", "step_model": "always"},
+}  # fmt: skip
 packages, batch = packages_of(OPTIONS), harness.batch
 
 
@@ -94,13 +92,13 @@ def test_many_empty_tensors_take_memory_in_proportion_to_the_file(
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_training_gives_the_bits_of_python(
-    name: str, packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+    name: str, packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
     same_bits(train, "kotlin", packages[name], batch, STEPS, tmp_path)
 
 
 def test_an_app_may_ask_for_gradients_after_steps_of_the_step_model(
-    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+    packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
     task = {"package": packages["step model"], "data": batch, "steps": STEPS, "rate": 0.01}
     found = train({**task, "whole_steps": 3, "save": tmp_path / "kotlin.ckpt"}, "kotlin")
@@ -147,18 +145,14 @@ def test_native_kernels_are_those_of_python(
 @pytest.mark.parametrize("order", [("kotlin", "python"), ("python", "kotlin")])
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "step model"])
 def test_a_training_begun_in_one_goes_on_in_the_other(
-    name: str,
-    order: tuple[str, str],
-    packages: dict[str, Path],
-    batch: dict[str, Any],
-    tmp_path: Path,
+    name: str, order: tuple[str, str], packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
     goes_on(train, order, packages[name], batch, STEPS, tmp_path)
 
 
 @needs_reference
 def test_a_checkpoint_loads_in_the_reference(
-    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+    packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
     saved = tmp_path / "kotlin.ckpt"
     train({"package": packages["adamw"], "data": batch, "steps": 3, "save": saved}, "kotlin")
@@ -177,7 +171,7 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
 
 
 def test_500_hostile_files_end_in_one_clear_error(
-    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+    packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
     saved = tmp_path / "good"
     train({"package": packages["adamw"], "data": batch, "steps": 1, "save": saved}, "kotlin")
@@ -195,9 +189,7 @@ def test_500_hostile_files_end_in_one_clear_error(
     assert sum(answer != "loaded" for answer in found.values()) > 0.6 * len(found)
 
 
-def test_memory_does_not_grow_over_10_000_steps(
-    packages: dict[str, Path], batch: dict[str, Any]
-) -> None:
+def test_memory_does_not_grow_over_10_000_steps(packages: Packages, batch: Saved) -> None:
     task = {"package": packages["adamw"], "data": batch, "steps": 10_000}
     resident = train(task, "kotlin")["resident"]
     # The second half against its start; the first warms up caches and the compiler.
@@ -214,7 +206,7 @@ def java(sources: list[Path], target: Path, name: str, *arguments: object) -> st
 
 
 def test_code_for_the_former_java_api_runs(
-    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+    packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
     package = packages["adamw"]
     image = next(iter(batch.values()))
@@ -261,9 +253,7 @@ def test_the_android_sample_compiles_against_android(compiled: Path) -> None:
         assert f"{name}.class" in names
 
 
-def test_the_guide_compiles_and_trains(
-    packages: dict[str, Path], compiled: Path, tmp_path: Path
-) -> None:
+def test_the_guide_compiles_and_trains(packages: Packages, compiled: Path, tmp_path: Path) -> None:
     """What the guide shows, as it stands there, twice: the second time it goes on."""
     shutil.copytree(packages["adamw"], tmp_path / "assets" / "package")
     rng = np.random.default_rng(1)
@@ -333,7 +323,7 @@ def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_signature_is_checked(packages: dict[str, Path], tmp_path: Path) -> None:
+def test_a_signature_is_checked(packages: Packages, tmp_path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 

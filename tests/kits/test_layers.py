@@ -25,6 +25,8 @@ from tests.kits.harness import (
     OPTIONS,
     STEPS,
     Batch,
+    Packages,
+    Task,
     carried_over,
     contents,
     damaged_checkpoints,
@@ -53,12 +55,7 @@ def test_the_conformance_suite_passes_to_the_bit(native: Any, suite: Path) -> No
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_training_gives_the_bits_of_python(
-    native: Any,
-    name: str,
-    packages: dict[str, Path],
-    batches: list[Batch],
-    job: dict[str, Any],
-    tmp_path: Path,
+    native: Any, name: str, packages: Packages, batches: list[Batch], job: Task, tmp_path: Path
 ) -> None:
     found = native.measure({**job, "package": packages[name], "save": "kit.ckpt"}, tmp_path)
     losses, loss = train(packages[name], batches, STEPS, tmp_path / "python.ckpt")
@@ -69,7 +66,7 @@ def test_a_training_gives_the_bits_of_python(
 
 
 def test_an_app_may_ask_for_gradients_after_steps_of_the_step_model(
-    layer: Any, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
+    layer: Any, packages: Packages, batches: list[Batch], job: Task, tmp_path: Path
 ) -> None:
     """The first call that asks for them closes the step model; nothing else changes."""
     task = {**job, "package": packages["step model"], "save": "kit.ckpt"}
@@ -102,11 +99,7 @@ def test_gradients_take_no_memory_with_a_step_model(layer: Any, tmp_path: Path) 
     "other", [{"optimizer": make_optimizer("sgd", {})}, OPTIONS["sgd"], OPTIONS["groups"]]
 )
 def test_a_step_model_of_another_optimizer_is_refused(
-    layer: Any,
-    other: dict[str, Any],
-    packages: dict[str, Path],
-    job: dict[str, Any],
-    tmp_path: Path,
+    layer: Any, other: dict[str, Any], packages: Packages, job: Task, tmp_path: Path
 ) -> None:
     folder = tmp_path / "package"
     shutil.copytree(packages["step model"], folder)
@@ -121,12 +114,7 @@ def test_a_step_model_of_another_optimizer_is_refused(
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "groups", "step model"])
 def test_a_training_begun_in_one_goes_on_in_the_other(
-    native: Any,
-    name: str,
-    packages: dict[str, Path],
-    batches: list[Batch],
-    job: dict[str, Any],
-    tmp_path: Path,
+    native: Any, name: str, packages: Packages, batches: list[Batch], job: Task, tmp_path: Path
 ) -> None:
     package, half = packages[name], STEPS // 2
     assert half % len(batches) == 0
@@ -144,14 +132,14 @@ def test_a_training_begun_in_one_goes_on_in_the_other(
 
 @needs_reference
 def test_a_checkpoint_loads_in_the_reference(
-    native: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    native: Any, packages: Packages, job: Task, tmp_path: Path
 ) -> None:
     native.measure({**job, "package": packages["adamw"], "save": "kit.ckpt"}, tmp_path)
     loads_in_the_reference(tmp_path / "kit.ckpt")
 
 
 def test_memory_does_not_grow_over_10_000_steps(
-    native: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    native: Any, packages: Packages, job: Task, tmp_path: Path
 ) -> None:
     found = native.measure({**job, "package": packages["adamw"], "count": 10_000}, tmp_path)
     after = found["anonymous_bytes_by_tenth"]
@@ -169,7 +157,7 @@ def test_100_kills_in_saves_lose_nothing(native: Any, external_above: int, tmp_p
 
 
 def test_a_full_disk_leaves_the_checkpoint_as_it_was(
-    native: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    native: Any, packages: Packages, job: Task, tmp_path: Path
 ) -> None:
     saved = tmp_path / "state"
     shutil.copy(packages["adamw"] / "checkpoint", saved)
@@ -214,7 +202,7 @@ def test_an_adapter_is_written_and_read(layer: Any, tmp_path: Path) -> None:
 
 
 def test_500_hostile_files_are_refused_and_crash_nothing(
-    layer: Any, packages: dict[str, Path], batches: list[Batch], tmp_path: Path
+    layer: Any, packages: Packages, batches: list[Batch], tmp_path: Path
 ) -> None:
     train(packages["adamw"], batches, 2, tmp_path / "good")
     harmful = (make(Foreign()) for make in CORRUPT.values())
@@ -239,7 +227,7 @@ def test_500_hostile_files_are_refused_and_crash_nothing(
 
 
 def test_code_for_the_former_api_compiles_and_trains(
-    layer: Any, packages: dict[str, Path], batches: list[Batch], tmp_path: Path
+    layer: Any, packages: Packages, batches: list[Batch], tmp_path: Path
 ) -> None:
     save_batch(tmp_path / "batch", batches[0])
     image = next(iter(batches[0]))

@@ -21,17 +21,14 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import save_batch
-from tests.kits.harness import contents, train
+from tests.kits.harness import Packages, Task, contents, train
 
 pytestmark = pytest.mark.kits
 KINDS: dict[str, dict[str, Any]] = {
-    "float32": {},
-    "int8": {"base": "int8"},
-    "int4": {"base": "int4"},
-    "no arena": {"base": "int4", "sessions": "small"},
-    "kept": {"base": "int4", "keep_products": 4},
+    "float32": {}, "int8": {"base": "int8"}, "int4": {"base": "int4"},
+    "no arena": {"base": "int4", "sessions": "small"}, "kept": {"base": "int4", "keep_products": 4},
     "kept, no arena": {"base": "int4", "keep_products": 4, "sessions": "small"},
-}
+}  # fmt: skip
 Batch = dict[str, np.ndarray[Any, Any]]
 
 
@@ -69,9 +66,8 @@ def job(batches: list[Batch], tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_training_gives_the_bits_of_python(
-    name: str, kit: Any, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any],
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    name: str, kit: Any, packages: Packages, batches: list[Batch], job: Task, tmp_path: Path
+) -> None:
     found = kit.measure({**job, "package": packages[name]}, tmp_path)
     losses, evaluated = train(packages[name], batches, 7, tmp_path / "python.ckpt")
     assert found["losses"] == losses
@@ -81,7 +77,7 @@ def test_a_training_gives_the_bits_of_python(
 
 
 def test_a_training_begun_in_one_goes_on_in_the_other(
-    kit: Any, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
+    kit: Any, packages: Packages, batches: list[Batch], job: Task, tmp_path: Path
 ) -> None:
     package = packages["int4"]
     job = {**job, "package": package, "count": 3}
@@ -97,9 +93,7 @@ def test_a_training_begun_in_one_goes_on_in_the_other(
 
 
 @pytest.mark.parametrize("kit", ["cpp"], indirect=True)
-def test_under_sanitizers(
-    kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
-) -> None:
+def test_under_sanitizers(kit: Any, packages: Packages, job: Task, tmp_path: Path) -> None:
     job = {**job, "package": packages["int4"], "resume": 2}
     found = [kit.measure(job, tmp_path, variant)["losses"] for variant in ("native", "sanitized")]
     assert found[0] == found[1]
@@ -107,7 +101,7 @@ def test_under_sanitizers(
 
 
 def test_one_model_for_inference_is_refused(
-    kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    kit: Any, packages: Packages, job: Task, tmp_path: Path
 ) -> None:
     job = {**job, "package": packages["int4"], "export": tmp_path / "model.onnx"}
     (tmp_path / "job.json").write_text(json.dumps(job, default=str))
@@ -174,7 +168,7 @@ def write_hostile(source: Path, folder: Path, what: str) -> None:
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_segments_that_contradict_themselves_are_refused(
-    what: str, kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    what: str, kit: Any, packages: Packages, job: Task, tmp_path: Path
 ) -> None:
     package = tmp_path / "package"
     write_hostile(packages["int4"], package, what)
@@ -238,7 +232,7 @@ def pages_of(pid: int, path: Path) -> Counter[str]:
 
 @pytest.mark.parametrize("name", ["float32", "int4", "no arena", "kept", "kept, no arena"])
 def test_the_plan_is_what_an_app_needs(
-    name: str, kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path,
+    name: str, kit: Any, packages: Packages, job: Task, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """In a first life with evaluations, a save, and a second one that resumes."""

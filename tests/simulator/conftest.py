@@ -24,6 +24,11 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Cases:
 
 
 @pytest.fixture(scope="session")
+def mlp(case: Cases) -> Case:
+    return case("mlp")
+
+
+@pytest.fixture(scope="session")
 def undisturbed(
     case: Cases, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Job, list[float | None]]:

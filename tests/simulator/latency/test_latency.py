@@ -458,14 +458,9 @@ RATES = ((1e11, 1e11), (1e10, 1e10))
 
 
 def judged(
-    steps: Sequence[float],
-    waited: Sequence[float],
-    rates: Sequence[tuple[float, float]] = RATES,
-    *,
-    threads: int = 1,
-    stolen: float = 0.0,
-    others: float = 0.0,
-) -> Steadiness:
+    steps: Sequence[float], waited: Sequence[float], rates: Sequence[tuple[float, float]] = RATES,
+    *, threads: int = 1, stolen: float = 0.0, others: float = 0.0,
+) -> Steadiness:  # fmt: skip
     single = 1e11 / threads
     return steadiness(
         steps, waited, rates, threads=threads, single=single, stolen=stolen, others=others

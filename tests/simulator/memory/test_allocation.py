@@ -274,43 +274,34 @@ def test_allocated_size(nbytes: int, size: int) -> None:
 
 def test_where_asks_for_its_selections_before_its_output() -> None:
     """The chunk of a few bytes that is free decides where those after it lie."""
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        g (bool[8] c, float[8] x, float[8] y) => (float[8] out) {
-            kept = Where (c, x, y)
-            out = Neg (kept)
-        }"""
-    )
-    where, neg = allocate(load_model(model)).uses
+    text = """g (bool[8] c, float[8] x, float[8] y) => (float[8] out) {
+        kept = Where (c, x, y)
+        out = Neg (kept)
+    }"""
+    where, neg = allocate(load_model(text)).uses
     assert where.scratch == (32, 32)
     assert where.scratch_first
     assert not neg.scratch_first
 
 
 def test_a_view_that_nothing_reads_takes_nothing() -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        g (float[8] x) => (float[8] out) {
-            shape = Constant <value_ints = [2, 4]> ()
-            y = Exp (x)
-            unread = Reshape (y, shape)
-            out = Neg (y)
-        }"""
-    )
-    (buffer,) = allocate(load_model(model)).buffers
+    text = """g (float[8] x) => (float[8] out) {
+        shape = Constant <value_ints = [2, 4]> ()
+        y = Exp (x)
+        unread = Reshape (y, shape)
+        out = Neg (y)
+    }"""
+    (buffer,) = allocate(load_model(text)).buffers
     assert set(buffer.tensors) == {"y", "unread"}
 
 
 def test_results_that_the_caller_gets() -> None:
     """They are kept by a binding, or not: the arenas are planned both ways."""
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        g (float[1000] x) => (float[1000] out, float[1000] bound) {
-            out = Exp (x)
-            bound = Neg (out)
-        }"""
-    )
-    plan = allocate(load_model(model), fresh_outputs=["out"])
+    text = """g (float[1000] x) => (float[1000] out, float[1000] bound) {
+        out = Exp (x)
+        bound = Neg (out)
+    }"""
+    plan = allocate(load_model(text), fresh_outputs=["out"])
     assert plan.results == {"out"}
     arenas = Arenas("shared", None)
     held = []
@@ -322,35 +313,17 @@ def test_results_that_the_caller_gets() -> None:
 
 def test_branch_of_a_known_condition() -> None:
     """Of an ``If`` on a graph input whose value is known only that branch counts."""
-
-    def branch(width: int) -> onnx.GraphProto:
-        name = f"wide{width}"
-        nodes = [
-            helper.make_node("Expand", ["x", f"shape{width}"], [name]),
-            helper.make_node("ReduceSum", [name], [f"sum{width}"], keepdims=0),
-        ]
-        shape = onnx.numpy_helper.from_array(np.array([width], np.int64), f"shape{width}")
-        result = helper.make_tensor_value_info(f"sum{width}", TensorProto.FLOAT, [])
-        return helper.make_graph(nodes, name, [], [result], [shape])
-
-    nodes = [
-        helper.make_node("Squeeze", ["flag"], ["condition"]),
-        helper.make_node(
-            "If", ["condition"], ["out"], then_branch=branch(1000), else_branch=branch(2000)
-        ),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [
-            helper.make_tensor_value_info("flag", TensorProto.BOOL, [1]),
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, [1]),
-        ],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [])],
+    then, other = (
+        f"""wide{width} () => (float sum{width}) <int64[1] shape{width} = {{{width}}}> {{
+            wide{width} = Expand (x, shape{width})
+            sum{width} = ReduceSum <keepdims = 0> (wide{width})
+        }}"""
+        for width in (1000, 2000)
     )
-    model = onnx.ModelProto(ir_version=8, graph=graph)
-    model.opset_import.append(helper.make_opsetid("", 17))
-    runtime_graph = load_model(model)
+    runtime_graph = load_model(f"""g (bool[1] flag, float[1] x) => (float out) {{
+        condition = Squeeze (flag)
+        out = If (condition) <then_branch = {then}, else_branch = {other}>
+    }}""")
     peaks = [
         allocate(runtime_graph, conditions=conditions).peak
         for conditions in ({"flag": True}, {"flag": False}, {})
@@ -363,22 +336,13 @@ def test_heap_keeps_small_buffers() -> None:
     """What is freed of small tensors counts on; a large one is gone."""
 
     def chain(width: int) -> Allocation:
-        shape = [4, width]
-        nodes = [
-            helper.make_node("Transpose", ["x"], ["a"], perm=[1, 0]),
-            helper.make_node("Sin", ["a"], ["b"]),
-            helper.make_node("ReduceSum", ["b"], ["c"], keepdims=0),
-            helper.make_node("Cos", ["c"], ["out"]),
-        ]
-        graph = helper.make_graph(
-            nodes,
-            "g",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-            [helper.make_tensor_value_info("out", TensorProto.FLOAT, [])],
-        )
-        model = onnx.ModelProto(ir_version=8, graph=graph)
-        model.opset_import.append(helper.make_opsetid("", 17))
-        return allocate(load_model(model))
+        text = f"""g (float[4, {width}] x) => (float out) {{
+            a = Transpose <perm = [1, 0]> (x)
+            b = Sin (a)
+            c = ReduceSum <keepdims = 0> (b)
+            out = Cos (c)
+        }}"""
+        return allocate(load_model(text))
 
     small, large = chain(64), chain(64 * 1024)
     assert small.heap == 2 * allocated_size(4 * 4 * 64)
@@ -560,16 +524,15 @@ def test_options_of_onnx_runtime(case: Cases, tmp_path: Path) -> None:
 
 def test_a_limit_between_the_two_is_refused_to_own_arenas_only(case: Cases, tmp_path: Path) -> None:
     this = case("cnn")
+    limits = {False: None, True: "own"}
     peaks = {}
-    for own in (False, True):
-        folder = tmp_path / str(own)
-        folder.mkdir()
-        peaks[own] = hold(this.job(folder, sharing="own" if own else None)).peak_bytes
+    for own, sharing in limits.items():
+        (tmp_path / str(own)).mkdir()
+        peaks[own] = hold(this.job(tmp_path / str(own), sharing=sharing)).peak_bytes
     low, high = peaks[False], peaks[True]
-    assert low is not None
-    assert high is not None
+    assert None not in (low, high)
     limit = (low + high) // 2
     assert high - low > 600_000  # more than a limit can be off by
     for own, outcome in ((False, "completed"), (True, "killed")):
-        job = this.job(tmp_path / str(own), sharing="own" if own else None, limit_bytes=limit)
+        job = this.job(tmp_path / str(own), sharing=limits[own], limit_bytes=limit)
         assert hold(job).outcome == outcome
