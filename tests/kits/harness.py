@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import random
+import re
 import resource
 import shutil
 import signal
@@ -246,10 +247,15 @@ def with_step_model_of(wrong: Package, folder: Path) -> None:
     """Give a package the step model of another one, and list it in the manifest."""
     package = Package.open(folder)
     shutil.copyfile(wrong.step_model, package.step_model)  # type: ignore[arg-type]
-    described = PackageFile.describe(package.step_model)
-    files = dataclasses.replace(package.manifest.files, step_model=described)
-    changed = dataclasses.replace(package.manifest, files=files).to_json()
-    (folder / "manifest.json").write_text(changed)
+    list_again(package, step_model=package.step_model)
+
+
+def list_again(package: Package, **files: Path) -> None:
+    """List files of a package, by their keys in the manifest, as they are now."""
+    described = {key: PackageFile.describe(path) for key, path in files.items()}
+    listed = dataclasses.replace(package.manifest.files, **described)
+    changed = dataclasses.replace(package.manifest, files=listed).to_json()
+    (package.path / "manifest.json").write_text(changed)
 
 
 def measured(run: Callable[..., Any], job: Task, folder: Path) -> dict[str, Any]:
@@ -318,6 +324,23 @@ def damaged_packages(folder: Path, package: Path, damaged: int, forged: int) -> 
         shutil.copytree(package, path)
         change(path)
     return paths
+
+
+def answers_to_hostile(
+    run: Callable[..., Any], package: Path, checkpoints: list[Path], packages: list[Path],
+    **options: Any,
+) -> list[str]:  # fmt: skip
+    """What a kit's program ``hostile`` says of damaged files: a good one after them is accepted."""
+    lines = [f"checkpoint {path}" for path in checkpoints]
+    lines += [f"package {path}" for path in packages]
+    assert len(lines) >= 500
+    done = run("hostile", input="\n".join([*lines, f"package {package}"]), **options)
+    answers = list[str](done.stdout.splitlines())
+    assert done.returncode == 0, lines[len(answers)] + "\n" + done.stderr[-4000:]
+    assert answers.pop() == "accepted"
+    assert len(answers) == len(lines)
+    assert all(re.fullmatch(r"accepted|refused [a-z-]+", answer) for answer in answers)
+    return answers
 
 
 def readable(path: Path) -> bool:

@@ -24,6 +24,7 @@ from tests.kits.harness import (
     STEPS,
     Packages,
     Task,
+    answers_to_hostile,
     carried_over,
     contents,
     damaged_checkpoints,
@@ -72,25 +73,16 @@ def test_hundreds_of_hostile_files_are_refused_and_crash_nothing(
     harmful = (make(Foreign()) for make in CORRUPT.values())
     checkpoints = damaged_checkpoints(tmp_path, saved.read_bytes(), harmful)
     folders = damaged_packages(tmp_path, packages["adamw"], 320, 120)
-    lines = [f"checkpoint {path}" for path in checkpoints] + [f"package {path}" for path in folders]
-    assert len(lines) >= 500
-    done = run(
-        "hostile", variant="sanitized", input="\n".join([*lines, f"package {packages['adamw']}"])
-    )
-    answers = done.stdout.splitlines()
-    assert done.returncode == 0, lines[len(answers)] + "\n" + done.stderr[-4000:]
-    assert answers.pop() == "accepted"
-    assert all(re.fullmatch(r"accepted|refused [a-z-]+", answer) for answer in answers)
+    package = packages["adamw"]
+    answers = answers_to_hostile(run, package, checkpoints, folders, variant="sanitized")
     for path, answer in zip(checkpoints, answers, strict=False):
         if answer == "accepted":  # what was read is what is there: it was saved again
             again = contents(path.with_name(f"{path.name}.again"))
             assert not readable(path) or again == contents(path), path.name
     # The verifier of flatbuffers does not look at a table's own size, and Python does; Python
     # does not ask for alignment. Else they agree.
-    agree = sum(
-        readable(path) == (answer == "accepted")
-        for path, answer in zip(checkpoints, answers, strict=False)
-    )
+    both = zip(checkpoints, answers, strict=False)
+    agree = sum(readable(path) == (answer == "accepted") for path, answer in both)
     assert agree >= len(checkpoints) - 5
     assert sum(answer.startswith("refused") for answer in answers) > 0.7 * len(answers)
 
@@ -151,9 +143,8 @@ def test_code_for_the_former_api_compiles_and_trains(
 ) -> None:
     for name, array in batches[0].items():
         array.tofile(tmp_path / f"{name}.bin")
-    done = run(
-        "former", packages["adamw"], packages["adamw"], *batches[0], tmp_path, variant="plain"
-    )
+    package = packages["adamw"]
+    done = run("former", package, package, *batches[0], tmp_path, variant="plain")
     assert done.returncode == 0, done.stderr
     losses = [float(line) for line in done.stdout.split()]
     assert losses == train(packages["adamw"], batches[:1], len(losses), tmp_path / "python.ckpt")[0]

@@ -22,8 +22,8 @@ from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import javascript, test_kotlin_segments
 from tests.kits.harness import Packages, contents, goes_on_in_segments, needs
 from tests.kits.javascript import KIT, NODE, node, save_batch, train
-from tests.kits.test_kotlin_segments import KINDS, built
-from tests.kits.test_segments import HOSTILE, write_hostile
+from tests.kits.test_kotlin_segments import KINDS
+from tests.kits.test_segments import HOSTILE, built, write_hostile
 from tests.programs import ran
 
 pytestmark = needs(javascript.unavailable())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ import numpy as np
 import pytest
 
 from benchmarks.decoder.model import SHAPES, Shape, write_model
-from odtpack.adapters import AdapterSpec
-from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
@@ -23,7 +21,7 @@ from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import kotlin_kit
 from tests.kits.harness import Packages, Task, contents, goes_on_in_segments, needs
 from tests.kits.kotlin_kit import OPTIONS, command, run, save_batch, train
-from tests.kits.test_segments import HOSTILE, write_hostile
+from tests.kits.test_segments import HOSTILE, built, built_kinds, pages_of, write_hostile
 
 pytestmark = needs(kotlin_kit.unavailable())
 KINDS: dict[str, dict[str, Any]] = {
@@ -35,20 +33,10 @@ LONG = 192
 LARGER = Shape("larger", 3, 256, 4, 2, 704, 2000)
 
 
-def built(model: Path, folder: Path, **options: Any) -> Path:
-    build_package(
-        model, folder, loss="next_token", loss_options={"words": 300}, segments=True,
-        adapter=AdapterSpec("lora", ("*_proj",), (), 4, 8.0), **options,
-    )  # fmt: skip
-    return folder
-
-
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A decoder of three blocks, by how its base is stored."""
-    folder = tmp_path_factory.mktemp("segments")
-    model = write_model(SHAPES["small"], folder / "model")
-    return {name: built(model, folder / name, **options) for name, options in KINDS.items()}
+    return built_kinds(KINDS, tmp_path_factory.mktemp("segments"))
 
 
 def three_lengths(folder: Path) -> list[dict[str, Any]]:
@@ -114,12 +102,12 @@ def test_weights_stay_clean_pages_of_their_file(packages: Packages, tmp_path: Pa
     task = {"package": package, "data": data, "steps": 10**6}
     child = subprocess.Popen(command("train", json.dumps(task, default=str)))
     try:
-        size = (package / "segments.weights").stat().st_size // 1024
+        size = (package / "segments.weights").stat().st_size
         deadline = time.monotonic() + 60
-        figures: dict[str, int] = {}
-        while figures.get("Rss", 0) < 0.9 * size and time.monotonic() < deadline:
+        figures = Counter[str]()
+        while figures["Rss"] < 0.9 * size and time.monotonic() < deadline:
             time.sleep(0.2)
-            figures = _mapping(child.pid, "segments.weights")
+            figures = pages_of(child.pid, package / "segments.weights")
     finally:
         child.kill()
         child.wait()
@@ -171,16 +159,3 @@ def _need(task: Task) -> int:
     # Memory does not grow with the steps.
     assert found["resident"][-1] - found["resident"][4] < 4 * 2**20
     return int(peaks["VmHWM"] - peaks["RssFile"] - found["before"])
-
-
-def _mapping(pid: int, file: str) -> dict[str, int]:
-    """Kilobytes of the mappings of a file, by what the system says of them."""
-    found: dict[str, int] = {}
-    ours = False
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
-            ours = line.endswith(file)
-        elif ours and line.endswith(" kB"):
-            name, number = line.removesuffix(" kB").split(":")
-            found[name] = found.get(name, 0) + int(number)
-    return found

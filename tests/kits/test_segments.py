@@ -21,7 +21,7 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import save_batch
-from tests.kits.harness import Packages, Task, contents, train
+from tests.kits.harness import Batch, Packages, Task, contents, train
 
 pytestmark = pytest.mark.kits
 KINDS: dict[str, dict[str, Any]] = {
@@ -29,20 +29,26 @@ KINDS: dict[str, dict[str, Any]] = {
     "no arena": {"base": "int4", "sessions": "small"}, "kept": {"base": "int4", "keep_products": 4},
     "kept, no arena": {"base": "int4", "keep_products": 4, "sessions": "small"},
 }  # fmt: skip
-Batch = dict[str, np.ndarray[Any, Any]]
 
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A decoder of three blocks, by how its base is stored."""
-    folder = tmp_path_factory.mktemp("segments")
+    return built_kinds(KINDS, tmp_path_factory.mktemp("segments"))
+
+
+def built_kinds(kinds: dict[str, dict[str, Any]], folder: Path) -> Packages:
     model = write_model(SHAPES["small"], folder / "model")
-    for name, options in KINDS.items():
-        build_package(
-            model, folder / name, loss="next_token", loss_options={"words": 300}, segments=True,
-            adapter=AdapterSpec("lora", ("*_proj",), (), 4, 8.0), **options,
-        )  # fmt: skip
-    return {name: folder / name for name in KINDS}
+    return {name: built(model, folder / name, **options) for name, options in kinds.items()}
+
+
+def built(model: Path, folder: Path, words: int = 300, **options: Any) -> Path:
+    """A package of a decoder with an adapter of rank 4, which is trained segment by segment."""
+    build_package(
+        model, folder, loss="next_token", loss_options={"words": words}, segments=True,
+        adapter=AdapterSpec("lora", ("*_proj",), (), 4, 8.0), **options,
+    )  # fmt: skip
+    return folder
 
 
 @pytest.fixture
@@ -181,12 +187,8 @@ def test_segments_that_contradict_themselves_are_refused(
 
 def test_mapped_weights_stay_clean_and_are_given_back(kit: Any, tmp_path: Path) -> None:
     """Those of a large vocabulary too, which are given back while they are read."""
-    package = tmp_path / "package"
-    build_package(
-        write_model(Shape("wide", 1, 64, 2, 1, 128, 80_000), tmp_path / "model"), package,
-        loss="next_token", loss_options={"words": 8000}, segments=True,
-        adapter=AdapterSpec("lora", ("*_proj",), (), 4, 8.0),
-    )  # fmt: skip
+    model = write_model(Shape("wide", 1, 64, 2, 1, 128, 80_000), tmp_path / "model")
+    package = built(model, tmp_path / "package", words=8000)
     size = (package / "segments.weights").stat().st_size
     assert size > 20 * 10**6
     ids = np.random.default_rng(2).integers(0, 80_000, (2, 40))
@@ -242,10 +244,8 @@ def test_the_plan_is_what_an_app_needs(
     package = Package.open(packages[name])
     ids = np.random.default_rng(2).integers(0, SHAPES["small"].words, (4, 192))
     batch = save_batch(tmp_path, {"input_ids": ids, "labels": ids})
-    found = kit.measure(
-        {**job, "package": package.path, "steps": [batch], "evaluate_first": True, "resume": 3},
-        tmp_path,
-    )
+    task = {"package": package.path, "steps": [batch], "evaluate_first": True, "resume": 3}
+    found = kit.measure({**job, **task}, tmp_path)
     peaks = [phase["peak_anonymous_bytes"] for phase in found["phases"].values()]
     need = max(peaks) - found["before_anonymous_bytes"]
     plan = plan_memory(package, dict.fromkeys(("input_ids", "labels"), ids.shape), threads=1)
