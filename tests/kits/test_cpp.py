@@ -19,21 +19,7 @@ from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_simulator.measure.measured_profile import imported_profile, load_measurements
 from tests.kits import cpp_kit, fuzz_cpp, harness, models
 from tests.kits.cpp_kit import KIT, ROOT, make, measure, run
-from tests.kits.harness import (
-    ARM64_CASES,
-    STEPS,
-    Packages,
-    Task,
-    answers_to_hostile,
-    carried_over,
-    contents,
-    damaged_checkpoints,
-    damaged_packages,
-    needs,
-    passes,
-    readable,
-    train,
-)
+from tests.kits.harness import ARM64_CASES, STEPS, Packages, Task, contents, needs, train
 from tests.kits.measured import measurements
 from tests.programs import ran
 from tests.runtime.checkpoint_samples import Foreign
@@ -71,18 +57,18 @@ def test_hundreds_of_hostile_files_are_refused_and_crash_nothing(
     saved = tmp_path / "good"
     train(packages["adamw"], batches, 2, saved)
     harmful = (make(Foreign()) for make in CORRUPT.values())
-    checkpoints = damaged_checkpoints(tmp_path, saved.read_bytes(), harmful)
-    folders = damaged_packages(tmp_path, packages["adamw"], 320, 120)
+    checkpoints = harness.damaged_checkpoints(tmp_path, saved.read_bytes(), harmful)
+    folders = harness.damaged_packages(tmp_path, packages["adamw"], 320, 120)
     package = packages["adamw"]
-    answers = answers_to_hostile(run, package, checkpoints, folders, variant="sanitized")
+    answers = harness.answers_to_hostile(run, package, checkpoints, folders, variant="sanitized")
     for path, answer in zip(checkpoints, answers, strict=False):
         if answer == "accepted":  # what was read is what is there: it was saved again
             again = contents(path.with_name(f"{path.name}.again"))
-            assert not readable(path) or again == contents(path), path.name
+            assert not harness.readable(path) or again == contents(path), path.name
     # The verifier of flatbuffers does not look at a table's own size, and Python does; Python
     # does not ask for alignment. Else they agree.
     both = zip(checkpoints, answers, strict=False)
-    agree = sum(readable(path) == (answer == "accepted") for path, answer in both)
+    agree = sum(harness.readable(path) == (answer == "accepted") for path, answer in both)
     assert agree >= len(checkpoints) - 5
     assert sum(answer.startswith("refused") for answer in answers) > 0.7 * len(answers)
 
@@ -107,7 +93,7 @@ def test_libfuzzer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_conformance_suite_passes_under_sanitizers(suite: Path) -> None:
-    passes(suite, run("conformance", suite, variant="sanitized"))
+    harness.passes(suite, run("conformance", suite, variant="sanitized"))
 
 
 def test_the_conformance_suite_passes_on_arm64(suite: Path) -> None:
@@ -148,7 +134,7 @@ def test_code_for_the_former_api_compiles_and_trains(
     assert done.returncode == 0, done.stderr
     losses = [float(line) for line in done.stdout.split()]
     assert losses == train(packages["adamw"], batches[:1], len(losses), tmp_path / "python.ckpt")[0]
-    carried_over(packages["adamw"], tmp_path)
+    harness.carried_over(packages["adamw"], tmp_path)
 
 
 def test_the_guide_builds_and_trains(

@@ -17,17 +17,8 @@ import pytest
 
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.errors import OdtpackError
-from tests.kits import javascript, js_fixtures, web
-from tests.kits.harness import (
-    Packages,
-    Saved,
-    goes_on,
-    keeps_its_file_on_a_full_disk,
-    loads_in_the_reference,
-    needs,
-    needs_reference,
-    same_bits,
-)
+from tests.kits import harness, javascript, js_fixtures, web
+from tests.kits.harness import Packages, Saved, needs
 from tests.kits.javascript import KIT, NODE, SCRIPTS, node, train
 from tests.kits.js_fixtures import OPTIONS, STEPS, guide_code
 from tests.kits.kills import KITS, loses_nothing
@@ -50,23 +41,23 @@ def test_node_passes_the_conformance_suite_to_the_bit(suite: Path, npm: Path) ->
 def test_node_trains_to_the_same_bits_as_python(
     name: str, packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
-    same_bits(train, "node", packages[name], batch, STEPS, tmp_path)
+    harness.same_bits(train, "node", packages[name], batch, STEPS, tmp_path)
 
 
 @pytest.mark.parametrize("order", [("node", "python"), ("python", "node")])
 def test_a_training_begun_in_one_goes_on_in_the_other(
     order: tuple[str, str], packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
-    goes_on(train, order, packages["adamw"], batch, STEPS, tmp_path)
+    harness.goes_on(train, order, packages["adamw"], batch, STEPS, tmp_path)
 
 
-@needs_reference
+@harness.needs_reference
 def test_a_checkpoint_of_node_loads_in_the_reference(
     packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
     saved = tmp_path / "node.ckpt"
     train({"package": packages["adamw"], "data": batch, "steps": 3, "save": saved}, "node")
-    loads_in_the_reference(saved)
+    harness.loads_in_the_reference(saved)
 
 
 @pytest.mark.parametrize("limit", [2**30, 1000])
@@ -77,7 +68,7 @@ def test_100_kills_in_saves_lose_nothing(limit: int, tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "state"
     words = [NODE, SCRIPTS / "saves.mjs", KIT, path, 2**30, "replace"]
-    assert "file-not-written" in keeps_its_file_on_a_full_disk(words, path)
+    assert "file-not-written" in harness.keeps_its_file_on_a_full_disk(words, path)
 
 
 def test_500_damaged_files_end_in_one_clear_error(

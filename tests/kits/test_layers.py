@@ -20,26 +20,7 @@ from tests import zoo
 from tests.kits import harness
 from tests.kits.cases import CASES
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
-from tests.kits.harness import (
-    OPTIONS,
-    STEPS,
-    Batch,
-    Packages,
-    Task,
-    answers_to_hostile,
-    carried_over,
-    contents,
-    damaged_checkpoints,
-    damaged_packages,
-    full_disk,
-    loads_in_the_reference,
-    needs_reference,
-    passes,
-    readable,
-    save_batch,
-    train,
-    with_step_model_of,
-)
+from tests.kits.harness import OPTIONS, STEPS, Batch, Packages, Task, contents, train
 from tests.kits.kills import loses_nothing
 from tests.packages.samples import build
 from tests.runtime.checkpoint_samples import Foreign
@@ -50,7 +31,7 @@ batches, job, packages = harness.batches, harness.job, harness.packages
 
 
 def test_the_conformance_suite_passes_to_the_bit(native: Any, suite: Path) -> None:
-    passes(suite, native.run("conformance", suite))
+    harness.passes(suite, native.run("conformance", suite))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -83,7 +64,7 @@ def test_gradients_take_no_memory_with_a_step_model(layer: Any, tmp_path: Path) 
     package = tmp_path / "package"
     build_package(zoo.mlp(widths), package, loss="cross_entropy")
     rng = np.random.default_rng(3)
-    batch = save_batch(tmp_path / "batch", {
+    batch = harness.save_batch(tmp_path / "batch", {
         "input": rng.standard_normal((8, widths[0]), dtype=np.float32),
         "labels": rng.integers(0, widths[-1], 8),
     })  # fmt: skip
@@ -105,7 +86,7 @@ def test_a_step_model_of_another_optimizer_is_refused(
     shutil.copytree(packages["step model"], folder)
     model = zoo.cnn(size=8, width=(4, 8), classes=3)
     wrong = Package.open(build(tmp_path / "other", model, step_model="always", **other))
-    with_step_model_of(wrong, folder)
+    harness.with_step_model_of(wrong, folder)
     (tmp_path / "job.json").write_text(json.dumps({**job, "package": folder}, default=str))
     done = layer.run("measure", tmp_path / "job.json")
     assert done.returncode == 2
@@ -130,12 +111,12 @@ def test_a_training_begun_in_one_goes_on_in_the_other(
     assert contents(tmp_path / "end") == contents(tmp_path / "whole")
 
 
-@needs_reference
+@harness.needs_reference
 def test_a_checkpoint_loads_in_the_reference(
     native: Any, packages: Packages, job: Task, tmp_path: Path
 ) -> None:
     native.measure({**job, "package": packages["adamw"], "save": "kit.ckpt"}, tmp_path)
-    loads_in_the_reference(tmp_path / "kit.ckpt")
+    harness.loads_in_the_reference(tmp_path / "kit.ckpt")
 
 
 def test_memory_does_not_grow_over_10_000_steps(
@@ -165,7 +146,7 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(
     task = {**job, "package": packages["adamw"], "save": saved.name}
     (tmp_path / "job.json").write_text(json.dumps(task, default=str))
 
-    done = native.run("measure", tmp_path / "job.json", **full_disk(1000))
+    done = native.run("measure", tmp_path / "job.json", **harness.full_disk(1000))
     assert done.returncode == 2
     assert "code: file-not-written" in done.stderr
     assert saved.read_bytes() == before
@@ -206,15 +187,15 @@ def test_500_hostile_files_are_refused_and_crash_nothing(
 ) -> None:
     train(packages["adamw"], batches, 2, tmp_path / "good")
     harmful = (make(Foreign()) for make in CORRUPT.values())
-    checkpoints = damaged_checkpoints(tmp_path, (tmp_path / "good").read_bytes(), harmful)
-    folders = damaged_packages(tmp_path, packages["adamw"], 160, 160)
-    answers = answers_to_hostile(layer.run, packages["adamw"], checkpoints, folders)
+    checkpoints = harness.damaged_checkpoints(tmp_path, (tmp_path / "good").read_bytes(), harmful)
+    folders = harness.damaged_packages(tmp_path, packages["adamw"], 160, 160)
+    answers = harness.answers_to_hostile(layer.run, packages["adamw"], checkpoints, folders)
     stricter = 0  # the reader asks for alignment, and Python's does not
     for path, answer in zip(checkpoints, answers, strict=False):
         if answer == "accepted":  # what was read is what is there: it was saved again
             assert contents(path.with_name(f"{path.name}.again")) == contents(path), path.name
         else:
-            stricter += readable(path)
+            stricter += harness.readable(path)
     assert stricter <= 5
     assert sum(answer.startswith("refused") for answer in answers) > 0.6 * len(answers)
 
@@ -222,7 +203,7 @@ def test_500_hostile_files_are_refused_and_crash_nothing(
 def test_code_for_the_former_api_compiles_and_trains(
     layer: Any, packages: Packages, batches: list[Batch], tmp_path: Path
 ) -> None:
-    save_batch(tmp_path / "batch", batches[0])
+    harness.save_batch(tmp_path / "batch", batches[0])
     image = next(iter(batches[0]))
     files = [tmp_path / "batch" / f"{name}.bin" for name in (image, "labels")]
     package = packages["adamw"]
@@ -230,7 +211,7 @@ def test_code_for_the_former_api_compiles_and_trains(
     assert done.returncode == 0, done.stderr
     losses = [float(line) for line in done.stdout.split()]
     assert losses == train(package, batches[:1], 12, tmp_path / "python.ckpt")[0]
-    carried_over(package, tmp_path)
+    harness.carried_over(package, tmp_path)
 
 
 def test_what_is_wrong_is_refused_and_changes_nothing(layer: Any, tmp_path: Path) -> None:
