@@ -19,21 +19,9 @@ from tests.cli.conftest import Run, assert_refused
 from tests.programs import ran
 
 COMMANDS = [
-    (),
-    ("build",),
-    ("fit",),
-    ("train",),
-    ("export",),
-    ("inspect",),
-    ("diff",),
-    ("simulate",),
-    ("judge",),
-    ("compare",),
-    ("demo",),
-    ("devices",),
-    ("devices", "list"),
-    ("devices", "show"),
-]
+    (), ("build",), ("fit",), ("train",), ("export",), ("inspect",), ("diff",), ("simulate",),
+    ("judge",), ("compare",), ("demo",), ("devices",), ("devices", "list"), ("devices", "show"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -63,27 +51,23 @@ def test_no_command_is_a_usage_error(run: Run, command: tuple[str, ...]) -> None
     assert "Usage: odtpack" in outcome.err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("bulid",), ("bulid", "build")),
-        (("build",), ("MODEL.onnx", "odtpack build --help")),
-        (("build", "m.onnx", "--out", "p"), ("--loss",)),
-        (("build", "m.onnx", "--out", "p", "--loss", "hinge"), ("'hinge'", "cross_entropy")),
-        (("build", "m.onnx", "--loss", "CrossEntropyLoss"), ("did you mean cross_entropy?",)),
-        (("build", "m.onnx", "--epochs", "3"), ("--epochs is an option of odtpack", "train")),
-        (("train", "p", "--data", "d", "--epochs", "0"), ("--epochs", "it must be greater")),
-        (("train", "p", "--data", "d", "--lr", "fast"), ("--lr", "it must be a valid number")),
-        (("train", "p", "--learning-rate", "1"), ("did you mean --lr?",)),
-        (("train", "p", "--frobnicate", "x"), ("help: odtpack train --help",)),
-        (("simulate", "p", "--dataa", "d"), ("--dataa", "did you mean --data?")),
-        (("init",), ("MODEL.onnx is missing", "--example NAME")),
-        (("init", "m.onnx", "--example", "image-head"), ("not both",)),
-        (("init", "--example", "keyword"), ("did you mean keyword-spotting",)),
-        (("fit", "m.onnx", "--data", "d", "--device", "x"), ("--loss", "odtpack fit --help")),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
-)
+@pytest.mark.parametrize(("arguments", "words"), [
+    (("bulid",), ("bulid", "build")),
+    (("build",), ("MODEL.onnx", "odtpack build --help")),
+    (("build", "m.onnx", "--out", "p"), ("--loss",)),
+    (("build", "m.onnx", "--out", "p", "--loss", "hinge"), ("'hinge'", "cross_entropy")),
+    (("build", "m.onnx", "--loss", "CrossEntropyLoss"), ("did you mean cross_entropy?",)),
+    (("build", "m.onnx", "--epochs", "3"), ("--epochs is an option of odtpack", "train")),
+    (("train", "p", "--data", "d", "--epochs", "0"), ("--epochs", "it must be greater")),
+    (("train", "p", "--data", "d", "--lr", "fast"), ("--lr", "it must be a valid number")),
+    (("train", "p", "--learning-rate", "1"), ("did you mean --lr?",)),
+    (("train", "p", "--frobnicate", "x"), ("help: odtpack train --help",)),
+    (("simulate", "p", "--dataa", "d"), ("--dataa", "did you mean --data?")),
+    (("init",), ("MODEL.onnx is missing", "--example NAME")),
+    (("init", "m.onnx", "--example", "image-head"), ("not both",)),
+    (("init", "--example", "keyword"), ("did you mean keyword-spotting",)),
+    (("fit", "m.onnx", "--data", "d", "--device", "x"), ("--loss", "odtpack fit --help")),
+], ids=lambda value: " ".join(value) if isinstance(value, tuple) else None)  # fmt: skip
 def test_usage_errors(run: Run, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:
     assert_refused(run(*arguments), "usage", "help: ", *words)
 
@@ -145,11 +129,9 @@ class TestProgress:
         assert capfd.readouterr().err == ""
 
     @pytest.mark.skipif(os.name != "posix", reason="a terminal is made with openpty")
-    @pytest.mark.parametrize(
-        ("environment", "moves", "coloured"),
-        [({}, True, True), ({"NO_COLOR": "1"}, True, False), ({"CI": "true"}, False, True)],
-        ids=["terminal", "NO_COLOR", "CI"],
-    )
+    @pytest.mark.parametrize(("environment", "moves", "coloured"), [
+        ({}, True, True), ({"NO_COLOR": "1"}, True, False), ({"CI": "true"}, False, True),
+    ], ids=["terminal", "NO_COLOR", "CI"])  # fmt: skip
     def test_on_a_terminal(self, environment: dict[str, str], moves: bool, coloured: bool) -> None:
         text = _on_a_terminal(
             "with _console.Progress('training') as p: p.update(1, 2)\n"
@@ -160,11 +142,9 @@ class TestProgress:
         assert ("\x1b[1;31merror" in text) == coloured
 
     @pytest.mark.skipif(os.name != "posix", reason="a terminal is made with openpty")
-    @pytest.mark.parametrize(
-        ("after", "environment", "moves"),
-        [(0.0, {}, True), (60.0, {}, False), (0.0, {"CI": "true"}, False)],
-        ids=["long", "short", "CI"],
-    )
+    @pytest.mark.parametrize(("after", "environment", "moves"), [
+        (0.0, {}, True), (60.0, {}, False), (0.0, {"CI": "true"}, False),
+    ], ids=["long", "short", "CI"])  # fmt: skip
     def test_work_without_a_known_end(
         self, after: float, environment: dict[str, str], moves: bool
     ) -> None:
@@ -182,12 +162,8 @@ def _on_a_terminal(code: str, environment: dict[str, str]) -> str:
     ours = {k: v for k, v in os.environ.items() if k not in ("CI", "NO_COLOR", "FORCE_COLOR")}
     main, terminal = os.openpty()
     try:
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**ours, "TERM": "xterm-256color", **environment},
-            stderr=terminal,
-            check=True,
-        )
+        environment = {**ours, "TERM": "xterm-256color", **environment}
+        subprocess.run([sys.executable, "-c", code], env=environment, stderr=terminal, check=True)
         return os.read(main, 65536).decode()
     finally:
         os.close(main)
@@ -199,9 +175,8 @@ def test_every_destination_is_out_and_o() -> None:
     waiting, seen = [("odtpack", typer.main.get_command(_app.app))], []
     while waiting:
         name, command = waiting.pop()
-        waiting += [
-            (f"{name} {key}", each) for key, each in getattr(command, "commands", {}).items()
-        ]
+        inner = getattr(command, "commands", {})
+        waiting += [(f"{name} {key}", each) for key, each in inner.items()]
         for parameter in command.params:
             if "--out" in parameter.opts:
                 assert parameter.opts == ["--out", "-o"], name

@@ -80,16 +80,13 @@ def test_bad_options(
     refused(command(shared.model, tmp_path, *options.split()), code, *words, "help:")
 
 
-@pytest.mark.parametrize(
-    ("content", "code", "words"),
-    [
-        (b"", "not-onnx", "help: pass the .onnx file"),
-        (b"not a model at all\n", "not-onnx", "help: pass the .onnx file"),
-        (b"\x89PNG\r\n\x1a\n" + bytes(64), "not-onnx", "help: pass the .onnx file"),
-        (b"\x08", "not-onnx", "help: pass the .onnx file"),
-        (None, "model-not-found", "help:"),
-    ],
-)
+@pytest.mark.parametrize(("content", "code", "words"), [
+    (b"", "not-onnx", "help: pass the .onnx file"),
+    (b"not a model at all\n", "not-onnx", "help: pass the .onnx file"),
+    (b"\x89PNG\r\n\x1a\n" + bytes(64), "not-onnx", "help: pass the .onnx file"),
+    (b"\x08", "not-onnx", "help: pass the .onnx file"),
+    (None, "model-not-found", "help:"),
+])  # fmt: skip
 def test_files_that_are_no_models(
     refused: Refused, tmp_path: Path, content: bytes | None, code: str, words: str
 ) -> None:
@@ -147,14 +144,11 @@ def test_bfloat16_is_named_wherever_a_model_is_read(refused: Refused, tmp_path: 
         refused(arguments, "bfloat16-not-supported", "'w'", "float32")
 
 
-@pytest.mark.parametrize(
-    ("name", "out", "code", "word"),
-    [
-        ("thesis.txt", "", "folder-not-empty", "--out"),
-        ("new", "new", "package-not-written", "is a file"),
-        ("file", "file/new", "package-not-written", "file"),
-    ],
-)
+@pytest.mark.parametrize(("name", "out", "code", "word"), [
+    ("thesis.txt", "", "folder-not-empty", "--out"),
+    ("new", "new", "package-not-written", "is a file"),
+    ("file", "file/new", "package-not-written", "file"),
+])  # fmt: skip
 def test_places_that_are_taken(
     refused: Refused, shared: Shared, tmp_path: Path, name: str, out: str, code: str, word: str
 ) -> None:
@@ -183,9 +177,8 @@ def test_a_manifest_of_something_else_makes_no_package(
     (web / "checkpoint").unlink()
     refused(("install", shared.package, "--android", web), *words)
     with raises_refused("folder-not-empty", "manifest.json"):
-        generate_artifacts(
-            shared.model, ["fc.weight"], loss=LossType.MSELoss, artifact_directory=web
-        )
+        options = {"loss": LossType.MSELoss, "artifact_directory": web}
+        generate_artifacts(shared.model, ["fc.weight"], **options)
     (web / "manifest.json").unlink()
     (web / "manifest.json").symlink_to(shared.package / "manifest.json")
     refused(("build", shared.model, "--out", web, "--loss", "mse"), "folder-not-empty", "is a link")

@@ -33,13 +33,11 @@ class TestBuild:
     ) -> None:
         names = [tensor.name for tensor in onnx.load(shared.model).graph.initializer]
         artifacts.generate_artifacts(
-            shared.model,
-            requires_grad=[name for name in names if name.startswith("fc.")],
+            shared.model, requires_grad=[name for name in names if name.startswith("fc.")],
             frozen_params=[name for name in names if name.startswith("conv")],
-            loss=artifacts.LossType.MSELoss,
-            optimizer=artifacts.OptimType.SGD,
+            loss=artifacts.LossType.MSELoss, optimizer=artifacts.OptimType.SGD,
             artifact_directory=tmp_path / "call",
-        )
+        )  # fmt: skip
         outcome = run(
             *("build", shared.model, "--out", tmp_path / "command", "--loss", "mse"),
             *("--optimizer", "sgd", "--train", "fc.*"),
@@ -187,15 +185,10 @@ class TestTrain:
         assert "epoch    3" in run(*train, "--epochs", 2, "--resume", half, "--out", rest).err
         assert rest.read_bytes() == whole.read_bytes()
 
-    @pytest.mark.parametrize(
-        "options",
-        [
-            ("--accumulate", 1),
-            ("--accumulate", 3),
-            ("--adapter", "lora", "--on", "*", "--adapter-dropout", 0.5),
-        ],
-        ids=["the model's", "of a step of several batches", "an adapter's"],
-    )
+    @pytest.mark.parametrize("options", [
+        ("--accumulate", 1), ("--accumulate", 3),
+        ("--adapter", "lora", "--on", "*", "--adapter-dropout", 0.5),
+    ], ids=["the model's", "of a step of several batches", "an adapter's"])  # fmt: skip
     def test_dropout_follows_from_the_seed_and_the_step(
         self, run: Run, tmp_path: Path, options: tuple[object, ...]
     ) -> None:
@@ -351,12 +344,11 @@ class TestInspect:
         content = outcome.json()
         assert content["kind"] == "model"
         assert content["opsets"] == {"": 17}
-        assert content["inputs"] == [
-            {"name": "input", "dtype": "float32", "shape": ["batch", 1, 8, 8]}
-        ]
-        assert {item["name"] for item in content["parameters"]} == {
-            f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc") for kind in ("weight", "bias")
-        }
+        shape = ["batch", 1, 8, 8]
+        assert content["inputs"] == [{"name": "input", "dtype": "float32", "shape": shape}]
+        layers = ("conv1", "conv2", "fc")
+        names = {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
+        assert {item["name"] for item in content["parameters"]} == names
         counts = {item["operator"]: item["nodes"] for item in content["operators"]}
         assert counts == {"Conv": 2, "Flatten": 1, "Gemm": 1, "MaxPool": 2, "Relu": 2}
         assert {item["gradient"] for item in content["operators"]} == {"rule"}

@@ -6,14 +6,14 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import onnx.parser
+import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper
 
 from odtpack.ort.operator_config import read_config
 from odtpack_runtime.package.package import Package
 from tests.cli.conftest import Run, Shared, assert_refused, tree
+from tests.simulator.graphs import parsed
 
 
 @pytest.fixture
@@ -23,21 +23,17 @@ def package(shared: Shared, tmp_path: Path) -> Path:
 
 class TestOrt:
     def test_writes_every_variant(self, run: Run, package: Path) -> None:
-        outcome = run(
-            *("ort", package, "--style", "both", "--platform", "arm", "--platform", "amd64"),
-            *("--inference", "--json"),
-            code=0,
-        )
-        files = outcome.json()["files"]
+        platforms = "--platform", "arm", "--platform", "amd64"
+        command = "ort", package, "--style", "both", *platforms, "--inference", "--json"
+        files = run(*command, code=0).json()["files"]
         assert {f["path"] for f in files if f["of"] == "eval_model"} == {
             *("eval_model.arm.ort", "eval_model.arm.with_runtime_opt.ort"),
             *("eval_model.amd64.ort", "eval_model.amd64.with_runtime_opt.ort"),
             "eval_model.required_operators.config",
         }
         opened = Package.open(package)
-        assert set(tree(package)) == {f.path for f in opened.manifest.files.all()} | {
-            "manifest.json"
-        }
+        files = {file.path for file in opened.manifest.files.all()}
+        assert set(tree(package)) == files | {"manifest.json"}
         assert opened.ort_model("inference_model", "fixed", "amd64").is_file()
 
     def test_inference_options_without_inference(self, run: Run, package: Path) -> None:
@@ -53,11 +49,8 @@ class TestOrt:
 
 class TestBuildAndExport:
     def test_build(self, run: Run, shared: Shared, tmp_path: Path) -> None:
-        run(
-            *("build", shared.model, "--out", tmp_path / "p", "--loss", "cross_entropy"),
-            *("--ort-format", "--ort-style", "runtime", "--ort-platform", "arm"),
-            code=0,
-        )
+        build = "build", shared.model, "--out", tmp_path / "p", "--loss", "cross_entropy"
+        run(*build, "--ort-format", "--ort-style", "runtime", "--ort-platform", "arm", code=0)
         path = Package.open(tmp_path / "p").ort_model("training_model", "runtime", "arm")
         assert path.name == "training_model.with_runtime_opt.ort"
 
@@ -72,19 +65,14 @@ class TestBuildAndExport:
         assert not list(tmp_path.iterdir())
 
     def test_export(self, run: Run, shared: Shared, tmp_path: Path) -> None:
-        outcome = run(
-            *("export", shared.package, "--out", tmp_path / "m.onnx", "--ort-format"),
-            *("--ort-style", "both", "--json"),
-            code=0,
-        )
-        assert outcome.json()["ort"] == [
-            str(tmp_path / "m.ort"),
-            str(tmp_path / "m.with_runtime_opt.ort"),
-        ]
+        export = "export", shared.package, "--out", tmp_path / "m.onnx", "--ort-format"
+        outcome = run(*export, "--ort-style", "both", "--json", code=0)
+        names = ("m.ort", "m.with_runtime_opt.ort")
+        assert outcome.json()["ort"] == [str(tmp_path / name) for name in names]
         x = np.random.default_rng(0).random((2, 1, 8, 8), np.float32)
         results = [
             onnxruntime.InferenceSession(str(tmp_path / name)).run(None, {"input": x})[0]
-            for name in ("m.onnx", "m.ort", "m.with_runtime_opt.ort")
+            for name in ("m.onnx", *names)
         ]
         for result in results[1:]:
             np.testing.assert_allclose(result, results[0], rtol=1e-5, atol=1e-6)
@@ -94,13 +82,12 @@ class TestConfig:
     def test_what_is_written_passes(self, run: Run, package: Path, tmp_path: Path) -> None:
         assert run("ort", package).code == 0
         out = tmp_path / "c.config"
-        outcome = run(
-            "config", package, "--mode", "both", "--types", "--out", out, "--json", code=0
-        )
+        config = "config", package, "--mode", "both", "--json"
+        outcome = run(*config, "--types", "--out", out, code=0)
         names = {str(each) for each in read_config(out).operators}
         assert set(outcome.json()["operators"]) == names
         assert 0 < outcome.json()["kernels"]["kept"] < outcome.json()["kernels"]["of"]
-        outcome = run("config", package, "--mode", "both", "--check", out, "--json", code=0)
+        outcome = run(*config, "--check", out, code=0)
         content = outcome.json()
         assert content["passed"] is True
         assert [each["model"] for each in content["runs"]] == [
@@ -112,9 +99,9 @@ class TestConfig:
         out = tmp_path / "c.config"
         assert run("config", package, "--out", out, "--platform", "arm").code == 0
         out.write_text(out.read_text().replace("Flatten,", "") + "ai.onnx;13;Erf\n")
-        outcome = run("config", package, "--check", out, "--platform", "arm", code=1)
-        assert "missing  ai.onnx;13;Flatten" in outcome.out
-        outcome = run("config", package, "--check", out, "--platform", "arm", "--json", code=1)
+        check = "config", package, "--check", out, "--platform", "arm"
+        assert "missing  ai.onnx;13;Flatten" in run(*check, code=1).out
+        outcome = run(*check, "--json", code=1)
         assert outcome.json()["missing"] == ["ai.onnx;13;Flatten"]
         assert outcome.json()["unused"] == ["ai.onnx;13;Erf"]
         assert "missing  ai.onnx;13;Flatten" in outcome.err
@@ -138,12 +125,10 @@ class TestConfig:
 
     def test_a_cast_of_bool_need_not_be_listed(self, run: Run, tmp_path: Path) -> None:
         """Every build's Cast takes bool, so a file without it is enough; other types are not."""
-        model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-        forward (float[N, 4] x) => (float[N, 4] y) {
+        text = """forward (float[N, 4] x) => (float[N, 4] y) {
           there = Cast<to = 9>(x) mask = Cast<to = 1>(there) y = Mul(mask, w)
-        }""")
-        model.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "w"))
-        onnx.save(model, tmp_path / "m.onnx")
+        }"""
+        onnx.save(parsed(text, {"w": np.ones(4, np.float32)}), tmp_path / "m.onnx")
         build = "build", tmp_path / "m.onnx", "--out", tmp_path / "p", "--loss", "mse"
         assert run(*build, "--ort-format").code == 0
         out = tmp_path / "c"

@@ -66,11 +66,8 @@ def test_bad_rows(name: str, made: Path, tmp_path: Path, refused: Refused) -> No
     row, code, words = ROWS[name]
     texts = tmp_path / "texts.jsonl"
     texts.write_bytes(f"{PAIR}\n".encode() + (row if isinstance(row, bytes) else row.encode()))
-    refused(
-        ("data", "prepare", texts, "--tokenizer", made, "--length", 9, "--end", "<s>",
-         "--out", tmp_path / "data.npz"),
-        code, f"in: {texts}:2", words,
-    )  # fmt: skip
+    options = "--tokenizer", made, "--length", 9, "--end", "<s>", "--out", tmp_path / "data.npz"
+    refused(("data", "prepare", texts, *options), code, f"in: {texts}:2", words)
 
 
 OPTIONS = {
@@ -84,9 +81,7 @@ OPTIONS = {
     ),
     "memory": (("--template", "{{ 'a' * 2 ** 36 }}"), "template-invalid", "memory"),
     "attributes": (("--template", "{{ messages.__class__.mro() }}"), "template-invalid", "unsafe"),
-    "not a prefix": (
-        ("--template", "{{ messages | length }}"), "template-invalid", "message 2",
-    ),
+    "not a prefix": (("--template", "{{ messages | length }}"), "template-invalid", "message 2"),
     "silent": (("--template", "{{ '' }}"), "text-without-answers", "none of 1 rows"),
     "length": (("--template", "chatml", "--length", 1), "bad-argument", "length is 1", "--length"),
     "tokenizer": (("--tokenizer", "texts.jsonl"), "tokenizer-invalid", "is not a tokenizer"),
@@ -120,9 +115,9 @@ def test_a_configuration_beside_the_tokenizer_names_template_and_tokens(
     content = {"eos_token": {"content": "[SEP]"}, "bos_token": "[CLS]"}
     template = text + "{{ eos_token }}{% endif %}{% endfor %}"
     config.write_text(json.dumps({**content, "chat_template": template}))
-    run(
-        "data", "prepare", tmp_path / "texts.jsonl", "--tokenizer", tmp_path / "tokenizer.json",
-        "--template", config, "--length", 9, "--out", tmp_path / "data.npz", code=0)  # fmt: skip
+    options = "--tokenizer", tmp_path / "tokenizer.json", "--template", config, "--length", 9
+    out = tmp_path / "data.npz"
+    run("data", "prepare", tmp_path / "texts.jsonl", *options, "--out", out, code=0)
     ours = tokenizer("bpe")
     for row, whole in enumerate(("[CLS]ab c[SEP]", "<s>d[SEP]")):
         ids = ours.encode(whole, add_special_tokens=False).ids
@@ -136,12 +131,10 @@ def test_a_recipe_trains_and_simulates_from_texts(tmp_path: Path, run: Run) -> N
     words = tokenizer("wordpiece", VOCABULARY, ["abcdefgh ijklmn opq rst uvw xyz " * 9])
     saved(words, tmp_path)
     model = HERE / "genai-llama-tied-fp32" / "model.onnx"
-    build_package(
-        model, tmp_path / "package", loss="next_token", adapter=AdapterSpec("lora", ("*.q_proj",))
-    )
-    recipe, train, held, out = (
-        tmp_path / name for name in ("recipe.toml", "train.jsonl", "eval.jsonl", "trained.ckpt")
-    )
+    adapter = AdapterSpec("lora", ("*.q_proj",))
+    build_package(model, tmp_path / "package", loss="next_token", adapter=adapter)
+    names = ("recipe.toml", "train.jsonl", "eval.jsonl", "trained.ckpt")
+    recipe, train, held, out = (tmp_path / name for name in names)
     (page,) = (each for each in blocks(ROOT / "docs" / "recipe.md", "toml") if "[data]" in each)
     settings = page.partition("[data]")[2].replace("256", "24")
     recipe.write_text(
@@ -191,11 +184,9 @@ def test_a_recipe_trains_and_simulates_from_texts(tmp_path: Path, run: Run) -> N
 def test_texts_without_a_recipe(tmp_path: Path, shared: Shared, refused: Refused) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text('model = "model.onnx"\nloss.kind = "mse"\n')
-    refused(
-        ("train", shared.package, "--data", "texts.jsonl", "--recipe", recipe, "--out",
-         tmp_path / "c"),
-        "usage", "texts.jsonl", "[data]", "odtpack data prepare",
-    )  # fmt: skip
+    arguments = "--data", "texts.jsonl", "--recipe", recipe, "--out", tmp_path / "c"
+    words = "texts.jsonl", "[data]", "odtpack data prepare"
+    refused(("train", shared.package, *arguments), "usage", *words)
 
 
 def test_without_tokenizers_the_error_names_the_extra(
@@ -203,8 +194,5 @@ def test_without_tokenizers_the_error_names_the_extra(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     arguments = ("--tokenizer", made, "--length", 9, "--out", tmp_path / "data.npz")
-    refused(
-        ("data", "prepare", tmp_path / "x", *arguments),
-        "tokenizer-not-installed",
-        "pip install tokenizers",
-    )
+    words = "tokenizer-not-installed", "pip install tokenizers"
+    refused(("data", "prepare", tmp_path / "x", *arguments), *words)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -25,9 +25,14 @@ def example(tmp_path: Path) -> Path:
     return path
 
 
-def assert_timed(latency: dict[str, object]) -> None:
+def assert_simulated(run: Run, shared: Shared, device: object, name: str = "") -> dict[str, Any]:
     """There is a step time, or other programs had the machine: then the reason says so."""
+    command = "simulate", shared.package, "--data", shared.data, "--device", device, "--json"
+    (found,) = run(*command, "--epochs", 1, "--batch-size", 8, code=0).json()["devices"]
+    latency = found["latency"]
     assert latency["step_ms"] is not None or "machine was busy" in str(latency["not_judged"])
+    assert name in found["name"]
+    return dict(found)
 
 
 class TestCheck:
@@ -52,24 +57,19 @@ class TestCheck:
             assert entry["report"] == expected.model_dump(mode="json")
 
     def test_a_warning_is_no_error(self, run: Run, example: Path) -> None:
-        text = EXAMPLE.replace(
-            "value = 0.4, low = 0.25, high = 0.5", "value = 1, low = 1, high = 1"
-        )
-        example.write_text(text, "utf-8")
+        old, new = "value = 0.4, low = 0.25, high = 0.5", "value = 1, low = 1, high = 1"
+        example.write_text(EXAMPLE.replace(old, new), "utf-8")
         outcome = run("devices", "check", example, code=0)
         assert "warning: cpu.gemm_efficiency is 1" in outcome.err
 
-    @pytest.mark.parametrize(
-        ("old", "new", "words"),
-        [
-            ("value = 5.1", "value = -5.1", ("memory.bandwidth.value", "greater than 0")),
-            ('unit = "GB/s"', 'unit = "GBps"', ("memory.bandwidth", "did you mean GB/s")),
-            ("[storage]", "[strage]", ("strage", "did you mean 'storage'")),
-            (EXAMPLE, "", ("schema_version", "is missing")),
-            (EXAMPLE, "x = [", ("not valid TOML",)),
-            (EXAMPLE, "a = " + "[" * 20_000, ("not valid TOML",)),
-        ],
-    )
+    @pytest.mark.parametrize(("old", "new", "words"), [
+        ("value = 5.1", "value = -5.1", ("memory.bandwidth.value", "greater than 0")),
+        ('unit = "GB/s"', 'unit = "GBps"', ("memory.bandwidth", "did you mean GB/s")),
+        ("[storage]", "[strage]", ("strage", "did you mean 'storage'")),
+        (EXAMPLE, "", ("schema_version", "is missing")),
+        (EXAMPLE, "x = [", ("not valid TOML",)),
+        (EXAMPLE, "a = " + "[" * 20_000, ("not valid TOML",)),
+    ])  # fmt: skip
     def test_a_wrong_profile_is_named(
         self, run: Run, example: Path, old: str, new: str, words: tuple[str, ...]
     ) -> None:
@@ -83,9 +83,8 @@ class TestCheck:
             assert f"in: {example}:{line}" in outcome.err
 
     def test_one_of_several_is_wrong(self, run: Run, example: Path, tmp_path: Path) -> None:
-        outcome = run(
-            "devices", "check", tmp_path / "gone.toml", example, "pixel-8", "--json", code=2
-        )
+        profiles = tmp_path / "gone.toml", example, "pixel-8"
+        outcome = run("devices", "check", *profiles, "--json", code=2)
         entries = outcome.json()
         assert [entry["valid"] for entry in entries] == [False, True, False]
         assert entries[0]["error"]["code"] == "profile-missing"
@@ -127,33 +126,19 @@ class TestMeasure:
         assert out.read_text().startswith("# Made by odtpack devices measure.")
         checked = run("devices", "check", out, "--json", code=0)
         assert checked.json()[0]["report"]["warnings"] == []
-        simulated = run(
-            *("simulate", shared.package, "--data", shared.data, "--device", out),
-            *("--epochs", 1, "--batch-size", 8, "--json"),
-            code=0,
-        )
-        (measured_profile,) = simulated.json()["devices"]
-        assert measured_profile["name"] == "acme/edge-1"
-        assert_timed(measured_profile["latency"])
+        assert_simulated(run, shared, out, "acme/edge-1")
 
-    @pytest.mark.parametrize(
-        ("arguments", "code"),
-        [
-            (("--out", "profile.json"), "profile-suffix"),
-            (("--out", "absent/profile.toml"), "cannot-write"),
-            (("--out", "profile.toml", "--name", "Pixel"), "profile-name"),
-            (("--out", "profile.toml", "--threads", 0), "threads-range"),
-            (("--out", "profile.toml", "--title", ""), "profile-title"),
-        ],
-    )
+    @pytest.mark.parametrize(("arguments", "code"), [
+        (("--out", "profile.json"), "profile-suffix"),
+        (("--out", "absent/profile.toml"), "cannot-write"),
+        (("--out", "profile.toml", "--name", "Pixel"), "profile-name"),
+        (("--out", "profile.toml", "--threads", 0), "threads-range"),
+        (("--out", "profile.toml", "--title", ""), "profile-title"),
+    ])  # fmt: skip
     def test_refused_before_anything_is_measured(
-        self,
-        run: Run,
-        arguments: tuple[object, ...],
-        code: str,
-        tmp_path: Path,
+        self, run: Run, arguments: tuple[object, ...], code: str, tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
+    ) -> None:  # fmt: skip
         monkeypatch.chdir(tmp_path)
         assert_refused(run("devices", "measure", *arguments), code)
         assert list(tmp_path.iterdir()) == []
@@ -174,14 +159,7 @@ class TestImport:
         assert "wrote phone.toml" in outcome.err
         assert outcome.json()["validated"] is True
         assert load_profile("./phone.toml").os == "ios"
-        simulated = run(
-            *("simulate", shared.package, "--data", shared.data, "--device", "./phone.toml"),
-            *("--epochs", 1, "--batch-size", 8, "--json"),
-            code=0,
-        )
-        (measured_profile,) = simulated.json()["devices"]
-        assert measured_profile["validated"] is True
-        assert_timed(measured_profile["latency"])
+        assert assert_simulated(run, shared, "./phone.toml")["validated"] is True
 
     def test_bad_input_is_refused(self, run: Run, tmp_path: Path) -> None:
         file = tmp_path / "phone.json"

@@ -188,8 +188,10 @@ def test_a_simulation_that_is_terminated_leaves_nothing_over(
 ) -> None:
     command = ["simulate", shared.package, "--data", shared.data, "--device", "pixel-8a",
                "--epochs", 10**5]  # fmt: skip
-    with running(
-        command, tmp_path, lambda: any(tmp_path.glob("odtpack-simulate-*/*"))
-    ) as process:  # fmt: skip
+
+    def begun() -> bool:
+        return any(tmp_path.glob("odtpack-simulate-*/*"))
+
+    with running(command, tmp_path, begun) as process:
         ended(process, signal.SIGTERM)
     assert list(tmp_path.glob("*odtpack*")) == []

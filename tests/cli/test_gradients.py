@@ -8,39 +8,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx.numpy_helper
-import onnx.parser
+import onnx
 import pytest
 
 from odtpack.cli import main
 from tests.cli.conftest import Run
+from tests.simulator.graphs import parsed
 
-TWO_HEADS = """
-    <ir_version: 8, opset_import: ["": 17]>
-    g (float["batch", 4] x) => (float["batch", 3] y, float["batch", 3] other) {
-        h = MatMul(x, body)
-        active = Relu(h)
-        y = MatMul(active, head)
-        other = MatMul(active, second_head)
-    }
-"""
+TWO_HEADS = """g (float["batch", 4] x) => (float["batch", 3] y, float["batch", 3] other) {
+    h = MatMul(x, body)
+    active = Relu(h)
+    y = MatMul(active, head)
+    other = MatMul(active, second_head)
+}"""
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """Two heads, of which a loss reads one; two units of the body are never active."""
-    proto = onnx.parser.parse_model(TWO_HEADS)
     random = np.random.default_rng(0)
-    weights = {
-        "body": np.abs(random.standard_normal((4, 5))),
-        "head": random.standard_normal((5, 3)),
-        "second_head": random.standard_normal((5, 3)),
-    }
-    for name, array in weights.items():
-        proto.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float32), name))
-    path = tmp_path / "model.onnx"
-    onnx.save(proto, path)
-    return path
+    body, *heads = (random.standard_normal(s).astype(np.float32) for s in ((4, 5), (5, 3), (5, 3)))
+    weights = {"body": np.abs(body), "head": heads[0], "second_head": heads[1]}
+    onnx.save(parsed(TWO_HEADS, weights), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
 
 
 def write_data(path: Path, x: np.ndarray) -> Path:
@@ -70,9 +60,8 @@ def test_what_is_asked_to_train_and_not_reached_is_an_error(
     assert "error[not-reached]" in error
     assert "'second_head'" in error
     assert not out.exists()
-    assert main([*arguments, "--train", pattern, "--loss-input", "other"]) == (
-        0 if pattern == "second_head" else 2
-    )
+    left = main([*arguments, "--train", pattern, "--loss-input", "other"])
+    assert left == (0 if pattern == "second_head" else 2)
 
 
 def test_a_gradient_that_is_zero_on_sample_data_is_a_warning(
@@ -143,16 +132,21 @@ def broken():
 """
 
 
+def run_as_the_command_does(file: Path, source: str) -> dict[str, Any]:
+    """Write a program, and return its names."""
+    file.write_text(source)
+    names: dict[str, Any] = {}
+    exec(source, names)  # noqa: S102
+    return names
+
+
 def write(folder: Path) -> tuple[Path, Path]:
     import torch
 
     from tests.exported.export import export
 
     file = folder / "twin.py"
-    file.write_text(SOURCE)
-    names: dict[str, object] = {}
-    exec(SOURCE, names)  # noqa: S102 - as the command runs it
-    net = names["Net"]().eval()  # type: ignore[operator]
+    net = run_as_the_command_does(file, SOURCE)["Net"]().eval()
     tokens = {"tokens": torch.zeros(3, 4, dtype=torch.int64)}
     return export(net, tokens, folder / "model.onnx", "torchscript"), file
 
@@ -161,14 +155,12 @@ def test_every_loss_is_named_and_restored(run: Run, tmp_path: Path) -> None:
     model, file = write(tmp_path)
     command = "compare-gradients", model, "--loss", "cross_entropy", "--torch"
     restore: list[str] = []
+    row = "embedding.weight=0"
     reasons = [
         ("temperature", "a buffer in PyTorch: --freeze 'temperature'", ["--freeze", "temperature"]),
         ("inner.weight", "--stop-gradient", ["--stop-gradient", "/Sigmoid_output_0"]),
-        (
-            "embedding.weight", "--freeze-row 'embedding.weight=0'",
-            ["--freeze-row", "embedding.weight=0"],
-        ),
-    ]  # fmt: skip
+        ("embedding.weight", f"--freeze-row '{row}'", ["--freeze-row", row]),
+    ]
     for name, why, options in reasons:
         outcome = run(*command, f"{file}:build", *restore, "--json", code=1)
         different = {each["name"]: each["why"] for each in outcome.json()["different"]}
@@ -176,12 +168,9 @@ def test_every_loss_is_named_and_restored(run: Run, tmp_path: Path) -> None:
         restore += options
     outcome = run(*command, f"{file}:build", *restore, code=0)
     assert "5 of 5 gradients are those of PyTorch" in outcome.out
-    outcome = run(
-        "build", model, "--loss", "cross_entropy", "--out", tmp_path / "p", *restore, code=0
-    )
-    outcome = run(
-        "compare-gradients", tmp_path / "p", "--torch", f"{file}:training", "--json", code=1
-    )
+    run("build", model, "--loss", "cross_entropy", "--out", tmp_path / "p", *restore, code=0)
+    command = "compare-gradients", tmp_path / "p", "--torch"
+    outcome = run(*command, f"{file}:training", "--json", code=1)
     (why,) = {each["why"] for each in outcome.json()["different"]}
     assert "Dropout is in training mode" in why
 
@@ -193,7 +182,6 @@ def test_parameters_with_further_axes_are_compared(run: Run, tmp_path: Path) -> 
     source = """
         import torch
 
-
         def build(scale=1.0):
             torch.manual_seed(0)
             module = torch.nn.Sequential(torch.nn.GroupNorm(2, 4), torch.nn.Flatten())
@@ -203,15 +191,11 @@ def test_parameters_with_further_axes_are_compared(run: Run, tmp_path: Path) -> 
             loss = torch.nn.functional.mse_loss(module(x), target)
             return module, loss, {"x": x, "target": target}
 
-
         def scaled():
             return build(2.0)
     """
     file = tmp_path / "step.py"
-    file.write_text(textwrap.dedent(source))
-    names: dict[str, Any] = {}
-    exec(textwrap.dedent(source), names)  # noqa: S102 - as the command runs it
-    module, _, inputs = names["build"]()
+    module, _, inputs = run_as_the_command_does(file, textwrap.dedent(source))["build"]()
     export(module.eval(), {"x": inputs["x"]}, tmp_path / "model.onnx", "torchscript")
     command = "compare-gradients", tmp_path / "model.onnx", "--loss", "mse", "--json", "--torch"
     found = run(*command, f"{file}:build", code=0).json()
@@ -221,22 +205,20 @@ def test_parameters_with_further_axes_are_compared(run: Run, tmp_path: Path) -> 
 
 
 TIED = """
-    import torch
-    from torch import nn
+import torch
+from torch import nn
 
+def build(padding=None):
+    torch.manual_seed(0)
+    table, last = nn.Embedding(10, 4), nn.Linear(4, 10)
+    table.padding_idx, last.weight = padding, table.weight
+    module = nn.Sequential(table, nn.Tanh(), nn.Flatten(0, 1), last)
+    tokens, labels = torch.arange(24).reshape(4, 6) % 9, torch.arange(24) % 7
+    loss = nn.functional.cross_entropy(module(tokens), labels)
+    return module, loss, {"tokens": tokens, "labels": labels}
 
-    def build(padding=None):
-        torch.manual_seed(0)
-        table, last = nn.Embedding(10, 4), nn.Linear(4, 10)
-        table.padding_idx, last.weight = padding, table.weight
-        module = nn.Sequential(table, nn.Tanh(), nn.Flatten(0, 1), last)
-        tokens, labels = torch.arange(24).reshape(4, 6) % 9, torch.arange(24) % 7
-        loss = nn.functional.cross_entropy(module(tokens), labels)
-        return module, loss, {"tokens": tokens, "labels": labels}
-
-
-    def padded():
-        return build(0)
+def padded():
+    return build(0)
 """
 
 
@@ -246,10 +228,7 @@ def test_a_tied_parameter_is_one(run: Run, tmp_path: Path, exporter: Any) -> Non
     from tests.exported.export import export
 
     file = tmp_path / "tied.py"
-    file.write_text(textwrap.dedent(TIED))
-    names: dict[str, Any] = {}
-    exec(textwrap.dedent(TIED), names)  # noqa: S102 - as the command runs it
-    module, _, inputs = names["build"]()
+    module, _, inputs = run_as_the_command_does(file, TIED)["build"]()
     model = tmp_path / "model.onnx"
     export(module.eval(), {"tokens": inputs["tokens"]}, model, exporter)
     command = "compare-gradients", model, "--loss", "cross_entropy", "--json", "--torch"
@@ -263,15 +242,11 @@ def test_a_tied_parameter_is_one(run: Run, tmp_path: Path, exporter: Any) -> Non
 
 def test_what_does_not_train_is_named(run: Run, tmp_path: Path) -> None:
     model, file = write(tmp_path)
-    outcome = run(
-        "compare-gradients", model, "--loss", "cross_entropy", "--torch", f"{file}:build",
-        "--train", "outer.*", "--json",
-    )  # fmt: skip
-    found = outcome.json()
+    command = "compare-gradients", model, "--loss", "cross_entropy", "--torch", f"{file}:build"
+    found = run(*command, "--train", "outer.*", "--json").json()
     assert found["equal"] == ["outer.weight", "outer.bias"]
-    assert {each["name"] for each in found["different"]} == {
-        "embedding.weight", "inner.weight", "inner.bias",
-    }  # fmt: skip
+    names = {"embedding.weight", "inner.weight", "inner.bias"}
+    assert {each["name"] for each in found["different"]} == names
     assert all("not in the package" in each["why"] for each in found["different"])
 
 
@@ -281,13 +256,6 @@ def test_what_does_not_train_is_named(run: Run, tmp_path: Path) -> None:
 )
 def test_steps_that_cannot_be_taken(function: str, code: str, run: Run, tmp_path: Path) -> None:
     model, file = write(tmp_path)
-    outcome = run(
-        "compare-gradients",
-        model,
-        "--loss",
-        "cross_entropy",
-        "--torch",
-        f"{file}:{function}",
-        code=2,
-    )
+    command = "compare-gradients", model, "--loss", "cross_entropy", "--torch"
+    outcome = run(*command, f"{file}:{function}", code=2)
     assert f"error[{code}]" in outcome.err

@@ -20,6 +20,7 @@ from odtpack.spec import Head
 from odtpack_runtime import CheckpointState
 from tests.cli.conftest import Refused, Run
 from tests.exported.export import export
+from tests.simulator.graphs import parsed
 
 WIDTH, TOKENS, CLASSES = 16, 6, 3
 LINEAR = ("weight", "bias")
@@ -95,10 +96,9 @@ def test_the_logits_are_those_of_pytorch(run: Run, tmp_path: Path, pool: str, op
 def test_a_head_on_a_feature_map(run: Run, tmp_path: Path, pool: str, opset: int) -> None:
     """The mean of each channel, or all numbers, and the linear layer."""
     model, out = tmp_path / "map.onnx", tmp_path / "model.onnx"
-    onnx.save(onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : {opset}]> g (float[batch, 4, 3, 5] x) =>'
-        " (float[batch, 4, 3, 5] y) { y = Tanh(x) }"
-    ), model)  # fmt: skip
+    text = f"""<ir_version: 8, opset_import: ["": {opset}]>
+        g (float[batch, 4, 3, 5] x) => (float[batch, 4, 3, 5] y) {{ y = Tanh(x) }}"""
+    onnx.save(parsed(text), model)
     run("head", model, "--pool", pool, "--classes", CLASSES, "--out", out, code=0)
     x = np.random.default_rng(2).standard_normal((2, 4, 3, 5), np.float32)
     hidden = np.tanh(x.astype(np.float64)).reshape(2, 4, 15)
@@ -112,10 +112,7 @@ def test_a_feature_map_of_any_size_has_no_width_to_flatten(
     refused: Refused, tmp_path: Path
 ) -> None:
     model = tmp_path / "map.onnx"
-    onnx.save(onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 4, h, 5] x) =>'
-        " (float[batch, 4, h, 5] y) { y = Tanh(x) }"
-    ), model)  # fmt: skip
+    onnx.save(parsed("g (float[n, 4, h, 5] x) => (float[n, 4, h, 5] y) { y = Tanh(x) }"), model)
     words = ("head", model, "--pool", "flatten", "--classes", 2, "--out", tmp_path / "m.onnx")
     refused(words, "unknown-shape", "the axes but the first of 'y' are not fixed")
 
@@ -132,9 +129,8 @@ def test_the_head_trains_alone(run: Run, tmp_path: Path) -> None:
     arrays["input_ids"] = arrays["input_ids"] % 10 + 10 * labels[:, None]  # words of two classes
     np.savez(data, allow_pickle=False, **arrays, labels=labels)
     trained = tmp_path / "trained.ckpt"
-    outcome = run(
-        "train", package, "--data", data, "--epochs", 10, "--lr", 0.05, "--out", trained, code=0
-    )
+    train = "train", package, "--data", data, "--epochs", 10, "--lr", 0.05
+    outcome = run(*train, "--out", trained, code=0)
     before, after = (float(loss) for loss in re.findall(r"eval loss ([0-9.]+)", outcome.err))
     assert after < 0.8 * before, outcome.err
     held = CheckpointState.load_checkpoint(trained).parameters

@@ -19,15 +19,16 @@ NAMES = ["google/pixel-8a", "raspberrypi/pi-5"]
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    path = tmp_path / "base.json"
-    path.write_text(make_result(NAMES).to_json())
-    return path
+    return stored(tmp_path / "base.json", make_result(NAMES))
 
 
 @pytest.fixture
 def head(tmp_path: Path) -> Path:
-    path = tmp_path / "head.json"
-    path.write_text(make_result(NAMES, scale=1.4).to_json())
+    return stored(tmp_path / "head.json", make_result(NAMES, scale=1.4))
+
+
+def stored(path: Path, result: SimulationResult) -> Path:
+    path.write_text(result.to_json())
     return path
 
 
@@ -48,11 +49,8 @@ class TestJudge:
         reports = "--report", f"html:{html}", "--report", f"json:{report}"
         outcome = run("judge", head, *options, *reports, code=1)
         result = SimulationResult.model_validate_json(outcome.out)
-        expected = judge(
-            load_result(head),
-            parse_budgets(budget.read_bytes(), str(budget)),
-            baseline=load_result(base),
-        )
+        budgets = parse_budgets(budget.read_bytes(), str(budget))
+        expected = judge(load_result(head), budgets, baseline=load_result(base))
         assert result == expected == load_result(report)
         assert html.read_bytes().startswith(b"<!doctype html>")
         assert "No budget was given" not in outcome.err
@@ -89,8 +87,7 @@ class TestJudge:
 
     def test_a_failing_result_is_not_said_to_keep_a_budget(self, run: Run, tmp_path: Path) -> None:
         failing = make_result(["raspberrypi/zero-2-w"], scale=5)
-        (tmp_path / "failing.json").write_text(failing.to_json())
-        outcome = run("judge", tmp_path / "failing.json", code=1)
+        outcome = run("judge", stored(tmp_path / "failing.json", failing), code=1)
         assert "This result fails without any budget" in outcome.out
         assert "No budget was given" not in outcome.out
         assert "keep" not in outcome.out.partition("This result fails")[2].partition("\n")[0]
@@ -104,11 +101,9 @@ class TestJudge:
         assert run("judge", base, "--report", f"json:{base}").code == 0
         assert load_result(base).verdict == "pass"
 
-    @pytest.mark.parametrize(
-        "reports",
-        [("html:a", "json:./a"), ("json:-", "markdown:-"), ("json:-",)],
-        ids=["one file", "standard output", "with --json"],
-    )
+    @pytest.mark.parametrize("reports", [
+        ("html:a", "json:./a"), ("json:-", "markdown:-"), ("json:-",),
+    ], ids=["one file", "standard output", "with --json"])  # fmt: skip
     def test_two_reports_in_one_place(
         self, run: Run, base: Path, reports: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
     ) -> None:

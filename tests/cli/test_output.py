@@ -28,6 +28,7 @@ from odtpack_simulator.values.text import clean
 from tests.cli.conftest import Run, Shared
 from tests.programs import ran
 from tests.simulator.factory import make_result
+from tests.simulator.graphs import parsed
 
 READING = {
     "inspect a package": (("inspect", "PACKAGE"), "conv2.weight"),
@@ -69,9 +70,8 @@ def test_diff_goes_to_stdout(run: Run, shared: Shared) -> None:
 
 def test_one_command_does_not_decide_for_the_next(run: Run, shared: Shared, tmp_path: Path) -> None:
     assert run("devices", "list").out
-    built = run(
-        "build", shared.model, "--loss", "cross_entropy", "--out", tmp_path / "package", code=0
-    )
+    build = "build", shared.model, "--loss", "cross_entropy", "--out", tmp_path / "package"
+    built = run(*build, code=0)
     assert built.out == ""
     assert "built" in built.err
 
@@ -83,14 +83,11 @@ def test_errors_go_to_stderr(run: Run) -> None:
         assert outcome.err.startswith("error[")
 
 
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        ("a12", ["samsung/galaxy-a12"]),
-        ("iphone", [name for name in list_profiles() if "iphone" in name]),
-        ("PIXEL", [name for name in list_profiles() if "pixel" in name]),
-    ],
-)
+@pytest.mark.parametrize(("asked", "expected"), [
+    ("a12", ["samsung/galaxy-a12"]),
+    ("iphone", [name for name in list_profiles() if "iphone" in name]),
+    ("PIXEL", [name for name in list_profiles() if "pixel" in name]),
+])  # fmt: skip
 def test_part_of_a_name_gets_the_devices_that_contain_it(
     run: Run, asked: str, expected: list[str]
 ) -> None:
@@ -192,22 +189,18 @@ INVISIBLE = re.compile(
 @pytest.fixture
 def evil(tmp_path: Path) -> Path:
     """A model whose names are all hostile."""
-    info = helper.make_tensor_value_info
     graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", [f"in{EVIL}", f"w{EVIL}"], ["h"], name=f"n{EVIL}"),
-            helper.make_node("Relu", ["h"], [EVIL], name=f"m{EVIL}"),
-        ],
+        [helper.make_node("MatMul", [f"in{EVIL}", f"w{EVIL}"], ["h"], name=f"n{EVIL}"),
+         helper.make_node("Relu", ["h"], [EVIL], name=f"m{EVIL}")],
         EVIL,
-        [info(f"in{EVIL}", TensorProto.FLOAT, [f"size{EVIL}", 2])],
-        [info(EVIL, TensorProto.FLOAT, [f"size{EVIL}", 2])],
+        *([helper.make_tensor_value_info(name, TensorProto.FLOAT, [f"size{EVIL}", 2])]
+          for name in (f"in{EVIL}", EVIL)),
         [numpy_helper.from_array(np.eye(2, dtype=np.float32), f"w{EVIL}")],
-    )
-    model = onnx.ModelProto(ir_version=8, graph=graph)
-    model.opset_import.append(helper.make_opsetid("", 17))
-    path = tmp_path / "evil.onnx"
-    path.write_bytes(model.SerializeToString())
-    return path
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17)]
+    model = onnx.ModelProto(ir_version=8, graph=graph, opset_import=opsets)
+    onnx.save(model, tmp_path / "evil.onnx")
+    return tmp_path / "evil.onnx"
 
 
 def harmless(text: str) -> None:
@@ -221,17 +214,13 @@ def test_every_command_that_reads_it(
 ) -> None:
     out = tmp_path / "package"
     commands = [
-        (0, ["build", evil, "--out", out, "--loss", "mse"]),
-        (0, ["inspect", evil]),
-        (0, ["ops", "check", evil]),
-        (0, ["inspect", out]),
-        (0, ["inspect", out / "checkpoint"]),
+        (0, ["build", evil, "--out", out, "--loss", "mse"]), (0, ["inspect", evil]),
+        (0, ["ops", "check", evil]), (0, ["inspect", out]), (0, ["inspect", out / "checkpoint"]),
         (0, ["verify", out]),
         (2, ["build", evil, "--out", tmp_path / "other", "--loss", "mse", "--train", "nothing"]),
         (2, ["ops", "check", evil, "--loss-input", "nothing"]),
-        (2, ["inspect", tmp_path / f"none{EVIL}"]),
-        (0, ["diff", out, out]),
-    ]
+        (2, ["inspect", tmp_path / f"none{EVIL}"]), (0, ["diff", out, out]),
+    ]  # fmt: skip
     for code, words in commands:
         found = main([str(word) for word in words])
         printed = capfd.readouterr()
@@ -248,9 +237,8 @@ def test_an_unsigned_package_does_not_say_that_it_is_signed(
     capfd.readouterr()
     assert main(["verify", str(out)]) == 0
     text = capfd.readouterr().out
-    assert [line.split() for line in text.splitlines() if line.split()[0] == "signature"] == [
-        ["signature", "none"]
-    ]
+    lines = [line.split() for line in text.splitlines()]
+    assert [words for words in lines if words[0] == "signature"] == [["signature", "none"]]
 
 
 def test_a_manifest_with_hostile_names(
@@ -262,9 +250,8 @@ def test_a_manifest_with_hostile_names(
     content = json.loads((other / "manifest.json").read_text())
     content.pop("digest")
     content["tool"]["odtpack"] = EVIL
-    (other / "manifest.json").write_text(
-        Manifest.from_json(json.dumps(content).encode(), "x").to_json()
-    )
+    changed = Manifest.from_json(json.dumps(content).encode(), "x")
+    (other / "manifest.json").write_text(changed.to_json())
     capfd.readouterr()
     for command in ("inspect", "verify"):
         main([command, str(other)])
@@ -272,17 +259,10 @@ def test_a_manifest_with_hostile_names(
             harmless(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        EVIL,
-        "::error::x",
-        "  ::group::x",
-        "x ::notice a=b::c",
-        "x ::ERROR::y",
-        "x ::internal-set x::y",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    EVIL, "::error::x", "  ::group::x", "x ::notice a=b::c", "x ::ERROR::y",
+    "x ::internal-set x::y",
+])  # fmt: skip
 def test_clean(text: str) -> None:
     found = clean(text)
     assert "\n" not in found
@@ -307,28 +287,18 @@ def test_what_stays() -> None:
 @pytest.fixture
 def unet(tmp_path: Path) -> Path:
     """Takes images whose sizes two divides: a made-up size of 2 fits, 3 does not."""
-    info, node = helper.make_tensor_value_info, helper.make_node
-    shape = ["n", 1, "height", "width"]
-    graph = helper.make_graph(
-        [
-            node("MaxPool", ["x"], ["small"], kernel_shape=[4, 4], strides=[4, 4]),
-            node("ConvTranspose", ["small", "up"], ["large"], strides=[4, 4]),
-            node("Concat", ["large", "x"], ["both"], axis=1, name=f"joins{EVIL}"),
-            node("Conv", ["both", "w"], ["y"], pads=[1] * 4),
-        ],
-        "unet",
-        [info("x", TensorProto.FLOAT, shape)],
-        [info("y", TensorProto.FLOAT, shape)],
-        [
-            numpy_helper.from_array(np.full((1, 1, 4, 4), 0.1, np.float32), "up"),
-            numpy_helper.from_array(np.full((1, 2, 3, 3), 0.1, np.float32), "w"),
-        ],
-    )
-    model = onnx.ModelProto(ir_version=8, graph=graph)
-    model.opset_import.append(helper.make_opsetid("", 17))
-    path = tmp_path / "unet.onnx"
-    path.write_bytes(model.SerializeToString())
-    return path
+    text = """unet (float[n, 1, height, width] x) => (float[n, 1, height, width] y) {
+        small = MaxPool <kernel_shape = [4, 4], strides = [4, 4]> (x)
+        large = ConvTranspose <strides = [4, 4]> (small, up)
+        both = Concat <axis = 1> (large, x)
+        y = Conv <pads = [1, 1, 1, 1]> (both, w)
+    }"""
+    shapes = {"up": (1, 1, 4, 4), "w": (1, 2, 3, 3)}
+    weights = {name: np.full(shape, 0.1, np.float32) for name, shape in shapes.items()}
+    model = parsed(text, weights)
+    model.graph.node[2].name = f"joins{EVIL}"
+    onnx.save(model, tmp_path / "unet.onnx")
+    return tmp_path / "unet.onnx"
 
 
 def test_onnxruntimes_own_log(

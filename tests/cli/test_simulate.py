@@ -48,9 +48,8 @@ class TestSimulate:
         assert outcome.code == 1, outcome.err
         content = outcome.json()
         assert content == json.loads(report.read_text())
-        assert (content["policy"]["loop"], content["policy"]["session_options"]) == (
-            "train", "default"
-        )  # fmt: skip
+        policy = content["policy"]
+        assert (policy["loop"], policy["session_options"]) == ("train", "default")
         assert "ONNX Runtime's default options" in " ".join(outcome.err.split())
         result = load_result(report)
         assert [device.name for device in result.devices] == ["google/pixel-8a", "raspberrypi/pi-5"]
@@ -59,9 +58,8 @@ class TestSimulate:
         assert checks["peak_memory"].status == "fail"
         assert checks["peak_memory"].budget_location == f"{budget}:2"
         assert checks["memory_limit"].status == "pass"
-        assert [check.status for check in result.checks if check.metric == "package_size"] == [
-            "pass"
-        ]
+        sizes = [check.status for check in result.checks if check.metric == "package_size"]
+        assert sizes == ["pass"]
         assert "Google Pixel 8a" in outcome.err
         assert "0 of 2 devices pass" in outcome.err
         assert "replay" not in outcome.out.partition("{")[0]
@@ -82,19 +80,14 @@ class TestSimulate:
         assert judge(result, budgets, baseline=result).verdict in ("pass", "warn")
 
         schedule = "--epochs", 2, "--batch-size", 8, "--lr", 0.02, "--seed", 7
-        trained = run(
-            *("train", shared.package, "--data", shared.data, *schedule, "--json"),
-            *("--out", tmp_path / "as-replayed.ckpt"),
-        ).json()
+        train = "train", shared.package, "--data", shared.data, "--out", tmp_path / "replayed.ckpt"
+        trained = run(*train, *schedule, "--json").json()
         losses = np.array(result.training.losses, float).reshape(2, -1).mean(axis=1)
         expected = [epoch["loss"] for epoch in trained["epochs"]]
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
-        assert result.training.eval_loss_before == pytest.approx(
-            trained["eval_loss_before"], rel=1e-5
-        )
-        assert result.training.eval_loss_after == pytest.approx(
-            trained["eval_loss_after"], rel=1e-5
-        )
+        ends = [result.training.eval_loss_before, result.training.eval_loss_after]
+        expected = [trained["eval_loss_before"], trained["eval_loss_after"]]
+        assert ends == pytest.approx(expected, rel=1e-5)
 
     def test_profiles_that_contradict_each_other(
         self, run: Run, shared: Shared, tmp_path: Path

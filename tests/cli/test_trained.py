@@ -16,6 +16,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
 from tests.cli.conftest import Run, Shared, arrays
+from tests.simulator.graphs import parsed
 
 TITLE = "  trains     "
 
@@ -44,21 +45,15 @@ def _chain(path: Path, layers: int, form: str = DEEP) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("layers", "options", "lines"),
-    [
-        (1, (), ["encoder.layers.0.attention.output.w, encoder.layers.0.attention.output.b"]),
-        (30, (), ["encoder.layers.* (60)"]),
-        (
-            2,
-            ("--freeze", "*.b", "--group", "*.1.*:lr=2,decay=0.5"),
-            [
-                "lr x1, decay 0: encoder.layers.0.attention.output.w",
-                "lr x2, decay 0.5: encoder.layers.1.attention.output.w",
-            ],
-        ),
-    ],
-)
+FIRST, SECOND = DEEP.format(0), DEEP.format(1)
+
+
+@pytest.mark.parametrize(("layers", "options", "lines"), [
+    (1, (), [f"{FIRST}w, {FIRST}b"]),
+    (30, (), ["encoder.layers.* (60)"]),
+    (2, ("--freeze", "*.b", "--group", "*.1.*:lr=2,decay=0.5"),
+     [f"lr x1, decay 0: {FIRST}w", f"lr x2, decay 0.5: {SECOND}w"]),
+])  # fmt: skip
 def test_what_trains(
     layers: int, options: tuple[str, ...], lines: list[str], run: Run, tmp_path: Path
 ) -> None:
@@ -72,9 +67,7 @@ def test_what_trains(
     assert not printed[len(lines)].startswith("encoder")
     trained = {p["name"] for p in outcome.json()["parameters"] if p["role"] == "trainable"}
     kinds = "w" if options else "wb"
-    assert trained == {
-        f"encoder.layers.{i}.attention.output.{kind}" for i in range(layers) for kind in kinds
-    }
+    assert trained == {DEEP.format(i) + kind for i in range(layers) for kind in kinds}
 
 
 def test_flat_names_are_counted(run: Run, tmp_path: Path) -> None:
@@ -140,10 +133,8 @@ def test_a_build_that_is_told_so_returns_the_loss_only(
 def test_train_shows_loss_and_accuracy_before_and_after(
     run: Run, shared: Shared, tmp_path: Path
 ) -> None:
-    outcome = run(
-        *("train", shared.package, "--data", shared.data, "--epochs", 8, "--lr", 0.01),
-        *("--holdout", 0.2, "--out", tmp_path / "ck", "--json"),
-    )
+    command = "train", shared.package, "--data", shared.data, "--out", tmp_path / "ck"
+    outcome = run(*command, "--epochs", 8, "--lr", 0.01, "--holdout", 0.2, "--json")
     figures = outcome.json()
     for when in ("before", "after"):
         (line,) = [line for line in outcome.err.splitlines() if line.startswith(when)]
@@ -192,29 +183,18 @@ def test_json(run: Run, shared: Shared) -> None:
 
 def test_reports(run: Run, shared: Shared, tmp_path: Path) -> None:
     page, data = tmp_path / "sizes.html", tmp_path / "sizes.json"
-    outcome = run(
-        "inspect",
-        shared.package,
-        "--report",
-        f"html:{page}",
-        "--report",
-        f"json:{data}",
-        "--json",
-        code=0,
-    )
+    reports = "--report", f"html:{page}", "--report", f"json:{data}"
+    outcome = run("inspect", shared.package, *reports, "--json", code=0)
     assert json.loads(data.read_text()) == outcome.json()["sizes"]
     assert shared.package.name in page.read_text()
 
 
-@pytest.mark.parametrize(
-    ("of", "destination", "code"),
-    [
-        ("package", "pdf:x.pdf", "report-format-unknown"),
-        ("package", "junit:x.xml", "report-format-unknown"),
-        ("package", "html:missing/x.html", "cannot-write"),
-        ("model", "html:x.html", "option-not-used"),
-    ],
-)
+@pytest.mark.parametrize(("of", "destination", "code"), [
+    ("package", "pdf:x.pdf", "report-format-unknown"),
+    ("package", "junit:x.xml", "report-format-unknown"),
+    ("package", "html:missing/x.html", "cannot-write"),
+    ("model", "html:x.html", "option-not-used"),
+])  # fmt: skip
 def test_bad_reports(
     run: Run, shared: Shared, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
     of: str, destination: str, code: str,
@@ -262,18 +242,18 @@ def test_export_has_outputs_that_the_loss_does_not_read(
     storage: str, run: Run, tmp_path: Path
 ) -> None:
     """The evaluation model does not compute them; a large frozen head may be stored in less."""
-    model = onnx.parser.parse_model("""
-        <ir_version: 8, opset_import: ["" : 17]>
-        g (float[b, 40] x) => (float[b, 40] far, float[b, 4] near) {
+    random = np.random.default_rng(1)
+    weights = {name: random.normal(size=(40, size)).astype(np.float32)
+               for name, size in (("frozen", 40), ("trained", 4))}  # fmt: skip
+    model = parsed(
+        """g (float[b, 40] x) => (float[b, 40] far, float[b, 4] near) {
             h = Tanh(x)
             inner = MatMul(h, frozen)
             far = Sigmoid(inner)
             near = MatMul(h, trained)
-        }""")
-    random = np.random.default_rng(1)
-    for name, size in (("frozen", 40), ("trained", 4)):
-        values = random.normal(size=(40, size)).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(values, name))
+        }""",
+        weights,
+    )
     onnx.save(model, tmp_path / "model.onnx")
     run("build", tmp_path / "model.onnx", "--out", tmp_path / "p", "--loss", "mse",
         "--loss-input", "near", "--train", "trained", "--freeze", "frozen",
@@ -290,13 +270,11 @@ def test_export_has_outputs_that_the_loss_does_not_read(
     module.export_model_for_inferencing(tmp_path / "b.onnx", wanted)
     x = random.normal(size=(3, 40)).astype(np.float32)
     bound = {"float32": 1e-6, "float16": 5e-3, "int8": 5e-2}[storage]
-    for name, trained in (("a", numpy_helper.to_array(model.graph.initializer[1])),
-                          ("b", np.ones((40, 4), np.float32))):  # fmt: skip
-        onnx.checker.check_model(onnx.load(tmp_path / f"{name}.onnx"), full_check=True)
-        far, near, inner = onnxruntime.InferenceSession(tmp_path / f"{name}.onnx").run(
-            None, {"x": x}
-        )
-        expected = np.tanh(x) @ numpy_helper.to_array(model.graph.initializer[0])
+    for name, trained in (("a", weights["trained"]), ("b", np.ones((40, 4), np.float32))):
+        path = tmp_path / f"{name}.onnx"
+        onnx.checker.check_model(onnx.load(path), full_check=True)
+        far, near, inner = onnxruntime.InferenceSession(path).run(None, {"x": x})
+        expected = np.tanh(x) @ weights["frozen"]
         np.testing.assert_allclose(inner, expected, atol=20 * bound)
         np.testing.assert_allclose(far, 1 / (1 + np.exp(-expected)), atol=5 * bound)
         np.testing.assert_allclose(near, np.tanh(x) @ trained, rtol=1e-5, atol=1e-5)

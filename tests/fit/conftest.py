@@ -51,20 +51,13 @@ def device(name: str, *, gflops: float, watts: float) -> DeviceProfile:
     """A made-up device without a memory limit, of which time and energy are known."""
     figure = 'kind = "assumed", source = "made up for a test"'
     lines = [
-        "schema_version = 1",
-        f'name = "test/{name}"',
-        f'title = "Test {name}"',
-        'vendor = "Test"',
-        'os = "linux"',
-        "validated = false",
-        "[memory]",
-        f'bandwidth = {{ value = 4, low = 2, high = 8, unit = "GB/s", {figure} }}',
-        "[cpu]",
-        f'fp32_gemm = {{ value = {gflops}, threads = 1, unit = "GFLOPS", {figure} }}',
-        "[power]",
+        "schema_version = 1", f'name = "test/{name}"', f'title = "Test {name}"', 'vendor = "Test"',
+        'os = "linux"', "validated = false", "[memory]",
+        f'bandwidth = {{ value = 4, low = 2, high = 8, unit = "GB/s", {figure} }}', "[cpu]",
+        f'fp32_gemm = {{ value = {gflops}, threads = 1, unit = "GFLOPS", {figure} }}', "[power]",
         f'idle = {{ value = 1, unit = "W", {figure} }}',
         f'load = {{ value = {watts}, unit = "W", {figure} }}',
-    ]
+    ]  # fmt: skip
     return parse_profile("\n".join(lines).encode(), f"{name}.toml")
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from pathlib import Path
 
-import onnx.parser
 import pytest
 
 from odtpack.build import build, build_package
@@ -31,26 +30,18 @@ from odtpack_simulator.device.app import MARGIN, runtime_bytes, with_margin
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
-from odtpack_simulator.memory.runtime_graph import load_runtime_graph
 from tests import zoo
 from tests.fit.conftest import Files
-from tests.fit.test_finalists import parsed
 from tests.refused import refused
 from tests.simulator.factory import make_result
+from tests.simulator.graphs import load_model, parsed
 
 
 def space_of(ground: SearchContext, recipe: Recipe | None = None, **wishes: object) -> Space:
-    base = ground.base
-    if recipe is not None:
-        base = BuildSpec.of(recipe)
-    return open_space(
-        base,
-        recipe,
-        SearchConstraints(**wishes),  # type: ignore[arg-type]
-        ground.freezes,
-        train_samples=256,
-        fixed_batch=None,
-    )
+    base = ground.base if recipe is None else BuildSpec.of(recipe)
+    wanted = SearchConstraints(**wishes)  # type: ignore[arg-type]
+    more = {"train_samples": 256, "fixed_batch": None}
+    return open_space(base, recipe, wanted, ground.freezes, **more)
 
 
 def recipe_of(files: Files, folder: Path, more: str) -> Recipe:
@@ -64,11 +55,8 @@ class TestSpace:
         space = space_of(ground)
         assert space.batch_sizes == (32, 64, 16)
         assert space.micro_batches[16] == (16, 8, 4, 2, 1)
-        assert [freeze.title for freeze in space.freezes] == [
-            "nothing",
-            "first 1 of 3 layers",
-            "all but the head",
-        ]
+        titles = ["nothing", "first 1 of 3 layers", "all but the head"]
+        assert [freeze.title for freeze in space.freezes] == titles
         assert [kind for kind, _, _ in space.optimizers] == ["adamw", "sgd", "lion", "adafactor"]
         assert dict(space.optimizers[1][1]) == {"momentum": 0.9}
         assert space.storages == (None, "float16", "int8")
@@ -76,11 +64,7 @@ class TestSpace:
         assert [each.number for each in candidates] == list(range(1, len(candidates) + 1))
         first = candidates[0]
         assert (first.batch_size, first.micro_batch, first.freeze.patterns) == (32, 32, ())
-        assert (first.optimizer, first.learning_rate, first.storage) == (
-            "adamw",
-            0.001,
-            None,
-        )
+        assert (first.optimizer, first.learning_rate, first.storage) == ("adamw", 0.001, None)
         # 15 ways to batch, 12 optimizers and rates; the second convolution's weight alone is
         # large enough to be stored otherwise.
         assert [freeze.storable for freeze in space.freezes] == [False, False, True]
@@ -119,29 +103,21 @@ class TestSpace:
 
     def test_a_model_that_fixes_its_batch(self, ground: SearchContext) -> None:
         def open_for(fixed: int, **wishes: object) -> Space:
-            return open_space(
-                ground.base,
-                None,
-                SearchConstraints(**wishes),  # type: ignore[arg-type]
-                ground.freezes,
-                train_samples=40,
-                fixed_batch=fixed,
-            )
+            wanted = SearchConstraints(**wishes)  # type: ignore[arg-type]
+            more = {"train_samples": 40, "fixed_batch": fixed}
+            return open_space(ground.base, None, wanted, ground.freezes, **more)
 
         assert open_for(16).micro_batches == {16: (16,), 32: (16,)}
         assert open_for(40).micro_batches == {40: (40,)}
         with refused("bad-batch-size", "a step of 24 samples cannot be split into"):
             open_for(16, batch_sizes=(24,))
 
-    @pytest.mark.parametrize(
-        ("wishes", "code"),
-        [
-            ({"learning_rates": (0.0,)}, "bad-learning-rate"),
-            ({"learning_rates": (float("nan"),)}, "bad-learning-rate"),
-            ({"learning_rates": (float("inf"),)}, "bad-learning-rate"),
-            ({"batch_sizes": (0,)}, "bad-batch-size"),
-        ],
-    )
+    @pytest.mark.parametrize(("wishes", "code"), [
+        ({"learning_rates": (0.0,)}, "bad-learning-rate"),
+        ({"learning_rates": (float("nan"),)}, "bad-learning-rate"),
+        ({"learning_rates": (float("inf"),)}, "bad-learning-rate"),
+        ({"batch_sizes": (0,)}, "bad-batch-size"),
+    ])  # fmt: skip
     def test_bad_wishes(self, wishes: dict[str, object], code: str) -> None:
         with refused(code):
             SearchConstraints(**wishes)  # type: ignore[arg-type]
@@ -150,9 +126,8 @@ class TestSpace:
         rates = tuple(0.001 * n for n in range(1, 400))
         with refused("space-too-large"):
             space_of(ground, learning_rates=rates).candidates()
-        space = dataclasses.replace(
-            space_of(ground), storages=("int8",), freezes=ground.freezes[:1]
-        )
+        open_now = space_of(ground)
+        space = dataclasses.replace(open_now, storages=("int8",), freezes=ground.freezes[:1])
         with refused("nothing-to-vary"):
             space.candidates()
 
@@ -211,10 +186,9 @@ class TestRecipes:
             build(settings, tmp_path / f"{len(scales)}")
             scales[freeze.title] = [scale for _, scale, _ in settings.groups]
         assert scales == {
-            "nothing": [2.0, 3.0, 4.0],
-            "first 1 of 3 layers": [3.0, 4.0],
+            "nothing": [2.0, 3.0, 4.0], "first 1 of 3 layers": [3.0, 4.0],
             "all but the head": [4.0],
-        }
+        }  # fmt: skip
 
     def test_a_spread_of_them_builds(self, ground: SearchContext, tmp_path: Path) -> None:
         candidates = space_of(ground).candidates()
@@ -235,10 +209,8 @@ def check(
 ) -> Recipe:
     """Write a recipe, read it, and compare what it says."""
     wanted = candidate.settings(base)
-    path.write_text(
-        recipe_text(wanted, candidate.batch_size, around or Surroundings(path.parent, "package")),
-        encoding="utf-8",
-    )
+    around = around or Surroundings(path.parent, "package")
+    path.write_text(recipe_text(wanted, candidate.batch_size, around), encoding="utf-8")
     read = read_recipe(path)
     found = BuildSpec.of(read)
     assert found.model.resolve() == wanted.model.resolve()
@@ -314,48 +286,22 @@ def test_headroom_leaves_the_rest_of_what_is_granted() -> None:
 # The counted work of operators against figures by hand, and of packages against each other.
 
 
-@pytest.mark.parametrize(
-    ("text", "shapes", "flops", "moved"),
-    [
-        (
-            "f (float[b, 3, 4] x) => (float[b, 3, 5] y) { y = MatMul (x, w) }",
-            {"x": (2, 3, 4), "w": (4, 5)},
-            2 * (2 * 3 * 5) * 4,
-            4 * (24 + 20 + 30),
-        ),
-        (
-            "f (float[4, b] x) => (float[b, 5] y) { y = Gemm <transA = 1> (x, w) }",
-            {"x": (4, 3), "w": (4, 5)},
-            2 * (3 * 5) * 4,
-            4 * (12 + 20 + 15),
-        ),
-        (
-            "f (float[b, 4, 6, 6] x) => (float[b, 8, 4, 4] y) { y = Conv <group = 2> (x, w) }",
-            {"x": (2, 4, 6, 6), "w": (8, 2, 3, 3)},
-            2 * (2 * 8 * 4 * 4) * (2 * 3 * 3),
-            4 * (288 + 144 + 256),
-        ),
-        (
-            "f (float[b, 4, 5, 5] x) => (float[b, 3, 7, 7] y) { y = ConvTranspose (x, w) }",
-            {"x": (2, 4, 5, 5), "w": (4, 3, 3, 3)},
-            2 * (2 * 4 * 5 * 5) * (3 * 3 * 3),
-            4 * (200 + 108 + 294),
-        ),
-        (
-            "f (float[b, 5] x) => (float[b, 5] y) { y = Neg (x) }",
-            {"x": (3, 5)},
-            0,
-            4 * (15 + 15),
-        ),
-    ],
-)
-def test_operators(
-    text: str, shapes: dict[str, tuple[int, ...]], flops: int, moved: int, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("text", "shapes", "flops", "moved"), [
+    ("f (float[b, 3, 4] x) => (float[b, 3, 5] y) { y = MatMul (x, w) }",
+     {"x": (2, 3, 4), "w": (4, 5)}, 2 * (2 * 3 * 5) * 4, 4 * (24 + 20 + 30)),
+    ("f (float[4, b] x) => (float[b, 5] y) { y = Gemm <transA = 1> (x, w) }",
+     {"x": (4, 3), "w": (4, 5)}, 2 * (3 * 5) * 4, 4 * (12 + 20 + 15)),
+    ("f (float[b, 4, 6, 6] x) => (float[b, 8, 4, 4] y) { y = Conv <group = 2> (x, w) }",
+     {"x": (2, 4, 6, 6), "w": (8, 2, 3, 3)},
+     2 * (2 * 8 * 4 * 4) * (2 * 3 * 3), 4 * (288 + 144 + 256)),
+    ("f (float[b, 4, 5, 5] x) => (float[b, 3, 7, 7] y) { y = ConvTranspose (x, w) }",
+     {"x": (2, 4, 5, 5), "w": (4, 3, 3, 3)},
+     2 * (2 * 4 * 5 * 5) * (3 * 3 * 3), 4 * (200 + 108 + 294)),
+    ("f (float[b, 5] x) => (float[b, 5] y) { y = Neg (x) }", {"x": (3, 5)}, 0, 4 * (15 + 15)),
+])  # fmt: skip
+def test_operators(text: str, shapes: dict[str, tuple[int, ...]], flops: int, moved: int) -> None:
     weights = {name: shape for name, shape in shapes.items() if name != "x"}
-    path = tmp_path / "model.onnx"
-    onnx.save(parsed(text, **weights), path)
-    graph = load_runtime_graph(path, {"x": shapes["x"]})
+    graph = load_model(parsed(text, weights), {"x": shapes["x"]})
     known = {v.name: (v.shape, v.itemsize) for v in graph.values.values() if v.shape is not None}
     (node,) = [each for each in graph.nodes if each.op_type not in ("Reshape", "Squeeze")][-1:]
     assert _flops(node, known) == flops

@@ -61,8 +61,7 @@ def test_nothing_fits(start: Run, files: Files, tmp_path: Path) -> None:
     parse_budgets(budget.read_bytes())
     out = tmp_path / "fitted"
     outcome = start(
-        *("--device", "zero-2-w", *NARROW, "--budget", budget),
-        *("--out", out, "--json"),
+        *("--device", "zero-2-w", *NARROW, "--budget", budget), *("--out", out, "--json")
     )
     assert outcome.code == 1, outcome.err
     result = FitResult.model_validate_json(outcome.out)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase
 
-import numpy as np
-import onnx.parser
+import onnx
+import onnx_ir as ir
 import pytest
 
 from odtpack.fit.finalists import costs, objectives, reasons, solution
@@ -21,6 +21,7 @@ from odtpack_simulator.result import DeviceCampaign, NotJudged, SimulationResult
 from odtpack_simulator.values.units import Interval
 from tests import zoo
 from tests.simulator.factory import make_result
+from tests.simulator.graphs import parsed
 
 NAMES = ["google/pixel-8a", "raspberrypi/pi-5"]
 CANDIDATE = Candidate(7, 32, 8, Freeze("nothing", (), ("w",), 10, False), "sgd", (), 0.1, None)
@@ -28,26 +29,19 @@ CANDIDATE = Candidate(7, 32, 8, Freeze("nothing", (), ("w",), 10, False), "sgd",
 
 def made(budgets: str = "", *, times: tuple[float, ...] = (3.0, 5.0)) -> SimulationResult:
     result = make_result(NAMES)
-    devices = [
-        device.model_copy(
-            update={
-                "campaign": DeviceCampaign(
-                    active_s=Interval(low=time / 2, typical=time, high=2 * time),
-                    not_judged=[NotJudged(figure="energy_j", reason="no power")],
-                )
-            }
+    devices = []
+    for device, time in zip(result.devices, times, strict=True):
+        campaign = DeviceCampaign(
+            active_s=Interval(low=time / 2, typical=time, high=2 * time),
+            not_judged=[NotJudged(figure="energy_j", reason="no power")],
         )
-        for device, time in zip(result.devices, times, strict=True)
-    ]
-    result = result.model_copy(update={"devices": devices})
-    return judge(result, parse_budgets(budgets.encode()))
+        devices.append(device.model_copy(update={"campaign": campaign}))
+    return judge(result.model_copy(update={"devices": devices}), parse_budgets(budgets.encode()))
 
 
 def point(number: int, metric: float, peak: int, time: float | None) -> Solution:
-    first = solution(CANDIDATE, made())
-    return first.model_copy(
-        update={"number": number, "metric": metric, "peak_bytes": peak, "time_s": time}
-    )
+    changes = {"number": number, "metric": metric, "peak_bytes": peak, "time_s": time}
+    return solution(CANDIDATE, made()).model_copy(update=changes)
 
 
 def test_the_worst_device_counts() -> None:
@@ -57,24 +51,17 @@ def test_the_worst_device_counts() -> None:
     assert found.energy_j is None
     assert found.peak_bytes == max(device.peak_bytes for device in found.devices)
     assert found.miss is None
-    assert reasons([made()]) == [
-        NotJudged(figure="energy_j", reason=f"{device.title}: no power")
-        for device in made().devices
-    ]
+    unknown = [f"{device.title}: no power" for device in made().devices]
+    assert reasons([made()]) == [NotJudged(figure="energy_j", reason=each) for each in unknown]
 
 
-@pytest.mark.parametrize(
-    ("budgets", "share"),
-    [
-        ('[budgets]\npeak_memory = "90 MB"\n', lambda s: s.peak_bytes / 90e6 - 1),
-        ("[budgets]\naccuracy_floor = 1\n", lambda s: 1 - s.metric),
-        (
-            '[budgets]\npeak_memory = "90 MB"\naccuracy_floor = 1\n',
-            lambda s: max(s.peak_bytes / 90e6 - 1, 1 - s.metric),
-        ),
-        ('[budgets]\npeak_memory = { limit = "90 MB", level = "warn" }\n', lambda s: None),
-    ],
-)
+@pytest.mark.parametrize(("budgets", "share"), [
+    ('[budgets]\npeak_memory = "90 MB"\n', lambda s: s.peak_bytes / 90e6 - 1),
+    ("[budgets]\naccuracy_floor = 1\n", lambda s: 1 - s.metric),
+    ('[budgets]\npeak_memory = "90 MB"\naccuracy_floor = 1\n',
+     lambda s: max(s.peak_bytes / 90e6 - 1, 1 - s.metric)),
+    ('[budgets]\npeak_memory = { limit = "90 MB", level = "warn" }\n', lambda s: None),
+])  # fmt: skip
 def test_what_is_missed_and_by_how_much(budgets: str, share: object) -> None:
     found = solution(CANDIDATE, made(budgets))
     assert callable(share)
@@ -87,10 +74,8 @@ def test_objectives_are_what_is_known() -> None:
     first = solution(CANDIDATE, made())
     wanted, unknown = objectives([first], reasons([made()]))
     assert [(o.name, o.better) for o in wanted] == [
-        ("accuracy", "larger"),
-        ("peak_bytes", "smaller"),
-        ("time_s", "smaller"),
-    ]
+        ("accuracy", "larger"), ("peak_bytes", "smaller"), ("time_s", "smaller"),
+    ]  # fmt: skip
     assert {each.figure for each in unknown} == {"energy_j"}
     without = first.model_copy(update={"metric": None, "time_s": None})
     wanted, unknown = objectives([without], [])
@@ -117,24 +102,10 @@ def test_noise_beats_nobody() -> None:
 def test_the_result_is_read_back() -> None:
     found = solution(CANDIDATE, made())
     result = FitResult(
-        tool_version="0",
-        model="m.onnx",
-        devices=NAMES,
-        epochs=1,
-        seed=0,
-        samples=10,
-        held_out_samples=2,
-        space=[],
-        candidates=1,
-        looked_at=1,
-        trained=1,
-        objectives=[],
-        not_judged=[],
-        pareto=[],
-        beaten=[],
-        over_budget=[found],
-        left=[],
-    )
+        tool_version="0", model="m.onnx", devices=NAMES, epochs=1, seed=0, samples=10,
+        held_out_samples=2, space=[], candidates=1, looked_at=1, trained=1, objectives=[],
+        not_judged=[], pareto=[], beaten=[], over_budget=[found], left=[],
+    )  # fmt: skip
     assert FitResult.model_validate_json(result.to_json()) == result
     assert not result.found
     assert result.nearest == found
@@ -150,69 +121,48 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 }
 
 
-def parsed(text: str, **shapes: tuple[int, ...]) -> onnx.ModelProto:
-    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>\n{text}')
-    random = np.random.default_rng(0)
-    for name, shape in shapes.items():
-        value = random.standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-    return model
+def loaded(text: str, *weights: str, shape: tuple[int, ...] = (4, 4)) -> ir.Model:
+    return load_model(parsed(text, dict.fromkeys(weights, shape)))
 
 
 def test_layers_of_a_convolutional_network() -> None:
     model = load_model(zoo.cnn(size=8, width=(4, 8)))
-    assert layers(model, candidates(model)) == [
-        ("conv1.weight", "conv1.bias"),
-        ("conv2.weight", "conv2.bias"),
-        ("fc.weight", "fc.bias"),
-    ]
+    names = [(f"{name}.weight", f"{name}.bias") for name in ("conv1", "conv2", "fc")]
+    assert layers(model, candidates(model)) == names
 
 
 def test_branches_are_one_layer_and_vectors_belong_to_the_layer_before() -> None:
     """A skip connection, a scale of the input, a weight transposed, and a shared one."""
-    model = load_model(
-        parsed(
-            """branches (float[batch, 8] x) => (float[batch, 8] y) {
-                scaled = Mul (x, s0)
-                turned = Transpose (w1)
-                a = MatMul (scaled, turned)
-                b = MatMul (scaled, w2)
-                c = MatMul (b, w3)
-                c1 = Add (c, b3)
-                joined = Add (a, c1)
-                d = MatMul (joined, w4)
-                y = MatMul (d, w3)
-            }""",
-            s0=(8,),
-            w1=(8, 8),
-            w2=(8, 8),
-            w3=(8, 8),
-            b3=(8,),
-            w4=(8, 8),
-        )
-    )
+    text = """branches (float[batch, 8] x) => (float[batch, 8] y) {
+        scaled = Mul (x, s0)
+        turned = Transpose (w1)
+        a = MatMul (scaled, turned)
+        b = MatMul (scaled, w2)
+        c = MatMul (b, w3)
+        c1 = Add (c, b3)
+        joined = Add (a, c1)
+        d = MatMul (joined, w4)
+        y = MatMul (d, w3)
+    }"""
+    names = ("s0", "w1", "w2", "w3", "b3", "w4")
+    shapes = {name: (8, 8) if name.startswith("w") else (8,) for name in names}
+    model = load_model(parsed(text, shapes))
     assert layers(model, candidates(model)) == [("s0", "w1", "w2"), ("w3", "b3"), ("w4",)]
 
 
 def test_layers_inside_a_loop_are_found() -> None:
-    model = load_model(
-        parsed(
-            """looped (float[batch, 4] x) => (float[batch, 4] y) {
-                a = MatMul (x, w1)
-                n = Constant <value_int = 2> ()
-                yes = Constant <value = bool {1}> ()
-                b = Loop (n, yes, a) <body = inner (int64 i, bool go, float[b, 4] state)
-                    => (bool on, float[b, 4] next) {
-                        on = Identity (go)
-                        next = MatMul (state, w2)
-                    }>
-                y = MatMul (b, w3)
-            }""",
-            w1=(4, 4),
-            w2=(4, 4),
-            w3=(4, 4),
-        )
-    )
+    text = """looped (float[batch, 4] x) => (float[batch, 4] y) {
+        a = MatMul (x, w1)
+        n = Constant <value_int = 2> ()
+        yes = Constant <value = bool {1}> ()
+        b = Loop (n, yes, a) <body = inner (int64 i, bool go, float[b, 4] state)
+            => (bool on, float[b, 4] next) {
+                on = Identity (go)
+                next = MatMul (state, w2)
+            }>
+        y = MatMul (b, w3)
+    }"""
+    model = loaded(text, "w1", "w2", "w3")
     assert layers(model, ["w1", "w2", "w3"]) == [("w1",), ("w2",), ("w3",)]
 
 
@@ -245,23 +195,16 @@ def test_every_choice_freezes_what_it_says(name: str) -> None:
 def test_modules_are_named_as_a_whole() -> None:
     model = load_model(zoo.cnn(size=8, width=(4, 8)))
     trained, _ = resolve(model, (), ())
-    assert [choice.patterns for choice in freezes(model, trained, ())] == [
-        (),
-        ("conv1.*",),
-        ("conv1.*", "conv2.*"),
-    ]
+    patterns = [(), ("conv1.*",), ("conv1.*", "conv2.*")]
+    assert [choice.patterns for choice in freezes(model, trained, ())] == patterns
 
 
 def test_parameters_without_a_module_and_with_a_name_of_wildcards() -> None:
     """Patterns are escaped, and a tensor that stands for two parameters keeps standing so."""
-    model = load_model(
-        parsed(
-            "flat (float[batch, 4] x) => (float[batch, 4] y) {\n"
-            "a = MatMul (x, w1)\nb = Relu (a)\ny = MatMul (b, w2) }",
-            w1=(4, 4),
-            w2=(4, 4),
-        )
-    )
+    text = """flat (float[batch, 4] x) => (float[batch, 4] y) {
+        a = MatMul (x, w1) b = Relu (a) y = MatMul (b, w2)
+    }"""
+    model = loaded(text, "w1", "w2")
     model.graph.initializers["w1"].name = "w[1]*"
     model.graph.initializers["w2"].name = "w[1]x"
     (_, choice) = freezes(model, ["w[1]*", "w[1]x"], ())
@@ -270,7 +213,6 @@ def test_parameters_without_a_module_and_with_a_name_of_wildcards() -> None:
 
 
 def test_one_layer_leaves_nothing_to_freeze() -> None:
-    model = load_model(
-        parsed("one (float[batch, 4] x) => (float[batch, 4] y) { y = MatMul (x, w) }", w=(4, 4))
-    )
+    text = "one (float[batch, 4] x) => (float[batch, 4] y) { y = MatMul (x, w) }"
+    model = loaded(text, "w")
     assert [choice.patterns for choice in freezes(model, ["w"], ())] == [()]

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import numpy as np
-import onnx.parser
+import onnx
 import pytest
 
 from odtpack.build import build
@@ -31,6 +31,7 @@ from tests.adapters import llama
 from tests.fit.conftest import Files, device
 from tests.fit.test_candidates import recipe_of, space_of
 from tests.refused import refused
+from tests.simulator.graphs import parsed
 from tests.simulator.packages import make_profile
 
 FIXED = """
@@ -58,11 +59,8 @@ def plans(
     base = dataclasses.replace(BuildSpec.of(recipe), outputs=("output",))
     workshop = PackageCache(base, folder / "packages", ground.shapes, 256)
     planned = workshop.plan(candidates, LocalExecutor())
-    return {
-        c.micro_batch: p.peak_bytes
-        for c, p in zip(candidates, planned, strict=True)
-        if not c.freeze.patterns
-    }
+    both = zip(candidates, planned, strict=True)
+    return {c.micro_batch: p.peak_bytes for c, p in both if not c.freeze.patterns}
 
 
 def test_a_budget_that_only_smaller_batches_keep(
@@ -79,16 +77,9 @@ def test_a_budget_that_only_smaller_batches_keep(
     told: list[FitProgress] = []
     profiles = device("slow", gflops=1, watts=2), device("hot", gflops=100, watts=30)
     request = FitRequest(
-        BuildSpec.of(recipe),
-        files.data,
-        profiles,
-        recipe=recipe,
-        budgets=budgets,
-        device_names=("pixel-8a",),
-        folder=tmp_path,
-        epochs=4,
-        finalists=1,
-    )
+        BuildSpec.of(recipe), files.data, profiles, recipe=recipe, budgets=budgets,
+        device_names=("pixel-8a",), folder=tmp_path, epochs=4, finalists=1,
+    )  # fmt: skip
     result = fit(request, progress=told.append)
 
     assert result.candidates == 5
@@ -119,30 +110,18 @@ def test_a_budget_that_only_smaller_batches_keep(
     # The whole batch, trained as it would have been, does as well: a step is the same.
     best = result.pareto[0]
     whole = train_whole(recipe, files, tmp_path)
-    assert whole.metric is not None
     assert whole.metric > 0.5  # it learned, so that equality means something
     assert best.loss == pytest.approx(whole.loss, rel=1e-3)
     assert best.metric == pytest.approx(whole.metric, abs=1 / 64)
-    assert whole.peak_bytes is not None
     assert whole.peak_bytes > limit
 
     # The recipe builds, and simulating it gives what the search told.
     (tmp_path / "recipe-1.toml").write_text(best.recipe)
     read = read_recipe(tmp_path / "recipe-1.toml")
     assert read.devices() == ["pixel-8a"]
-    assert read.package is not None
     build(BuildSpec.of(read), read.package)
-    again = judge(
-        simulate(
-            read.package,
-            files.data,
-            profiles,
-            batch_size=read.table.batch.at_once,
-            epochs=4,
-            seed=0,
-        ),
-        budgets,
-    )
+    options = {"batch_size": read.table.batch.at_once, "epochs": 4, "seed": 0}
+    again = judge(simulate(read.package, files.data, profiles, **options), budgets)
     assert not again.over_budget
     assert again.training.metric_after == best.metric
     assert again.training.eval_loss_after == best.loss
@@ -165,17 +144,12 @@ def test_what_takes_too_much_memory_computes_again(tmp_path: Path) -> None:
     shapes = {spec.name: (16, *spec.shape[1:]) for spec in package.manifest.input_specs()}
     peak = plan_memory(package, shapes).peak.nbytes  # type: ignore[arg-type]
     limit = int(0.85 * peak)
-    result = fit(
-        FitRequest(
-            settings,
-            files.data,
-            (device("slow", gflops=1, watts=2),),
-            recipe=recipe,
-            budgets=parse_budgets(f'[budgets]\npeak_memory = "{limit} B"\n'.encode()),
-            folder=tmp_path,
-            epochs=1,
-        )
-    )
+    budgets = parse_budgets(f'[budgets]\npeak_memory = "{limit} B"\n'.encode())
+    request = FitRequest(
+        settings, files.data, (device("slow", gflops=1, watts=2),), recipe=recipe, budgets=budgets,
+        folder=tmp_path, epochs=1,
+    )  # fmt: skip
+    result = fit(request)
     assert result.found
     (best,) = result.pareto
     assert best.choice.memory_budget is not None
@@ -193,17 +167,10 @@ def test_brute_force_agrees_and_a_search_goes_on(files: Files, tmp_path: Path) -
     wishes = SearchConstraints(learning_rates=(0.0001, 0.3, 0.01, 0.001))
     one = dataclasses.replace(wishes, learning_rates=(0.0001,))
     request = FitRequest(
-        BuildSpec.of(recipe),
-        files.data,
-        (make_profile("phone", None),),
-        recipe=recipe,
-        wishes=wishes,
-        budgets=parse_budgets(b"[budgets]\naccuracy_floor = 0.5\n"),
-        folder=tmp_path,
-        epochs=3,
-        trials=2,
-        study=tmp_path / "study",
-    )
+        BuildSpec.of(recipe), files.data, (make_profile("phone", None),), recipe=recipe,
+        wishes=wishes, budgets=parse_budgets(b"[budgets]\naccuracy_floor = 0.5\n"), folder=tmp_path,
+        epochs=3, trials=2, study=tmp_path / "study",
+    )  # fmt: skip
     assert fit(request).trained == 2
     request = dataclasses.replace(request, trials=20)
     told: list[FitProgress] = []
@@ -251,14 +218,9 @@ def test_the_search_on_ray_chooses_the_same(files: Files) -> None:
     """A cluster that sees none of this machine's files: packages and data are sent there."""
     ray = pytest.importorskip("ray", reason="Ray has no build for this Python")
     request = FitRequest(
-        files.settings,
-        files.data,
-        (make_profile("phone", None),),
-        epochs=2,
-        trials=4,
-        finalists=1,
+        files.settings, files.data, (make_profile("phone", None),), epochs=2, trials=4, finalists=1,
         seed=3,
-    )
+    )  # fmt: skip
     here = fit(request)
     try:
         there = fit(request, executor=RayExecutor("local", 2))
@@ -283,22 +245,14 @@ def test_a_training_that_fails_is_a_result(ground: SearchContext, tmp_path: Path
 
 class TestBadInput:
     def request(self, files: Files, **changes: object) -> FitRequest:
-        arguments: dict[str, object] = {
-            "settings": files.settings,
-            "data": files.data,
-            "profiles": (make_profile("phone", None),),
-        }
-        return FitRequest(**(arguments | changes))  # type: ignore[arg-type]
+        arguments = {"settings": files.settings, "data": files.data}
+        phones = {"profiles": (make_profile("phone", None),)}
+        return FitRequest(**(arguments | phones | changes))  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize(
-        ("changes", "code"),
-        [
-            ({"profiles": ()}, "no-device"),
-            ({"epochs": 0}, "bad-epochs"),
-            ({"trials": 0}, "bad-trials"),
-            ({"finalists": 0}, "bad-finalists"),
-        ],
-    )
+    @pytest.mark.parametrize(("changes", "code"), [
+        ({"profiles": ()}, "no-device"), ({"epochs": 0}, "bad-epochs"),
+        ({"trials": 0}, "bad-trials"), ({"finalists": 0}, "bad-finalists"),
+    ])  # fmt: skip
     def test_arguments(self, files: Files, changes: dict[str, object], code: str) -> None:
         with refused(code):
             self.request(files, **changes)
@@ -329,18 +283,16 @@ class TestBadInput:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers, and data for them."""
     folder = tmp_path_factory.mktemp("segments")
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        net (float[batch, 40] input) => (float[batch, 40] output) {
+    random = np.random.default_rng(3)
+    weights = {name: random.standard_normal((40, 40), np.float32) / 6 for name in "vw"}
+    model = parsed(
+        """net (float[batch, 40] input) => (float[batch, 40] output) {
             hidden = MatMul (input, v)
             bent = Relu (hidden)
             output = MatMul (bent, w)
-        }"""
+        }""",
+        weights,
     )
-    random = np.random.default_rng(3)
-    for name in "vw":
-        value = random.standard_normal((40, 40), np.float32) / 6
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     onnx.save(model, folder / "model.onnx")
     rows = random.standard_normal((40, 40), np.float32)
     np.savez(folder / "data.npz", input=rows, target=rows)
@@ -348,16 +300,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def request_of(folder: Path) -> FitRequest:
+    settings = BuildSpec(folder / "model.onnx", "mse", segments=True)
+    wishes = SearchConstraints(batch_sizes=(8,), optimizers=("sgd",), learning_rates=(0.01,))
     return FitRequest(
-        BuildSpec(folder / "model.onnx", "mse", segments=True),
-        folder / "data.npz",
-        (make_profile("any", 10**9),),
-        wishes=SearchConstraints(batch_sizes=(8,), optimizers=("sgd",), learning_rates=(0.01,)),
-        folder=folder,
-        epochs=1,
-        trials=2,
-        finalists=1,
-    )
+        settings, folder / "data.npz", (make_profile("any", 10**9),), wishes=wishes, folder=folder,
+        epochs=1, trials=2, finalists=1,
+    )  # fmt: skip
 
 
 def test_a_search(folder: Path) -> None:
@@ -385,9 +333,8 @@ def test_an_adapter_leaves_nothing_else_to_freeze(
 ) -> None:
     ids = np.random.default_rng(0).integers(0, llama.VOCABULARY, (20, 10))
     np.savez(tmp_path / "data.npz", input_ids=ids, labels=ids)
-    settings = BuildSpec(
-        llama_model, "next_token", adapter="lora", adapter_on=("*.q_proj",), segments=True
-    )
+    options = {"adapter": "lora", "adapter_on": ("*.q_proj",), "segments": True}
+    settings = BuildSpec(llama_model, "next_token", **options)
     context = make_search_context(settings, tmp_path / "data.npz", tmp_path, 0)
     assert [each.patterns for each in context.freezes] == [()]
 

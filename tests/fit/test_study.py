@@ -116,13 +116,9 @@ class Table:
         ]
 
     def map(
-        self,
-        function: object,
-        items: Sequence[Trial],
-        *,
-        files: Sequence[Path] = (),
+        self, function: object, items: Sequence[Trial], *, files: Sequence[Path] = (),
         on_done: Callable[[int, int], None],
-    ) -> list[Any]:
+    ) -> list[Any]:  # fmt: skip
         return [self.train(trial) for trial in items]
 
     def train(self, trial: Trial) -> Trained:
@@ -140,35 +136,26 @@ def test_brute_force_agrees(seed: int, ground: SearchContext, files: Files, tmp_
     """Curves cross: what is behind after an epoch may be the only one that keeps the floor."""
     random = np.random.default_rng(seed)
     wishes: dict[str, Any] = {
-        "batch_sizes": (16,),
-        "optimizers": ("sgd", "adamw")[: 1 + seed % 2],
+        "batch_sizes": (16,), "optimizers": ("sgd", "adamw")[: 1 + seed % 2],
         "learning_rates": (0.1, 0.01),
-    }
-    space = dataclasses.replace(
-        space_of(ground, **wishes), freezes=ground.freezes[:2], storages=(None,)
-    )
+    }  # fmt: skip
+    wished = space_of(ground, **wishes)
+    space = dataclasses.replace(wished, freezes=ground.freezes[:2], storages=(None,))
     candidates = space.candidates()
     numbers = [each.number for each in candidates]
     peaks = {number: int(random.integers(400, 1600)) * 10**6 for number in numbers}
     level = random.uniform(0.4, 1.0)
     ends = {number: float(np.round(random.uniform(level - 0.2, 1), 2)) for number in numbers}
     starts = random.permutation([*ends.values()])  # what is seen early says nothing of the end
-    curves = {
-        n: (float(start), float(start), ends[n]) for n, start in zip(numbers, starts, strict=True)
-    }
+    begun = zip(numbers, starts, strict=True)
+    curves = {n: (float(start), float(start), ends[n]) for n, start in begun}
     table = Table(peaks, curves)
+    budgets = f'[budgets]\npeak_memory = "{CEILING} B"\naccuracy_floor = {FLOOR}\n'
     request = FitRequest(
-        files.settings,
-        files.data,
-        (make_profile("phone", None),),
-        budgets=parse_budgets(
-            f'[budgets]\npeak_memory = "{CEILING} B"\naccuracy_floor = {FLOOR}\n'.encode()
-        ),
-        epochs=EPOCHS,
-        trials=len(numbers),
-        finalists=len(numbers),
-        seed=seed,
-    )
+        files.settings, files.data, (make_profile("phone", None),),
+        budgets=parse_budgets(budgets.encode()), epochs=EPOCHS, trials=len(numbers),
+        finalists=len(numbers), seed=seed,
+    )  # fmt: skip
     search = _Search(request, ground, tmp_path, LocalExecutor(), table, lambda now: None)
     search.__dict__["_packages"] = table
     found = search.finalists(search.tried(candidates))
@@ -247,11 +234,7 @@ def test_of_a_large_set_each_cost_keeps_its_best() -> None:
     assert choose(points, 4) == [0, 1, 3, 4]
 
 
-@given(
-    st.floats(1e-6, 1e12),
-    st.floats(1e-6, 1e12),
-    st.sampled_from([0.0, 0.01, 0.05]),
-)
+@given(st.floats(1e-6, 1e12), st.floats(1e-6, 1e12), st.sampled_from([0.0, 0.01, 0.05]))
 def test_a_grid_keeps_the_order_and_tells_apart_what_differs_by_more(
     one: float, other: float, tolerance: float
 ) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kits import harness
+from tests.kits.harness import Task
 from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
@@ -156,7 +157,7 @@ def measuring(job: Path) -> list[str]:
     return command("measure", job)
 
 
-def measure(job: dict[str, Any], folder: Path, variant: str = "native") -> dict[str, Any]:
+def measure(job: Task, folder: Path, variant: str = "native") -> dict[str, Any]:
     """Run a job of ``odtpack-measure``; return what it prints."""
     path = folder / "job.json"
     path.write_text(json.dumps(job, default=str))

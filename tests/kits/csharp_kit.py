@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kits import cpp_kit, harness
+from tests.kits.harness import Task
 from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
@@ -125,5 +126,5 @@ def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return ran(*command(built(), *arguments), code=None, timeout=900, **options)
 
 
-def measure(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+def measure(job: Task, folder: Path) -> dict[str, Any]:
     return harness.measured(run, job, folder)

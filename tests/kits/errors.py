@@ -35,27 +35,23 @@ def _edit(name: str, change: Callable[[bytes], bytes]) -> Change:
 def _manifest(**changes: Any) -> Change:
     """Other values of top-level keys of the manifest, without its digest; None takes a key out."""
 
-    def apply(package: Path) -> None:
-        path = package / "manifest.json"
-        content = json.loads(path.read_text()) | changes
-        content = {key: value for key, value in content.items() if value is not None}
-        content.pop("digest", None)
-        path.write_text(json.dumps(content))
+    def change(data: bytes) -> bytes:
+        content = json.loads(data) | changes | {"digest": None}
+        return json.dumps({k: v for k, v in content.items() if v is not None}).encode()
 
-    return apply
+    return _edit("manifest.json", change)
 
 
 def _path(name: str) -> Change:
     """Another path of the checkpoint."""
 
-    def apply(package: Path) -> None:
-        path = package / "manifest.json"
-        content = json.loads(path.read_text())
+    def change(data: bytes) -> bytes:
+        content = json.loads(data)
         content["files"]["checkpoint"]["path"] = name
         content.pop("digest", None)
-        path.write_text(json.dumps(content))
+        return json.dumps(content).encode()
 
-    return apply
+    return _edit("manifest.json", change)
 
 
 def _flip(data: bytes) -> bytes:
@@ -198,11 +194,10 @@ def write_errors(out: Path) -> Iterator[dict[str, Any]]:
         folder = case(name, "load_checkpoint", code, checkpoint="checkpoint")
         (folder.path / "checkpoint").write_bytes(damage(whole))
         yield folder.close()
-    yield case(
-        "checkpoint_missing", "load_checkpoint", "checkpoint-not-found", checkpoint="checkpoint"
-    ).close()
-    names = [item.name for item in Manifest.from_json(
-        (good / "manifest.json").read_bytes(), "").inputs] + ["more"]  # fmt: skip
+    missing = "checkpoint_missing", "load_checkpoint", "checkpoint-not-found"
+    yield case(*missing, checkpoint="checkpoint").close()
+    manifest = Manifest.from_json((good / "manifest.json").read_bytes(), "")
+    names = [*(item.name for item in manifest.inputs), "more"]
     for name, (batch, code) in _batches().items():
         folder = case(name, "step", code, package="package", checkpoint="package/checkpoint")
         folder.content["inputs"] = folder.tensors(names[: len(batch)], batch)
@@ -255,11 +250,9 @@ def _mismatches(good: Path, case: Callable[..., Folder]) -> Iterator[dict[str, A
     folder.content["inputs"] = folder.tensors(["input", "labels"], batch)
     yield folder.close()
 
-    folder = case("export_unknown_output", "export", "unknown-output", package="package",
-                  checkpoint="package/checkpoint", outputs=["nothing"])  # fmt: skip
-    yield folder.close()
-    folder = case("export_no_outputs", "export", "no-outputs", package="package",
-                  checkpoint="package/checkpoint", outputs=[])  # fmt: skip
+    unknown = "export_unknown_output", "export", "unknown-output"
+    yield case(*unknown, **at_first, outputs=["nothing"]).close()
+    folder = case("export_no_outputs", "export", "no-outputs", **at_first, outputs=[])
     yield folder.close()
 
     folder = case("export_out_of_range", "export", "value-out-of-range", **at, outputs=["output"])

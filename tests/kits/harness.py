@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import random
+import re
 import resource
 import shutil
 import signal
@@ -40,22 +41,23 @@ from tests.programs import ran
 
 STEPS = 18
 OPTIONS: dict[str, dict[str, Any]] = {
-    "adamw": {"nominal": True},
-    "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
+    "adamw": {"nominal": True}, "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
     "plain sgd": {"optimizer": make_optimizer("sgd", {})},
-    "adafactor": {"optimizer": make_optimizer("adafactor", {})},
-    "clipped": {"clip_norm": 0.5},
-    "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)},
-    "step model": {"step_model": "always"},
-    "mixed": {"precision": "mixed"},
-    "mixed step": {"precision": "mixed", "step_model": "always"},
-}
+    "adafactor": {"optimizer": make_optimizer("adafactor", {})}, "clipped": {"clip_norm": 0.5},
+    "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)}, "step model": {"step_model": "always"},
+    "mixed": {"precision": "mixed"}, "mixed step": {"precision": "mixed", "step_model": "always"},
+}  # fmt: skip
 OVERFLOWS = mock.patch.dict(precision.STATES, {LOSS_SCALE_NAMES[0]: np.inf})
 """The first step of what is built in mixed precision is skipped."""
 # The emulator takes long: those that say most about arithmetic.
 ARM64_CASES = ["cnn", "transformer", "recommender", "gru", "adafactor", "groups", "clip_norm",
                "frozen_int8", "float16_model", "ort_format", "resume_adam", "nominal"]  # fmt: skip
 Batch = dict[str, np.ndarray[Any, Any]]
+Packages = dict[str, Path]
+Task = dict[str, Any]
+"""What a program is asked for."""
+Saved = dict[str, Any]
+"""The arrays of a batch in files."""
 
 
 def needs(*missing: str | None) -> list[pytest.MarkDecorator]:
@@ -88,27 +90,26 @@ packages = packages_of(OPTIONS)
 
 
 @pytest.fixture(scope="module")
-def batch(tmp_path_factory: pytest.TempPathFactory, packages: dict[str, Path]) -> dict[str, Any]:
+def batch(tmp_path_factory: pytest.TempPathFactory, packages: Packages) -> dict[str, Any]:
     """A batch of noise with labels, as the tasks of JavaScript and Kotlin name it."""
     image = json.loads((packages["adamw"] / "manifest.json").read_text())["inputs"][0]
-    rng = np.random.default_rng(3)
-    noise = rng.standard_normal((8, *image["shape"][1:]), dtype=np.float32)
-    arrays = {image["name"]: noise, "labels": rng.integers(0, 3, 8)}
+    arrays = noise(image, 8, np.random.default_rng(3))
     return save_arrays(tmp_path_factory.mktemp("batch"), **arrays)
 
 
+def noise(image: dict[str, Any], size: int, rng: np.random.Generator) -> Batch:
+    """So many samples of an input, and labels of three classes."""
+    shape = size, *image["shape"][1:]
+    data = rng.standard_normal(shape, dtype=np.float32)
+    return {image["name"]: data, "labels": rng.integers(0, 3, size)}
+
+
 @pytest.fixture(scope="module")
-def batches(packages: dict[str, Path]) -> list[Batch]:
+def batches(packages: Packages) -> list[Batch]:
     """Three batches of noise with labels, the last one smaller."""
     image = json.loads((packages["adamw"] / "manifest.json").read_text())["inputs"][0]
     rng = np.random.default_rng(3)
-    return [
-        {
-            image["name"]: rng.standard_normal((size, *image["shape"][1:]), dtype=np.float32),
-            "labels": rng.integers(0, 3, size),
-        }
-        for size in (8, 8, 5)
-    ]
+    return [noise(image, size, rng) for size in (8, 8, 5)]
 
 
 @pytest.fixture
@@ -121,9 +122,8 @@ def job(batches: list[Batch], tmp_path: Path) -> dict[str, Any]:
 
 def save_batch(folder: Path, arrays: Batch) -> dict[str, Any]:
     """Write a batch as jobs of C++ and Swift name it; paths are absolute."""
-    return {
-        "inputs": [{"name": name, **each} for name, each in save_arrays(folder, **arrays).items()]
-    }
+    saved = save_arrays(folder, **arrays)
+    return {"inputs": [{"name": name, **each} for name, each in saved.items()]}
 
 
 def save_arrays(folder: Path, **arrays: np.ndarray[Any, Any]) -> dict[str, dict[str, Any]]:
@@ -147,9 +147,8 @@ def train(
     module = Module(model, state, package / "eval_model.onnx", session_options=options)
     optimizer = Optimizer(package / "optimizer_model.onnx", module)
     optimizer.set_learning_rate(0.01)
-    losses = losses_of_steps(
-        module, optimizer, (batches[step % len(batches)].values() for step in range(count))
-    )
+    inputs = (batches[step % len(batches)].values() for step in range(count))
+    losses = losses_of_steps(module, optimizer, inputs)
     loss = loss_of(module.eval()(*batches[0].values()))
     CheckpointState.save_checkpoint(state, save, include_optimizer_state=True)
     return losses, loss
@@ -185,7 +184,7 @@ Train = Callable[[dict[str, Any], str], dict[str, Any]]
 
 
 def same_bits(
-    train: Train, kit: str, package: Path, batch: dict[str, Any], steps: int, folder: Path
+    train: Train, kit: str, package: Path, batch: Saved, steps: int, folder: Path
 ) -> None:
     """Check that a training gives the same losses and the same file in a kit and in Python."""
     task = {"package": package, "data": batch, "steps": steps, "rate": 0.01}
@@ -197,9 +196,8 @@ def same_bits(
 
 
 def goes_on(
-    train: Train, order: tuple[str, str], package: Path, batch: dict[str, Any], steps: int,
-    folder: Path,
-) -> None:  # fmt: skip
+    train: Train, order: tuple[str, str], package: Path, batch: Saved, steps: int, folder: Path
+) -> None:
     """Check that a training begun in one and gone on with in the other is that of Python."""
     task = {"package": package, "data": batch, "steps": steps}
     whole = train({**task, "rate": 0.01, "save": folder / "whole"}, "python")["losses"]
@@ -248,16 +246,19 @@ def carried_over(package: Path, folder: Path) -> None:
 def with_step_model_of(wrong: Package, folder: Path) -> None:
     """Give a package the step model of another one, and list it in the manifest."""
     package = Package.open(folder)
-    assert package.step_model is not None
     shutil.copyfile(wrong.step_model, package.step_model)  # type: ignore[arg-type]
-    files = dataclasses.replace(
-        package.manifest.files, step_model=PackageFile.describe(package.step_model)
-    )
-    changed = dataclasses.replace(package.manifest, files=files).to_json()
-    (folder / "manifest.json").write_text(changed)
+    list_again(package, step_model=package.step_model)
 
 
-def measured(run: Callable[..., Any], job: dict[str, Any], folder: Path) -> dict[str, Any]:
+def list_again(package: Package, **files: Path) -> None:
+    """List files of a package, by their keys in the manifest, as they are now."""
+    described = {key: PackageFile.describe(path) for key, path in files.items()}
+    listed = dataclasses.replace(package.manifest.files, **described)
+    changed = dataclasses.replace(package.manifest, files=listed).to_json()
+    (package.path / "manifest.json").write_text(changed)
+
+
+def measured(run: Callable[..., Any], job: Task, folder: Path) -> dict[str, Any]:
     """Run a job of a kit's program ``measure``; return what it prints."""
     path = folder / "job.json"
     path.write_text(json.dumps(job, default=str))
@@ -323,6 +324,23 @@ def damaged_packages(folder: Path, package: Path, damaged: int, forged: int) -> 
         shutil.copytree(package, path)
         change(path)
     return paths
+
+
+def answers_to_hostile(
+    run: Callable[..., Any], package: Path, checkpoints: list[Path], packages: list[Path],
+    **options: Any,
+) -> list[str]:  # fmt: skip
+    """What a kit's program ``hostile`` says of damaged files: a good one after them is accepted."""
+    lines = [f"checkpoint {path}" for path in checkpoints]
+    lines += [f"package {path}" for path in packages]
+    assert len(lines) >= 500
+    done = run("hostile", input="\n".join([*lines, f"package {package}"]), **options)
+    answers = list[str](done.stdout.splitlines())
+    assert done.returncode == 0, lines[len(answers)] + "\n" + done.stderr[-4000:]
+    assert answers.pop() == "accepted"
+    assert len(answers) == len(lines)
+    assert all(re.fullmatch(r"accepted|refused [a-z-]+", answer) for answer in answers)
+    return answers
 
 
 def readable(path: Path) -> bool:

@@ -62,14 +62,9 @@ def browser() -> list[str]:
 
 
 KITS = {
-    "python": python,
-    "cpp": cpp,
-    "kotlin": kotlin,
-    "swift": swift,
-    "csharp": csharp,
-    "node": node,
+    "python": python, "cpp": cpp, "kotlin": kotlin, "swift": swift, "csharp": csharp, "node": node,
     "browser": browser,
-}
+}  # fmt: skip
 
 
 def kits() -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kits import harness
+from tests.kits.harness import Task
 from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +68,7 @@ def python(module: str, *arguments: str | Path) -> str:
     return ran(*command, timeout=900, env=environment).stdout
 
 
-def train(task: dict[str, Any], where: str, *, collect: bool = False) -> dict[str, Any]:
+def train(task: Task, where: str, *, collect: bool = False) -> dict[str, Any]:
     """Train in ``node`` or in ``python``; both take the same task."""
     text = json.dumps(task, default=str)
     if where == "node":

@@ -40,24 +40,18 @@ def check(found: dict[str, list[Any]]) -> None:
     not_finite = {"code": "loss-not-finite", "step": 3, "parameters": []}
     gradient = {"code": "gradient-not-finite", "step": 1, "parameters": ["second"]}
     assert once == {
-        "evaluation": [["loss", "output"], ["output"], True],
-        "null tensor": "input-type",
+        "evaluation": [["loss", "output"], ["output"], True], "null tensor": "input-type",
         "plain objects": [True, "ok", "input-shape", "input-shape", "input-type"],
         "rates": [*["bad-learning-rate"] * 4, False],
         "two sessions of a state": [True, [*["optimizer-mismatch"] * 4, "ok"], 0, 1, True],
         "a model that does not load": ["model-not-loadable", 2, 2],
-        "closed during a step": [["ok", "ok", "ok"], True],
-        "after close": ["closed"],
-        "what remains": [1, 0, 2],
-        "during a step": ["busy"],
-        "the step itself": "ok",
-        "two calls change nothing": True,
-        "not finite": ["NaN", True, 2, 1, not_finite],
-        "one of three": True,
-        "stop": ["loss-not-finite", 0, 1],
+        "closed during a step": [["ok", "ok", "ok"], True], "after close": ["closed"],
+        "what remains": [1, 0, 2], "during a step": ["busy"], "the step itself": "ok",
+        "two calls change nothing": True, "not finite": ["NaN", True, 2, 1, not_finite],
+        "one of three": True, "stop": ["loss-not-finite", 0, 1],
         "gradient": [True, True, 0, 2, gradient],
         "stop at a gradient": ["gradient-not-finite", True, 0, 1],
-    }
+    }  # fmt: skip
 
 
 def js(times: int) -> None:

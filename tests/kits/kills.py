@@ -56,12 +56,9 @@ class Kills:
 
 
 def kill_saves(
-    command: Command,
-    path: Path,
-    external_above: int,
-    kills: int,
+    command: Command, path: Path, external_above: int, kills: int,
     state: CheckpointData | None = None,
-) -> Kills:
+) -> Kills:  # fmt: skip
     """Kill a kit's program in its saves.
 
     Args:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kits import harness
+from tests.kits.harness import Task
 from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +85,7 @@ def python_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
 
 
-def train(task: dict[str, Any], where: str) -> dict[str, Any]:
+def train(task: Task, where: str) -> dict[str, Any]:
     """Train in ``kotlin`` or in ``python``; both take the same task."""
     text = json.dumps(task, default=str)
     if where == "kotlin":

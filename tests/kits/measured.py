@@ -22,12 +22,9 @@ def measurements(text: str) -> dict[str, Any]:
 
 
 def check_measurements(
-    text: str,
-    kit: str,
-    version: str,
-    system: str | None = "linux",
+    text: str, kit: str, version: str, system: str | None = "linux",
     unmeasured: tuple[str, ...] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Hold what a benchmark printed to the format and to this machine.
 
     The benchmark ran on one thread, and was told that the system grants 500 MB.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import onnx.parser
+import onnx
 from onnx import TensorProto, numpy_helper
 
 from tests import zoo
-
-_HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
+from tests.simulator.graphs import parsed
 
 
 def cnn() -> onnx.ModelProto:
@@ -47,9 +46,7 @@ def of_tokens() -> onnx.ModelProto:
 
 def recommender() -> onnx.ModelProto:
     """Users and items as rows of tables; a product of their features and two layers."""
-    model = onnx.parser.parse_model(f"""{_HEADER}
-    recommender (int64[batch] user, int64[batch] item) => (float[batch, 1] score)
-    {{
+    text = """recommender (int64[batch] user, int64[batch] item) => (float[batch, 1] score) {
         of_user = Gather(user_table, user)
         of_item = Gather(item_table, item)
         product = Mul(of_user, of_item)
@@ -57,31 +54,29 @@ def recommender() -> onnx.ModelProto:
         hidden = Gemm<transB = 1>(both, hidden_weight, hidden_bias)
         active = Relu(hidden)
         score = Gemm<transB = 1>(active, score_weight, score_bias)
-    }}""")
+    }"""
     shapes = {
         "user_table": (30, 8), "item_table": (40, 8), "hidden_weight": (16, 24),
         "hidden_bias": (16,), "score_weight": (1, 16), "score_bias": (1,),
     }  # fmt: skip
-    return _with_values(model, shapes, seed=3)
+    return _with_values(text, shapes, seed=3)
 
 
 def gru() -> onnx.ModelProto:
     """Letters, a GRU, and its last state classified."""
-    model = onnx.parser.parse_model(f"""{_HEADER}
-    gru (int64[batch, time] letters) => (float[batch, 5] output)
-    {{
+    text = """gru (int64[batch, time] letters) => (float[batch, 5] output) {
         embedded = Gather(table, letters)
         turned = Transpose<perm = [1, 0, 2]>(embedded)
         states, last = GRU<hidden_size = 12, linear_before_reset = 1>(turned, w, r, b)
         axis = Constant<value_ints = [0]>()
         state = Squeeze(last, axis)
         output = Gemm<transB = 1>(state, classifier_weight, classifier_bias)
-    }}""")
+    }"""
     shapes = {
         "table": (20, 8), "w": (1, 36, 8), "r": (1, 36, 12), "b": (1, 72),
         "classifier_weight": (5, 12), "classifier_bias": (5,),
     }  # fmt: skip
-    return _with_values(model, shapes, seed=4)
+    return _with_values(text, shapes, seed=4)
 
 
 def in_type(model: onnx.ModelProto, dtype: type[np.generic]) -> onnx.ModelProto:
@@ -97,47 +92,37 @@ def in_type(model: onnx.ModelProto, dtype: type[np.generic]) -> onnx.ModelProto:
     return model
 
 
-def _with_values(
-    model: onnx.ModelProto, shapes: dict[str, tuple[int, ...]], seed: int
-) -> onnx.ModelProto:
+def _with_values(text: str, shapes: dict[str, tuple[int, ...]], seed: int) -> onnx.ModelProto:
     random = np.random.default_rng(seed)
-    for name, shape in shapes.items():
-        array = (random.standard_normal(shape) * 0.3).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-    return model
+    values = {name: random.standard_normal(shape) * 0.3 for name, shape in shapes.items()}
+    return parsed(text, {name: value.astype(np.float32) for name, value in values.items()})
 
 
 def roots() -> onnx.ModelProto:
     """A network whose loss is finite for an input of 0, and the gradient of ``scale`` is not."""
-    model = onnx.parser.parse_model(f"""{_HEADER}
-    roots (float[batch, 4] input) => (float[batch, 3] output)
-    {{
+    text = """roots (float[batch, 4] input) => (float[batch, 3] output) {
         scaled = Mul(input, scale)
         sign = Sign(scaled)
         size = Mul(scaled, sign)
         root = Sqrt(size)
         output = Gemm<transB = 1>(root, weight, bias)
-    }}""")
-    return _positive(model, scale=(4,), weight=(3, 4), bias=(3,))
+    }"""
+    return _positive(text, scale=(4,), weight=(3, 4), bias=(3,))
 
 
 def looked_up() -> onnx.ModelProto:
     """A network with a table of five words, which fails on others."""
-    model = onnx.parser.parse_model(f"""{_HEADER}
-    looked_up (int64[batch] words) => (float[batch, 3] output)
-    {{
+    text = """looked_up (int64[batch] words) => (float[batch, 3] output) {
         found = Gather(table, words)
         output = Gemm<transB = 1>(found, weight, bias)
-    }}""")
-    return _positive(model, table=(5, 4), weight=(3, 4), bias=(3,))
+    }"""
+    return _positive(text, table=(5, 4), weight=(3, 4), bias=(3,))
 
 
 def scores() -> onnx.ModelProto:
     """A network whose input is its output at first."""
-    model = onnx.parser.parse_model(f"""{_HEADER}
-    scores (float[batch, 3] input) => (float[batch, 3] output) {{ output = Mul(input, scale) }}""")
-    model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "scale"))
-    return model
+    text = "g (float[batch, 3] input) => (float[batch, 3] output) { output = Mul(input, scale) }"
+    return parsed(text, {"scale": np.ones(3, np.float32)})
 
 
 def undecided() -> onnx.ModelProto:
@@ -151,38 +136,30 @@ def undecided() -> onnx.ModelProto:
 
 def segmented() -> onnx.ModelProto:
     """A class for each pixel; the labels have a name of their own."""
-    model = onnx.parser.parse_model(f"""{_HEADER}
-    segmented (float[batch, 3, 4, 4] input, int64[batch, 4, 4] marks)
-        => (float[batch, 4, 4, 4] output) {{ output = Conv(input, weight) }}""")
-    return _with_values(model, {"weight": (4, 3, 1, 1)}, seed=6)
+    text = """segmented (float[batch, 3, 4, 4] input, int64[batch, 4, 4] marks)
+        => (float[batch, 4, 4, 4] output) { output = Conv(input, weight) }"""
+    return _with_values(text, {"weight": (4, 3, 1, 1)}, seed=6)
 
 
 def speaker() -> onnx.ModelProto:
     """A language model that knows the last word alone."""
-    model = onnx.parser.parse_model(f"""{_HEADER}
-    speaker (int64[batch, time] words) => (float[batch, time, 5] output)
-    {{
+    text = """speaker (int64[batch, time] words) => (float[batch, time, 5] output) {
         found = Gather(table, words)
         output = MatMul(found, weight)
-    }}""")
-    return _with_values(model, {"table": (5, 8), "weight": (8, 5)}, seed=7)
+    }"""
+    return _with_values(text, {"table": (5, 8), "weight": (8, 5)}, seed=7)
 
 
 def rooted() -> onnx.ModelProto:
     """Beside what the loss reads, scores of which some are NaN, and some equal."""
-    model = onnx.parser.parse_model(f"""{_HEADER}
-    rooted (float[batch, 3] input) => (float[batch, 3] roots, float[batch, 3] output)
-    {{
+    text = """rooted (float[batch, 3] input) => (float[batch, 3] roots, float[batch, 3] output) {
         roots = Sqrt(input)
         output = Mul(input, scale)
-    }}""")
-    model.graph.initializer.append(numpy_helper.from_array(np.ones(3, np.float32), "scale"))
-    return model
+    }"""
+    return parsed(text, {"scale": np.ones(3, np.float32)})
 
 
-def _positive(model: onnx.ModelProto, **shapes: tuple[int, ...]) -> onnx.ModelProto:
+def _positive(text: str, **shapes: tuple[int, ...]) -> onnx.ModelProto:
     rng = np.random.default_rng(5)
-    for name, shape in shapes.items():
-        value = rng.uniform(0.5, 1.5, shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(value, name))
-    return model
+    values = {name: rng.uniform(0.5, 1.5, shape) for name, shape in shapes.items()}
+    return parsed(text, {name: value.astype(np.float32) for name, value in values.items()})

@@ -48,10 +48,8 @@ class PlainKit:
         data = read_checkpoint(checkpoint)
         self.others = data.frozen
         self.properties = data.properties
-        self.trained = sorted(
-            (p for p in self.manifest["parameters"] if p["role"] == "trainable"),
-            key=lambda p: p["offset"],
-        )
+        trained = (p for p in self.manifest["parameters"] if p["role"] == "trainable")
+        self.trained = sorted(trained, key=lambda p: p["offset"])
         self.dtype = np.dtype(self.layout["dtype"])
         vectors = ["params", "gradients"]
         if self.layout["run"] != "parameters":
@@ -99,11 +97,8 @@ class PlainKit:
         state = [p["name"] for p in self.manifest["parameters"] if p["role"] == "state"]
         buffers = {p["name"] + "_grad.accumulation.buffer": self._view("gradients", p)
                    for p in self.trained}  # fmt: skip
-        names = [
-            *shown,
-            *(p["name"] + "_grad.accumulation.out" for p in self.trained),
-            *(name + ".update.out" for name in state),
-        ]
+        names = [*shown, *(p["name"] + "_grad.accumulation.out" for p in self.trained),
+                 *(name + ".update.out" for name in state)]  # fmt: skip
         fed = batch | self._parameters() | buffers | {"lazy_reset_grad": np.array([self.reset])}
         self.nothing_to_step |= self.reset  # until the step is seen to be good
         results = self.sessions["training_model"].run(names, fed)
@@ -150,11 +145,8 @@ class PlainKit:
 
     def _runs(self, owner: dict[str, Any]) -> list[tuple[Any, dict[str, Array], list[int]]]:
         if self.layout["run"] == "parameters":
-            return [
-                (owner[p["name"]], self._matrices(p), p["shape"])
-                for p in self.trained
-                if math.prod(p["shape"])
-            ]
+            some = [p for p in self.trained if math.prod(p["shape"])]
+            return [(owner[p["name"]], self._matrices(p), p["shape"]) for p in some]
         chunk = self.layout["chunk_elements"]
         firsts = [
             p for i, p in enumerate(self.trained)
@@ -189,18 +181,12 @@ class PlainKit:
         moments = {p["name"]: [self.state[name, p["name"]] for name in names]
                    for p in self.trained if names}  # fmt: skip
         groups = [tuple(group["parameters"]) for group in self.manifest.get("groups", ())]
-        return CheckpointData(
-            {p["name"]: self._view("params", p) for p in self.trained},
-            self.others,
-            optimizer=OptimizerState(
-                self.step_count,
-                float(self.rate),
-                moments,
-                tuple(groups) if len(groups) > 1 else (),
-                self.manifest["optimizer"]["kind"],
-            ),
-            properties=self.properties,
-        )
+        optimizer = OptimizerState(
+            self.step_count, float(self.rate), moments, tuple(groups) if len(groups) > 1 else (),
+            self.manifest["optimizer"]["kind"],
+        )  # fmt: skip
+        trained = {p["name"]: self._view("params", p) for p in self.trained}
+        return CheckpointData(trained, self.others, optimizer=optimizer, properties=self.properties)
 
     def export(self) -> bytes:
         """Return the trained model: the inference template and a fragment for each parameter."""

@@ -21,9 +21,10 @@ from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import train_step
 from odtpack_runtime.training.lr_scheduler import LinearLRScheduler
+from tests.kits.harness import Task
 
 
-def run(task: dict[str, Any]) -> dict[str, Any]:
+def run(task: Task) -> dict[str, Any]:
     folder = Path(task["package"])
     state = CheckpointState.load_checkpoint(task.get("checkpoint") or folder / "checkpoint")
     model = folder / "training_model.onnx"

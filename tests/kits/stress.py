@@ -90,13 +90,8 @@ def csharp(times: int) -> None:
 
 
 KITS: dict[str, Callable[[int], None]] = {
-    "kotlin": kotlin,
-    "js": js,
-    "chromium": chromium,
-    "cpp": cpp,
-    "swift": swift,
-    "csharp": csharp,
-}
+    "kotlin": kotlin, "js": js, "chromium": chromium, "cpp": cpp, "swift": swift, "csharp": csharp,
+}  # fmt: skip
 """Each raises an error that says what went wrong, or skips where its tools are missing."""
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from tests.kits import harness
 from tests.kits.cpp_kit import one_at_a_time
+from tests.kits.harness import Task
 from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
@@ -135,5 +136,5 @@ def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return ran(*command(built(), *arguments), code=None, timeout=900, **options)
 
 
-def measure(job: dict[str, Any], folder: Path) -> dict[str, Any]:
+def measure(job: Task, folder: Path) -> dict[str, Any]:
     return harness.measured(run, job, folder)

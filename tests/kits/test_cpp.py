@@ -19,18 +19,7 @@ from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_simulator.measure.measured_profile import imported_profile, load_measurements
 from tests.kits import cpp_kit, fuzz_cpp, harness, models
 from tests.kits.cpp_kit import KIT, ROOT, make, measure, run
-from tests.kits.harness import (
-    ARM64_CASES,
-    STEPS,
-    carried_over,
-    contents,
-    damaged_checkpoints,
-    damaged_packages,
-    needs,
-    passes,
-    readable,
-    train,
-)
+from tests.kits.harness import ARM64_CASES, STEPS, Packages, Task, contents, needs, train
 from tests.kits.measured import measurements
 from tests.programs import ran
 from tests.runtime.checkpoint_samples import Foreign
@@ -41,7 +30,7 @@ batches, job, packages = harness.batches, harness.job, harness.packages
 
 
 def test_a_session_that_resumes_continues_bit_for_bit(
-    packages: dict[str, Path], batches: list[Any], job: dict[str, Any], tmp_path: Path
+    packages: Packages, batches: list[Any], job: Task, tmp_path: Path
 ) -> None:
     task = {**job, "package": packages["adamw"], "count": 9, "save": "half", "resume": 9}
     found = measure(task, tmp_path)
@@ -53,7 +42,7 @@ def test_a_session_that_resumes_continues_bit_for_bit(
 
 
 def test_arm64_trains_as_python_does(
-    packages: dict[str, Path], batches: list[Any], job: dict[str, Any], tmp_path: Path
+    packages: Packages, batches: list[Any], job: Task, tmp_path: Path
 ) -> None:
     found = measure({**job, "package": packages["adamw"], "save": "cpp.ckpt"}, tmp_path, "arm64")
     losses, loss = train(packages["adamw"], batches, STEPS, tmp_path / "python.ckpt")
@@ -63,32 +52,23 @@ def test_arm64_trains_as_python_does(
 
 
 def test_hundreds_of_hostile_files_are_refused_and_crash_nothing(
-    packages: dict[str, Path], batches: list[Any], tmp_path: Path
+    packages: Packages, batches: list[Any], tmp_path: Path
 ) -> None:
     saved = tmp_path / "good"
     train(packages["adamw"], batches, 2, saved)
     harmful = (make(Foreign()) for make in CORRUPT.values())
-    checkpoints = damaged_checkpoints(tmp_path, saved.read_bytes(), harmful)
-    folders = damaged_packages(tmp_path, packages["adamw"], 320, 120)
-    lines = [f"checkpoint {path}" for path in checkpoints] + [f"package {path}" for path in folders]
-    assert len(lines) >= 500
-    done = run(
-        "hostile", variant="sanitized", input="\n".join([*lines, f"package {packages['adamw']}"])
-    )
-    answers = done.stdout.splitlines()
-    assert done.returncode == 0, lines[len(answers)] + "\n" + done.stderr[-4000:]
-    assert answers.pop() == "accepted"
-    assert all(re.fullmatch(r"accepted|refused [a-z-]+", answer) for answer in answers)
+    checkpoints = harness.damaged_checkpoints(tmp_path, saved.read_bytes(), harmful)
+    folders = harness.damaged_packages(tmp_path, packages["adamw"], 320, 120)
+    package = packages["adamw"]
+    answers = harness.answers_to_hostile(run, package, checkpoints, folders, variant="sanitized")
     for path, answer in zip(checkpoints, answers, strict=False):
         if answer == "accepted":  # what was read is what is there: it was saved again
             again = contents(path.with_name(f"{path.name}.again"))
-            assert not readable(path) or again == contents(path), path.name
+            assert not harness.readable(path) or again == contents(path), path.name
     # The verifier of flatbuffers does not look at a table's own size, and Python does; Python
     # does not ask for alignment. Else they agree.
-    agree = sum(
-        readable(path) == (answer == "accepted")
-        for path, answer in zip(checkpoints, answers, strict=False)
-    )
+    both = zip(checkpoints, answers, strict=False)
+    agree = sum(harness.readable(path) == (answer == "accepted") for path, answer in both)
     assert agree >= len(checkpoints) - 5
     assert sum(answer.startswith("refused") for answer in answers) > 0.7 * len(answers)
 
@@ -113,7 +93,7 @@ def test_libfuzzer_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_conformance_suite_passes_under_sanitizers(suite: Path) -> None:
-    passes(suite, run("conformance", suite, variant="sanitized"))
+    harness.passes(suite, run("conformance", suite, variant="sanitized"))
 
 
 def test_the_conformance_suite_passes_on_arm64(suite: Path) -> None:
@@ -123,7 +103,7 @@ def test_the_conformance_suite_passes_on_arm64(suite: Path) -> None:
 
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_self_check_passes_and_notices_a_wrong_figure(
-    steps: int, packages: dict[str, Path], tmp_path: Path
+    steps: int, packages: Packages, tmp_path: Path
 ) -> None:
     built = packages["adamw"]
     if steps > 1:
@@ -145,21 +125,20 @@ def test_the_self_check_passes_and_notices_a_wrong_figure(
 
 
 def test_code_for_the_former_api_compiles_and_trains(
-    packages: dict[str, Path], batches: list[Any], tmp_path: Path
+    packages: Packages, batches: list[Any], tmp_path: Path
 ) -> None:
     for name, array in batches[0].items():
         array.tofile(tmp_path / f"{name}.bin")
-    done = run(
-        "former", packages["adamw"], packages["adamw"], *batches[0], tmp_path, variant="plain"
-    )
+    package = packages["adamw"]
+    done = run("former", package, package, *batches[0], tmp_path, variant="plain")
     assert done.returncode == 0, done.stderr
     losses = [float(line) for line in done.stdout.split()]
     assert losses == train(packages["adamw"], batches[:1], len(losses), tmp_path / "python.ckpt")[0]
-    carried_over(packages["adamw"], tmp_path)
+    harness.carried_over(packages["adamw"], tmp_path)
 
 
 def test_the_guide_builds_and_trains(
-    packages: dict[str, Path], batches: list[Any], tmp_path: Path
+    packages: Packages, batches: list[Any], tmp_path: Path
 ) -> None:
     """What the guide shows, as it stands there."""
     text = (ROOT / "docs" / "guides" / "cpp.md").read_text()

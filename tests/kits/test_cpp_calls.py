@@ -13,18 +13,10 @@ import pytest
 from odtpack.optimizers import Adam, AdamW, GroupRule
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
-from odtpack_runtime.package.records import PackageFile
 from tests.kits import cpp_kit, models, swift_kit
 from tests.kits.cases import CASES, Case
-from tests.kits.cpp_stress import (
-    TRIED,
-    calls,
-    cpp_program,
-    longer,
-    program_of,
-    write_job,
-)
-from tests.kits.harness import needs
+from tests.kits.cpp_stress import TRIED, calls, cpp_program, longer, program_of, write_job
+from tests.kits.harness import list_again, needs
 
 pytestmark = needs(cpp_kit.unavailable())
 TIMES = 20
@@ -43,16 +35,10 @@ def test_what_an_app_may_rely_on(name: str, tmp_path: Path) -> None:
     calls(cpp_program, command, write_job(case, tmp_path), TIMES)
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("close", "mobilenet_batch_norm"),
-        ("close", "step_batch_norm"),
-        ("nan", "mobilenet_batch_norm"),
-        ("nan", "step_batch_norm"),
-        ("nan", "step_sgd_momentum"),
-    ],
-)
+@pytest.mark.parametrize(("command", "name"), [
+    ("close", "mobilenet_batch_norm"), ("close", "step_batch_norm"),
+    ("nan", "mobilenet_batch_norm"), ("nan", "step_batch_norm"), ("nan", "step_sgd_momentum"),
+])  # fmt: skip
 def test_networks_of_the_suite(command: str, name: str, tmp_path: Path) -> None:
     calls(cpp_program, command, write_job(CASES[name], tmp_path), TIMES)
 
@@ -113,7 +99,6 @@ def test_a_gradient_that_overflows_is_counted_as_in_python(
 def let_fail(folder: Path) -> None:
     """Let the step model of a package fail once all running statistics are updated."""
     package = Package.open(folder)
-    assert package.step_model is not None
     model = onnx.load(package.step_model)
     roles = {p["name"]: p["role"] for p in json.loads(package.manifest.to_json())["parameters"]}
     names = [f"{name}.update.out" for name, role in roles.items() if role == "state"]
@@ -128,11 +113,7 @@ def let_fail(folder: Path) -> None:
         node("Reshape", ["right", "wrong"], [name]),
     ])  # fmt: skip
     onnx.save(model, package.step_model)
-    files = dataclasses.replace(
-        package.manifest.files, step_model=PackageFile.describe(package.step_model)
-    )
-    changed = dataclasses.replace(package.manifest, files=files).to_json()
-    (folder / "manifest.json").write_text(changed)
+    list_again(package, step_model=package.step_model)
 
 
 def test_running_statistics_are_put_back_after_a_step_that_failed(tmp_path: Path) -> None:
@@ -151,16 +132,10 @@ def test_a_state_beside_its_session(command: str, name: str, tmp_path: Path) -> 
     calls(cpp_program, command, job, TIMES, variant="sanitized")
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("misuse", "step_adamw"),
-        ("moved", "step_adamw"),
-        ("pending", "accumulation"),
-        ("buffer", "frozen_float16"),
-        ("carry", "sgd_momentum"),
-    ],
-)
+@pytest.mark.parametrize(("command", "name"), [
+    ("misuse", "step_adamw"), ("moved", "step_adamw"), ("pending", "accumulation"),
+    ("buffer", "frozen_float16"), ("carry", "sgd_momentum"),
+])  # fmt: skip
 def test_what_is_wrong_is_refused_and_changes_nothing(
     command: str, name: str, tmp_path: Path
 ) -> None:
@@ -169,15 +144,9 @@ def test_what_is_wrong_is_refused_and_changes_nothing(
     calls(cpp_program, command, write_job(CASES[name], tmp_path), 1, variant="sanitized")
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [
-        ("void", "adam"),
-        ("void", "step_adamw"),
-        ("broken_off", "gru"),
-        ("broken_off", "recommender"),
-    ],
-)
+@pytest.mark.parametrize(("command", "name"), [
+    ("void", "adam"), ("void", "step_adamw"), ("broken_off", "gru"), ("broken_off", "recommender"),
+])  # fmt: skip
 def test_no_step_is_made_on_gradients_of_no_use(command: str, name: str, tmp_path: Path) -> None:
     """After a training step that was skipped or that failed, by any session of the state."""
     calls(cpp_program, command, write_job(CASES[name], tmp_path), 1, variant="sanitized")
@@ -200,11 +169,7 @@ def test_a_predictor_that_does_not_load_says_so(tmp_path: Path) -> None:
     package = Package.open(tmp_path / "package")
     template = package.path / package.manifest.files.inference_template.path
     template.write_bytes(template.read_bytes().replace(b"Gemm", b"Gemx"))
-    files = dataclasses.replace(
-        package.manifest.files, inference_template=PackageFile.describe(template)
-    )
-    changed = dataclasses.replace(package.manifest, files=files).to_json()
-    (tmp_path / "package" / "manifest.json").write_text(changed)
+    list_again(package, inference_template=template)
     calls(cpp_program, "broken", job, 1)
 
 

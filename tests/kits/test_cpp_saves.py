@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
-import signal
 import socket
 import subprocess
 import threading
@@ -26,7 +24,7 @@ from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.files.atomic import locked
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import run
-from tests.kits.harness import needs
+from tests.kits.harness import full_disk, needs
 from tests.programs import ran
 
 pytestmark = needs(cpp_kit.unavailable())
@@ -103,22 +101,13 @@ def test_a_full_disk_leaves_nothing_in_the_data_file(tmp_path: Path) -> None:
     save(1, path, 64)
     data = tmp_path / "trained.data"
     size = data.stat().st_size
-
-    def no_more() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 100, size + 100))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
     write(tmp_path / "source", 2)
-    done = run(
-        "trust", "keep", tmp_path / "source", path, 64, preexec_fn=no_more, restore_signals=False
-    )
+    keep = "trust", "keep", tmp_path / "source"
+    done = run(*keep, path, 64, **full_disk(size + 100))
     assert done.stdout.startswith("file-not-written\n")
     assert (value(path), data.stat().st_size) == (1, size)
     fresh = tmp_path / "fresh"  # no data file of a save that failed stays
-    size = 100
-    done = run(
-        "trust", "keep", tmp_path / "source", fresh, 64, preexec_fn=no_more, restore_signals=False
-    )
+    done = run(*keep, fresh, 64, **full_disk(200))
     assert done.stdout.startswith("file-not-written\n")
     assert not list(tmp_path.glob("*fresh*"))
 
@@ -284,10 +273,8 @@ def test_a_save_waits_for_the_lock_of_the_data_file(tmp_path: Path) -> None:
 
 def started(words: list[str], **options: Any) -> subprocess.Popen[str]:
     """Start a program of the kit, which is about to save when this returns."""
-    process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
-    assert process.stderr is not None
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(words, **pipes, **options)
     assert process.stderr.readline() == "saving\n"
     return process
 
@@ -325,13 +312,8 @@ def delayed(*words: object, call: str) -> list[str]:
 def test_a_save_that_fails_leaves_the_data_file_of_another_process(tmp_path: Path) -> None:
     path, data = tmp_path / "trained", tmp_path / "trained.data"
     write(tmp_path / "two", 2)
-
-    def no_more() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-
     words = delayed("trust", "keep", tmp_path / "two", path, 64, call="flock:delay_enter")
-    saving = started(words, preexec_fn=no_more, restore_signals=False)
+    saving = started(words, **full_disk(100))
     while not data.exists():
         time.sleep(0.01)
     assert save(1, path, 64) == ("", "")

@@ -16,7 +16,7 @@ from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import measure, run, save_batch
-from tests.kits.harness import contents, needs, train, with_step_model_of
+from tests.kits.harness import Task, contents, needs, train, with_step_model_of
 
 pytestmark = needs(cpp_kit.unavailable())
 WIDTHS = (64, 2048, 1024, 4)
@@ -51,7 +51,7 @@ def job(batch: dict[str, np.ndarray[Any, Any]], tmp_path: Path) -> dict[str, Any
 
 @pytest.mark.parametrize("variant", ["native", "sanitized"])
 def test_an_app_may_ask_for_gradients_between_its_steps(
-    variant: str, batch: dict[str, np.ndarray[Any, Any]], job: dict[str, Any], tmp_path: Path
+    variant: str, batch: dict[str, np.ndarray[Any, Any]], job: Task, tmp_path: Path
 ) -> None:
     """The first call that asks for them closes the step model; nothing else changes."""
     (tmp_path / "job.json").write_text(json.dumps(job, default=str))
@@ -63,9 +63,7 @@ def test_an_app_may_ask_for_gradients_between_its_steps(
     assert contents(tmp_path / "cpp.ckpt") == contents(tmp_path / "python.ckpt")
 
 
-def test_an_app_that_accumulates_trains_with_two_models(
-    job: dict[str, Any], tmp_path: Path
-) -> None:
+def test_an_app_that_accumulates_trains_with_two_models(job: Task, tmp_path: Path) -> None:
     with_step = measure({**job, "accumulate": 2}, tmp_path)["losses"]
     whole = contents(tmp_path / "cpp.ckpt")
     assert measure({**job, "accumulate": 2, "step_model": False}, tmp_path)["losses"] == with_step
@@ -73,7 +71,7 @@ def test_an_app_that_accumulates_trains_with_two_models(
     assert whole["optimizer"][0] == 5
 
 
-def test_gradients_take_no_memory(job: dict[str, Any], tmp_path: Path) -> None:
+def test_gradients_take_no_memory(job: Task, tmp_path: Path) -> None:
     gradients = 4 * sum(a * b for a, b in itertools.pairwise(WIDTHS))
     peaks = [
         measure({**job, "step_model": choice}, tmp_path)["phases"]["train"]["peak_anonymous_bytes"]
@@ -82,16 +80,12 @@ def test_gradients_take_no_memory(job: dict[str, Any], tmp_path: Path) -> None:
     assert peaks[1] - peaks[0] > 0.7 * gradients
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"optimizer": SGD()},
-        {"optimizer": SGD(momentum=0.9)},
-        {"groups": (GroupRule("*bias", 0.1, 0.0),)},
-    ],
-)
+@pytest.mark.parametrize("other", [
+    {"optimizer": SGD()}, {"optimizer": SGD(momentum=0.9)},
+    {"groups": (GroupRule("*bias", 0.1, 0.0),)},
+])  # fmt: skip
 def test_a_step_model_of_another_optimizer_is_refused(
-    other: dict[str, Any], job: dict[str, Any], tmp_path: Path
+    other: dict[str, Any], job: Task, tmp_path: Path
 ) -> None:
     with_step_model_of(build(tmp_path / "other", **other), job["package"])
     (tmp_path / "job.json").write_text(json.dumps(job, default=str))

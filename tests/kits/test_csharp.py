@@ -88,9 +88,8 @@ def test_the_guide_trains_with_the_nuget_package(package: Path, tmp_path: Path) 
     (tmp_path / "Program.cs").write_text(program)
     assert program.count("\n") <= 30
     use, generate, sign, update = fragments
-    (tmp_path / "Guide.cs").write_text(
-        FRAGMENTS.format(use=use, generate=generate, sign=sign, update=update)
-    )
+    filled = FRAGMENTS.format(use=use, generate=generate, sign=sign, update=update)
+    (tmp_path / "Guide.cs").write_text(filled)
     app = csharp_kit.compiled(tmp_path / "app.exe", f"-r:{csharp_kit.library()}",
                               tmp_path / "Program.cs", tmp_path / "Guide.cs")  # fmt: skip
     shutil.copytree(package, tmp_path / "assets" / "package")
@@ -163,13 +162,10 @@ def test_functions_are_where_the_header_has_them(tmp_path: Path) -> None:
         f'_Static_assert(offsetof(OrtApi, {name}) == {at} * sizeof(void*), "{name}");\n'
         for name, at in places.items()
     )
-    (tmp_path / "places.c").write_text(
-        f"#include <stddef.h>\n#include <onnxruntime_c_api.h>\n{checks}"
-    )
-    subprocess.run(
-        ["gcc", "-fsyntax-only", "-I", cpp_kit.DEPENDENCIES / "include", tmp_path / "places.c"],
-        check=True,
-    )
+    source = f"#include <stddef.h>\n#include <onnxruntime_c_api.h>\n{checks}"
+    (tmp_path / "places.c").write_text(source)
+    include = cpp_kit.DEPENDENCIES / "include"
+    ran("gcc", "-fsyntax-only", "-I", include, tmp_path / "places.c")
 
 
 def test_the_library_links_no_onnx_runtime() -> None:

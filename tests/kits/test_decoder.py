@@ -27,16 +27,11 @@ from odtpack_runtime import (
     save_adapter,
 )
 from odtpack_runtime.errors import UnknownNameError
-from odtpack_runtime.package.adapter import (
-    CONFIG,
-    TENSORS,
-    read_onnx_adapter,
-    write_onnx_adapter,
-)
+from odtpack_runtime.package.adapter import CONFIG, TENSORS, read_onnx_adapter, write_onnx_adapter
 from odtpack_runtime.package.generator import _Draw
 from tests.adapters.written.models import HERE, VOCABULARY
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
-from tests.kits.harness import contents, save_batch, train
+from tests.kits.harness import Batch, Task, contents, save_batch, train
 from tests.kits.js_fixtures import GUIDE
 from tests.packed_weights import FILES, at_once, damaged, packed_by_onnxruntime, packed_in
 from tests.programs import ran
@@ -61,20 +56,16 @@ def package(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.fixture(scope="module")
-def batch() -> dict[str, np.ndarray[Any, Any]]:
+def batch() -> Batch:
     ids = np.random.default_rng(1).integers(0, VOCABULARY, (2, 12))
     return {"input_ids": ids, "labels": ids}
 
 
 @pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable()))
-@pytest.mark.parametrize(
-    ("variant", "package"),
-    [("native", PLAIN), ("sanitized", PLAIN), ("native", TIED)],
-    indirect=["package"],
-)
-def test_cpp(
-    variant: str, package: Package, batch: dict[str, np.ndarray[Any, Any]], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("variant", "package"), [
+    ("native", PLAIN), ("sanitized", PLAIN), ("native", TIED),
+], indirect=["package"])  # fmt: skip
+def test_cpp(variant: str, package: Package, batch: Batch, tmp_path: Path) -> None:
     """Both forms hold what Python's do, and each reads the other's."""
     train(package.path, [batch], 3, tmp_path / "python.ckpt")
     state = CheckpointState.load_checkpoint(tmp_path / "python.ckpt")
@@ -194,9 +185,7 @@ def crafted(good: Path, folder: Path) -> dict[Path, str]:
     return found
 
 
-def test_a_state_is_read_at_each_call(
-    package: Package, batch: dict[str, np.ndarray[Any, Any]]
-) -> None:
+def test_a_state_is_read_at_each_call(package: Package, batch: Batch) -> None:
     """A Module that is made after the state was added moves its parameters."""
     state = CheckpointState.load_checkpoint(package.checkpoint)
     generator = Generator(package)
@@ -228,9 +217,7 @@ WAYS: tuple[dict[str, Any], ...] = (
     for kit in (csharp_kit, swift_kit, kotlin_kit)
 ])  # fmt: skip
 @pytest.mark.parametrize("package", [PLAIN, TIED], indirect=True)
-def test_generation(
-    kit: Any, package: Package, batch: dict[str, np.ndarray[Any, Any]], tmp_path: Path
-) -> None:
+def test_generation(kit: Any, package: Package, batch: Batch, tmp_path: Path) -> None:
     """A kit makes the tokens that Python makes, drawn ones too, of one decoder and its adapters."""
     trained, prompt = tmp_path / "trained.ckpt", [*range(3, 8), VOCABULARY - 1]
     train(package.path, [batch], 3, trained)
@@ -240,12 +227,9 @@ def test_generation(
         save_adapter(package, state, adapter)
     words = (*adapters, ",".join(map(str, prompt)))
     done = kit.run("decoder", package.path, trained, *words)
-    *lines, unknown, argument, bad, failed = (
-        done if isinstance(done, str) else done.stdout
-    ).splitlines()
-    assert [unknown, argument, bad, failed] == [
-        "unknown-adapter", "bad-argument", "bad-prompt", "bad-prompt"
-    ]  # fmt: skip
+    *lines, unknown, argument, bad, failed = getattr(done, "stdout", done).splitlines()
+    assert (unknown, argument) == ("unknown-adapter", "bad-argument")
+    assert bad == failed == "bad-prompt"
     generator = Generator(package)
     generator.add_adapter("it", state)
     for line, adapter in zip(lines, ("it", "it", "it", None), strict=True):
@@ -274,9 +258,8 @@ def test_generation(
     assert len(packed_in(kept)) > 1
     if kit is kotlin_kit:  # the others share the C++ kit's code
         for damage in damaged(kept):
-            assert kit.run("decoder", package.path, trained, *words, env=environment) == done, (
-                damage
-            )
+            again = kit.run("decoder", package.path, trained, *words, env=environment)
+            assert again == done, damage
             assert {each.name for each in kept.iterdir()} == FILES
         two = [kit.command("decoder", package.path, trained, *words)] * 2
         for _ in range(3):
@@ -285,7 +268,7 @@ def test_generation(
 
 
 @pytest.mark.skipif(kotlin_kit.unavailable() is not None, reason=str(kotlin_kit.unavailable()))
-def test_kotlin(package: Package, batch: dict[str, np.ndarray[Any, Any]], tmp_path: Path) -> None:
+def test_kotlin(package: Package, batch: Batch, tmp_path: Path) -> None:
     """A training's adapter has the bytes of Python's; of a bad one no parameter is taken."""
     data = kotlin_kit.save_batch(tmp_path, **batch)
     task = {"package": package.path, "data": data, "rate": 0.01}
@@ -355,7 +338,7 @@ def test_kotlin_draws_of_odd_logits() -> None:
     assert json.loads(kotlin_kit.run("draws", json.dumps(ODD))) == drawn_by_python()
 
 
-def actions(task: dict[str, Any]) -> list[str | None]:
+def actions(task: Task) -> list[str | None]:
     """What the calls of a session of the Kotlin kit gave: null, or the code of an error."""
     return list(json.loads(kotlin_kit.run("actions", json.dumps(task, default=str)))["results"])
 
@@ -405,12 +388,9 @@ def hostile(good: Path, folder: Path) -> dict[Path, str]:
 
 @pytest.mark.skipif(javascript.unavailable() is not None, reason=str(javascript.unavailable()))
 @pytest.mark.parametrize(
-    ("name", "longest"),
-    [(PLAIN, 20), (TIED, 20), ("optimum-llama-tied-past", 40)],
+    ("name", "longest"), [(PLAIN, 20), (TIED, 20), ("optimum-llama-tied-past", 40)]
 )
-def test_node(
-    name: str, longest: int, batch: dict[str, np.ndarray[Any, Any]], tmp_path: Path
-) -> None:
+def test_node(name: str, longest: int, batch: Batch, tmp_path: Path) -> None:
     """Node trains, writes and generates in one process; the tokens are those of Python."""
     package = built(name, tmp_path / "package")
     batch["input_ids"].tofile(tmp_path / "ids.bin")
@@ -431,9 +411,8 @@ def test_node(
     for prompt in prompts:
         for adapter in (*FORMS, FORMS[0], None):
             result = next(results)
-            np.testing.assert_allclose(
-                result["logits"], generator.logits(prompt, adapter)[-1], atol=1e-5
-            )
+            logits = generator.logits(prompt, adapter)[-1]
+            np.testing.assert_allclose(result["logits"], logits, atol=1e-5)
             for how, options in {
                 "likeliest": {}, "drawn": {"temperature": 1.5, "top_p": 0.95, "seed": 7},
                 "few": {"temperature": 1.5, "top_k": 3, "seed": 8},
@@ -457,7 +436,7 @@ def test_the_guides_code_generates(package: Package, tmp_path: Path) -> None:
     assert [int(each) for each in done.stdout.split()] == [*wanted]
 
 
-def run(job: dict[str, Any], folder: Path, variant: str) -> str:
+def run(job: Task, folder: Path, variant: str) -> str:
     (folder / "job.json").write_text(json.dumps(job, default=str))
     done = cpp_kit.run("decoder", folder / "job.json", variant=variant)
     assert done.returncode == 0, done.stderr

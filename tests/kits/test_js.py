@@ -11,22 +11,14 @@ import random
 import re
 import statistics
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.errors import OdtpackError
-from tests.kits import javascript, js_fixtures, web
-from tests.kits.harness import (
-    goes_on,
-    keeps_its_file_on_a_full_disk,
-    loads_in_the_reference,
-    needs,
-    needs_reference,
-    same_bits,
-)
+from tests.kits import harness, javascript, js_fixtures, web
+from tests.kits.harness import Packages, Saved, needs
 from tests.kits.javascript import KIT, NODE, SCRIPTS, node, train
 from tests.kits.js_fixtures import OPTIONS, STEPS, guide_code
 from tests.kits.kills import KITS, loses_nothing
@@ -47,25 +39,25 @@ def test_node_passes_the_conformance_suite_to_the_bit(suite: Path, npm: Path) ->
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_node_trains_to_the_same_bits_as_python(
-    name: str, packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+    name: str, packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
-    same_bits(train, "node", packages[name], batch, STEPS, tmp_path)
+    harness.same_bits(train, "node", packages[name], batch, STEPS, tmp_path)
 
 
 @pytest.mark.parametrize("order", [("node", "python"), ("python", "node")])
 def test_a_training_begun_in_one_goes_on_in_the_other(
-    order: tuple[str, str], packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+    order: tuple[str, str], packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
-    goes_on(train, order, packages["adamw"], batch, STEPS, tmp_path)
+    harness.goes_on(train, order, packages["adamw"], batch, STEPS, tmp_path)
 
 
-@needs_reference
+@harness.needs_reference
 def test_a_checkpoint_of_node_loads_in_the_reference(
-    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+    packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
     saved = tmp_path / "node.ckpt"
     train({"package": packages["adamw"], "data": batch, "steps": 3, "save": saved}, "node")
-    loads_in_the_reference(saved)
+    harness.loads_in_the_reference(saved)
 
 
 @pytest.mark.parametrize("limit", [2**30, 1000])
@@ -76,11 +68,11 @@ def test_100_kills_in_saves_lose_nothing(limit: int, tmp_path: Path) -> None:
 def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "state"
     words = [NODE, SCRIPTS / "saves.mjs", KIT, path, 2**30, "replace"]
-    assert "file-not-written" in keeps_its_file_on_a_full_disk(words, path)
+    assert "file-not-written" in harness.keeps_its_file_on_a_full_disk(words, path)
 
 
 def test_500_damaged_files_end_in_one_clear_error(
-    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+    packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
     rng = random.Random(11)
     good = tmp_path / "good"
@@ -123,9 +115,7 @@ def test_500_damaged_files_end_in_one_clear_error(
     assert {name: results[name] for name in expected} == expected
 
 
-def test_node_does_not_grow_over_thirty_thousand_steps(
-    packages: dict[str, Path], batch: dict[str, Any]
-) -> None:
+def test_node_does_not_grow_over_thirty_thousand_steps(packages: Packages, batch: Saved) -> None:
     task = {"package": packages["adamw"], "data": batch, "steps": 30_000}
     resident = train(task, "node", collect=True)["resident"]
     # The first third warms up caches and the compiler. What leaks grows in both that follow, by

@@ -22,7 +22,7 @@ from odtpack_runtime import CheckpointState, Generator, Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import javascript, js_fixtures, web
-from tests.kits.harness import needs
+from tests.kits.harness import Packages, Saved, Task, needs
 from tests.kits.javascript import SCRIPTS, train
 from tests.kits.js_fixtures import GUIDE, STEPS, guide_code
 from tests.kits.measured import check_measurements
@@ -101,7 +101,7 @@ TRAIN = """(async () => {
 
 
 def trained_as_in_python(
-    found: dict[str, Any], wanted: list[float], task: dict[str, Any], folder: Path
+    found: dict[str, Any], wanted: list[float], task: Task, folder: Path
 ) -> None:
     """Check losses, and what the browser saved, with which Python goes on."""
     for loss, right in zip(found["losses"], wanted, strict=True):
@@ -116,11 +116,7 @@ def trained_as_in_python(
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_chromium_trains_as_python_does(
-    threads: int,
-    packages: dict[str, Path],
-    batch: dict[str, Any],
-    browsers: Browser,
-    tmp_path: Path,
+    threads: int, packages: Packages, batch: Saved, browsers: Browser, tmp_path: Path
 ) -> None:
     task = {"package": packages["adamw"], "data": batch, "steps": STEPS, "rate": 0.01}
     wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")["losses"]
@@ -181,7 +177,7 @@ def test_chromium_writes_an_adapter_and_generates(browsers: Browser, tmp_path: P
 
 
 def test_chromium_does_not_grow_with_steps(
-    packages: dict[str, Path], batch: dict[str, Any], browsers: Browser, tmp_path: Path
+    packages: Packages, batch: Saved, browsers: Browser, tmp_path: Path
 ) -> None:
     task = {"package": packages["adamw"], "data": batch, "steps": 2001, "rate": 0.001}
     held = in_browser(browsers, {**task, "measure": [500, 1250, 2000]}, tmp_path)["held"]
@@ -192,15 +188,9 @@ def test_chromium_does_not_grow_with_steps(
 
 
 def in_browser(
-    browser: Browser,
-    task: dict[str, Any],
-    tmp_path: Path,
-    *,
-    query: str = "",
-    module: str = "ort.wasm.min.mjs",
-    options: str = "{ ort }",
-    code: str | None = None,
-) -> dict[str, Any]:
+    browser: Browser, task: Task, tmp_path: Path, *, query: str = "",
+    module: str = "ort.wasm.min.mjs", options: str = "{ ort }", code: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Train in a page that is served a package and a batch."""
     files = tmp_path / "files"
     files.mkdir()
@@ -252,11 +242,7 @@ def test_the_benchmark_measures_arithmetic_in_a_browser(browsers: Browser) -> No
 
 @pytest.mark.parametrize("module", ["ort.webgpu.min.mjs", "ort.all.min.mjs"])
 def test_webgpu_trains_right_or_is_refused(
-    module: str,
-    packages: dict[str, Path],
-    batch: dict[str, Any],
-    browsers: Browser,
-    tmp_path: Path,
+    module: str, packages: Packages, batch: Saved, browsers: Browser, tmp_path: Path
 ) -> None:
     task = {"package": packages["adamw"], "data": batch, "steps": STEPS, "rate": 0.01}
     wanted = train(task, "python")["losses"]

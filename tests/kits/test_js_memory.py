@@ -44,15 +44,10 @@ def properties(count: int) -> bytes:
     return written(CheckpointData({}, {}, properties=dict(values)))
 
 
-@pytest.mark.parametrize(
-    ("make", "count", "outcome"),
-    [
-        (many_tensors, COUNT, COUNT),
-        (states, COUNT // 2, COUNT // 2),
-        (properties, COUNT, 0),
-        (shared_table, 3 * COUNT, "checkpoint-corrupt"),
-    ],
-)
+@pytest.mark.parametrize(("make", "count", "outcome"), [
+    (many_tensors, COUNT, COUNT), (states, COUNT // 2, COUNT // 2), (properties, COUNT, 0),
+    (shared_table, 3 * COUNT, "checkpoint-corrupt"),
+])  # fmt: skip
 def test_reading_takes_memory_in_proportion_to_the_file(
     make: Callable[[int], bytes], count: int, outcome: int | str, tmp_path: Path
 ) -> None:

@@ -13,22 +13,17 @@ import pytest
 from benchmarks.decoder.model import Shape, write_model
 from odtpack_runtime import CheckpointState, OdtpackError, load_adapter, save_adapter
 from odtpack_runtime.package import adapter
-from odtpack_runtime.package.adapter import (
-    CONFIG,
-    TENSORS,
-    read_onnx_adapter,
-    write_onnx_adapter,
-)
+from odtpack_runtime.package.adapter import CONFIG, TENSORS, read_onnx_adapter, write_onnx_adapter
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planning import held_weights
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import javascript, test_kotlin_segments
-from tests.kits.harness import contents, goes_on_in_segments, needs
+from tests.kits.harness import Packages, contents, goes_on_in_segments, needs
 from tests.kits.javascript import KIT, NODE, node, save_batch, train
-from tests.kits.test_kotlin_segments import KINDS, built
-from tests.kits.test_segments import HOSTILE, write_hostile
+from tests.kits.test_kotlin_segments import KINDS
+from tests.kits.test_segments import HOSTILE, built, write_hostile
 from tests.programs import ran
 
 pytestmark = needs(javascript.unavailable())
@@ -42,9 +37,8 @@ packages, batches = test_kotlin_segments.packages, test_kotlin_segments.batches
 @pytest.mark.parametrize("fetched", [False, True])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_training_gives_the_bits_of_python(
-    name: str, fetched: bool, packages: dict[str, Path], batches: list[dict[str, Any]],
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    name: str, fetched: bool, packages: Packages, batches: list[dict[str, Any]], tmp_path: Path
+) -> None:
     """Whether weights are read from their file for each segment, or lie in memory."""
     task = {"package": packages[name], "batches": batches, "steps": STEPS, "rate": 0.01,
             "evaluate": True}  # fmt: skip
@@ -58,7 +52,7 @@ def test_a_training_gives_the_bits_of_python(
 
 
 def test_gradients_of_several_batches_make_a_step(
-    packages: dict[str, Path], batches: list[dict[str, Any]], tmp_path: Path
+    packages: Packages, batches: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     model = packages["int4"].parent / "model"
     package = built(model / "model.onnx", tmp_path / "package", base="int4", accumulation_steps=2)
@@ -70,13 +64,13 @@ def test_gradients_of_several_batches_make_a_step(
 
 
 def test_a_training_begun_in_one_goes_on_in_the_other(
-    packages: dict[str, Path], batches: list[dict[str, Any]], tmp_path: Path
+    packages: Packages, batches: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     goes_on_in_segments(train, "node", packages["int4"], batches, tmp_path)
 
 
 def test_adapters_are_written_and_read_as_python_does(
-    packages: dict[str, Path], batches: list[dict[str, Any]], tmp_path: Path
+    packages: Packages, batches: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     """Each reads what the other wrote; damaged ones are refused alike and change nothing."""
     task = {"package": packages["int4"], "batches": batches, "steps": 3, "rate": 0.01}
@@ -152,7 +146,7 @@ def damage(good: Path, bad: Path) -> None:
 
 
 def test_segments_that_contradict_themselves_are_refused(
-    packages: dict[str, Path], tmp_path: Path
+    packages: Packages, tmp_path: Path
 ) -> None:
     for what in (*HOSTILE, "nothing"):
         write_hostile(packages["int4"], tmp_path / what.replace(" ", "-"), what)
@@ -172,7 +166,7 @@ def test_segments_that_contradict_themselves_are_refused(
     assert found == expected
 
 
-def test_one_model_for_inference_is_refused(packages: dict[str, Path], tmp_path: Path) -> None:
+def test_one_model_for_inference_is_refused(packages: Packages, tmp_path: Path) -> None:
     script = tmp_path / "export.mjs"
     script.write_text(f"""
 import {{ TrainingSession }} from {json.dumps(str(KIT / "dist" / "index.js"))};

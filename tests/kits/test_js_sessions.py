@@ -138,11 +138,8 @@ def test_a_package_fetches_nothing_outside_of_its_folder(package: Path, tmp_path
         "../secret", "/secret", "//127.0.0.1/secret", "http:secret", "\ud800", "?secret", "x/ ",
     )  # fmt: skip
     inside = {
-        "a#b": "a%23b",
-        "100% right": "100%25%20right",
-        "a b/ä": "a%20b/%C3%A4",
-        "%41": "%2541",
-    }
+        "a#b": "a%23b", "100% right": "100%25%20right", "a b/ä": "a%20b/%C3%A4", "%41": "%2541",
+    }  # fmt: skip
     asked: list[str] = []
     with (
         Browser(tmp_path, served=True) as browser,

@@ -166,12 +166,8 @@ def test_an_adapter_is_written_and_read_where_it_is_trained(tmp_path: Path) -> N
 
 
 def test_what_is_no_plug_in_is_refused(packages: Path, tmp_path: Path) -> None:
-    job = {
-        "package": package_of("mlp", "webgpu", packages),
-        "device": {"library": __file__},
-        "steps": [],
-    }
-    path = tmp_path / "job.json"
+    package, path = package_of("mlp", "webgpu", packages), tmp_path / "job.json"
+    job = {"package": package, "device": {"library": __file__}, "steps": []}
     path.write_text(json.dumps(job, default=str))
     done = cpp_kit.run("measure", path)
     assert done.returncode == 2

@@ -24,20 +24,7 @@ from odtpack_runtime.session.native import VARIABLE
 from tests import native_library, zoo
 from tests.hostile.checkpoints import many_tensors
 from tests.kits import harness, kotlin_kit
-from tests.kits.harness import (
-    carried_over,
-    contents,
-    damaged_checkpoints,
-    damaged_packages,
-    goes_on,
-    keeps_its_file_on_a_full_disk,
-    loads_in_the_reference,
-    needs,
-    needs_reference,
-    packages_of,
-    readable,
-    same_bits,
-)
+from tests.kits.harness import Packages, Saved, contents, needs
 from tests.kits.kills import KITS, loses_nothing
 from tests.kits.kotlin_kit import KIT, ROOT, SOURCES, finish, run, save_batch, train
 from tests.kits.measured import check_measurements
@@ -47,16 +34,12 @@ from tests.packaging_tools import batch as packaged_batch
 pytestmark = needs(kotlin_kit.unavailable())
 STEPS = 20
 OPTIONS: dict[str, dict[str, Any]] = {
-    "adamw": {"nominal": True},
-    "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
-    "adafactor": {"optimizer": make_optimizer("adafactor", {})},
-    "clipped": {"clip_norm": 0.5},
-    "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)},
-    "step model": {"step_model": "always"},
-    "mixed": {"precision": "mixed"},
-    "mixed step": {"precision": "mixed", "step_model": "always"},
-}
-packages, batch = packages_of(OPTIONS), harness.batch
+    "adamw": {"nominal": True}, "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
+    "adafactor": {"optimizer": make_optimizer("adafactor", {})}, "clipped": {"clip_norm": 0.5},
+    "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)}, "step model": {"step_model": "always"},
+    "mixed": {"precision": "mixed"}, "mixed step": {"precision": "mixed", "step_model": "always"},
+}  # fmt: skip
+packages, batch = harness.packages_of(OPTIONS), harness.batch
 
 
 def test_the_conformance_suite_passes_to_the_bit(suite: Path, tmp_path: Path) -> None:
@@ -94,13 +77,13 @@ def test_many_empty_tensors_take_memory_in_proportion_to_the_file(
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_training_gives_the_bits_of_python(
-    name: str, packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+    name: str, packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
-    same_bits(train, "kotlin", packages[name], batch, STEPS, tmp_path)
+    harness.same_bits(train, "kotlin", packages[name], batch, STEPS, tmp_path)
 
 
 def test_an_app_may_ask_for_gradients_after_steps_of_the_step_model(
-    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+    packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
     task = {"package": packages["step model"], "data": batch, "steps": STEPS, "rate": 0.01}
     found = train({**task, "whole_steps": 3, "save": tmp_path / "kotlin.ckpt"}, "kotlin")
@@ -147,22 +130,18 @@ def test_native_kernels_are_those_of_python(
 @pytest.mark.parametrize("order", [("kotlin", "python"), ("python", "kotlin")])
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "step model"])
 def test_a_training_begun_in_one_goes_on_in_the_other(
-    name: str,
-    order: tuple[str, str],
-    packages: dict[str, Path],
-    batch: dict[str, Any],
-    tmp_path: Path,
+    name: str, order: tuple[str, str], packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
-    goes_on(train, order, packages[name], batch, STEPS, tmp_path)
+    harness.goes_on(train, order, packages[name], batch, STEPS, tmp_path)
 
 
-@needs_reference
+@harness.needs_reference
 def test_a_checkpoint_loads_in_the_reference(
-    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+    packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
     saved = tmp_path / "kotlin.ckpt"
     train({"package": packages["adamw"], "data": batch, "steps": 3, "save": saved}, "kotlin")
-    loads_in_the_reference(saved)
+    harness.loads_in_the_reference(saved)
 
 
 @pytest.mark.parametrize("limit", [2**30, 1000])
@@ -172,32 +151,31 @@ def test_100_kills_in_saves_lose_nothing(limit: int, tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    said = keeps_its_file_on_a_full_disk(kotlin_kit.command("saves", path, 2**30, "replace"), path)
+    words = kotlin_kit.command("saves", path, 2**30, "replace")
+    said = harness.keeps_its_file_on_a_full_disk(words, path)
     assert said.splitlines()[-1] == "file-not-written"
 
 
 def test_500_hostile_files_end_in_one_clear_error(
-    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+    packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
     saved = tmp_path / "good"
     train({"package": packages["adamw"], "data": batch, "steps": 1, "save": saved}, "kotlin")
     folder = tmp_path / "hostile"
     folder.mkdir()
-    checkpoints = damaged_checkpoints(folder, saved.read_bytes())
-    changed = damaged_packages(folder, packages["adamw"], 100, 110)
+    checkpoints = harness.damaged_checkpoints(folder, saved.read_bytes())
+    changed = harness.damaged_packages(folder, packages["adamw"], 100, 110)
     found = dict(line.split(" ", 1) for line in run("damaged", folder).splitlines())
     found = {name: answer for name, answer in found.items() if name[-3:].isdigit()}
     assert len(found) == len(checkpoints) + len(changed) >= 500
     assert [answer for answer in found.values() if answer.startswith("unclear")] == []
     # What Python does not read is refused; what it reads may differ in a bit of a value only.
     accepted = [path.name for path in checkpoints if found[path.name] == "loaded"]
-    assert [name for name in accepted if not readable(folder / name)] == []
+    assert [name for name in accepted if not harness.readable(folder / name)] == []
     assert sum(answer != "loaded" for answer in found.values()) > 0.6 * len(found)
 
 
-def test_memory_does_not_grow_over_10_000_steps(
-    packages: dict[str, Path], batch: dict[str, Any]
-) -> None:
+def test_memory_does_not_grow_over_10_000_steps(packages: Packages, batch: Saved) -> None:
     task = {"package": packages["adamw"], "data": batch, "steps": 10_000}
     resident = train(task, "kotlin")["resident"]
     # The second half against its start; the first warms up caches and the compiler.
@@ -214,7 +192,7 @@ def java(sources: list[Path], target: Path, name: str, *arguments: object) -> st
 
 
 def test_code_for_the_former_java_api_runs(
-    packages: dict[str, Path], batch: dict[str, Any], tmp_path: Path
+    packages: Packages, batch: Saved, tmp_path: Path
 ) -> None:
     package = packages["adamw"]
     image = next(iter(batch.values()))
@@ -223,7 +201,7 @@ def test_code_for_the_former_java_api_runs(
     losses = [float(line) for line in output.split()]
     task = {"package": package, "data": batch, "steps": 5, "save": tmp_path / "python.ckpt"}
     assert losses == train(task, "python")["losses"]
-    carried_over(package, tmp_path)
+    harness.carried_over(package, tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -260,9 +238,7 @@ def test_the_android_sample_compiles_against_android(compiled: Path) -> None:
         assert f"{name}.class" in names
 
 
-def test_the_guide_compiles_and_trains(
-    packages: dict[str, Path], compiled: Path, tmp_path: Path
-) -> None:
+def test_the_guide_compiles_and_trains(packages: Packages, compiled: Path, tmp_path: Path) -> None:
     """What the guide shows, as it stands there, twice: the second time it goes on."""
     shutil.copytree(packages["adamw"], tmp_path / "assets" / "package")
     rng = np.random.default_rng(1)
@@ -332,7 +308,7 @@ def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_signature_is_checked(packages: dict[str, Path], tmp_path: Path) -> None:
+def test_a_signature_is_checked(packages: Packages, tmp_path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 

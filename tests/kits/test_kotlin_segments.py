@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,45 +14,29 @@ import numpy as np
 import pytest
 
 from benchmarks.decoder.model import SHAPES, Shape, write_model
-from odtpack.adapters import AdapterSpec
-from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import kotlin_kit
-from tests.kits.harness import contents, goes_on_in_segments, needs
+from tests.kits.harness import Packages, Task, contents, goes_on_in_segments, needs
 from tests.kits.kotlin_kit import OPTIONS, command, run, save_batch, train
-from tests.kits.test_segments import HOSTILE, write_hostile
+from tests.kits.test_segments import HOSTILE, built, built_kinds, pages_of, write_hostile
 
 pytestmark = needs(kotlin_kit.unavailable())
 KINDS: dict[str, dict[str, Any]] = {
-    "float32": {},
-    "int8": {"base": "int8"},
-    "int4": {"base": "int4"},
-    "nf4": {"base": "nf4"},
-    "no arena": {"base": "int4", "sessions": "small"},
-    "kept": {"base": "int4", "keep_products": 4},
-}
+    "float32": {}, "int8": {"base": "int8"}, "int4": {"base": "int4"}, "nf4": {"base": "nf4"},
+    "no arena": {"base": "int4", "sessions": "small"}, "kept": {"base": "int4", "keep_products": 4},
+}  # fmt: skip
 STEPS = 7
 LONG = 192
 LARGER = Shape("larger", 3, 256, 4, 2, 704, 2000)
 
 
-def built(model: Path, folder: Path, **options: Any) -> Path:
-    build_package(
-        model, folder, loss="next_token", loss_options={"words": 300}, segments=True,
-        adapter=AdapterSpec("lora", ("*_proj",), (), 4, 8.0), **options,
-    )  # fmt: skip
-    return folder
-
-
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A decoder of three blocks, by how its base is stored."""
-    folder = tmp_path_factory.mktemp("segments")
-    model = write_model(SHAPES["small"], folder / "model")
-    return {name: built(model, folder / name, **options) for name, options in KINDS.items()}
+    return built_kinds(KINDS, tmp_path_factory.mktemp("segments"))
 
 
 def three_lengths(folder: Path) -> list[dict[str, Any]]:
@@ -72,7 +56,7 @@ def batches(tmp_path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_training_gives_the_bits_of_python(
-    name: str, packages: dict[str, Path], batches: list[dict[str, Any]], tmp_path: Path
+    name: str, packages: Packages, batches: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     task = {"package": packages[name], "batches": batches, "steps": STEPS, "rate": 0.01}
     kotlin, python = (
@@ -87,12 +71,12 @@ def test_a_training_gives_the_bits_of_python(
 
 
 def test_a_training_begun_in_one_goes_on_in_the_other(
-    packages: dict[str, Path], batches: list[dict[str, Any]], tmp_path: Path
+    packages: Packages, batches: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     goes_on_in_segments(train, "kotlin", packages["int4"], batches, tmp_path)
 
 
-def test_one_model_for_inference_is_refused(packages: dict[str, Path], tmp_path: Path) -> None:
+def test_one_model_for_inference_is_refused(packages: Packages, tmp_path: Path) -> None:
     code, message = run("export", packages["int4"], tmp_path / "model.onnx").split("\n", 1)
     assert code == "segments-unsupported"
     assert "odtpack adapter export" in message
@@ -100,7 +84,7 @@ def test_one_model_for_inference_is_refused(packages: dict[str, Path], tmp_path:
 
 
 def test_segments_that_contradict_themselves_are_refused(
-    packages: dict[str, Path], tmp_path: Path
+    packages: Packages, tmp_path: Path
 ) -> None:
     for what in (*HOSTILE, "nothing"):
         write_hostile(packages["int4"], tmp_path / what.replace(" ", "-"), what)
@@ -109,7 +93,7 @@ def test_segments_that_contradict_themselves_are_refused(
     assert found == dict.fromkeys((what.replace(" ", "-") for what in HOSTILE), "segments-invalid")
 
 
-def test_weights_stay_clean_pages_of_their_file(packages: dict[str, Path], tmp_path: Path) -> None:
+def test_weights_stay_clean_pages_of_their_file(packages: Packages, tmp_path: Path) -> None:
     """Nothing is copied: not a byte of the mapping is the process's own."""
     package = packages["float32"]
     subprocess.run(["sync", package / "segments.weights"], check=True)
@@ -118,12 +102,12 @@ def test_weights_stay_clean_pages_of_their_file(packages: dict[str, Path], tmp_p
     task = {"package": package, "data": data, "steps": 10**6}
     child = subprocess.Popen(command("train", json.dumps(task, default=str)))
     try:
-        size = (package / "segments.weights").stat().st_size // 1024
+        size = (package / "segments.weights").stat().st_size
         deadline = time.monotonic() + 60
-        figures: dict[str, int] = {}
-        while figures.get("Rss", 0) < 0.9 * size and time.monotonic() < deadline:
+        figures = Counter[str]()
+        while figures["Rss"] < 0.9 * size and time.monotonic() < deadline:
             time.sleep(0.2)
-            figures = _mapping(child.pid, "segments.weights")
+            figures = pages_of(child.pid, package / "segments.weights")
     finally:
         child.kill()
         child.wait()
@@ -154,7 +138,7 @@ def test_the_plan_is_what_an_app_needs(tmp_path: Path) -> None:
     assert measured[1] - java == pytest.approx(planned[1], rel=0.05)
 
 
-def _need(task: dict[str, Any]) -> int:
+def _need(task: Task) -> int:
     """Anonymous memory of a training at its peak, above that of Java without ONNX Runtime."""
     # The heap of Java stands from the start, and what is freed goes back at once, as on phones.
     options = (*OPTIONS, "-Xms512m", "-XX:+AlwaysPreTouch")
@@ -175,16 +159,3 @@ def _need(task: dict[str, Any]) -> int:
     # Memory does not grow with the steps.
     assert found["resident"][-1] - found["resident"][4] < 4 * 2**20
     return int(peaks["VmHWM"] - peaks["RssFile"] - found["before"])
-
-
-def _mapping(pid: int, file: str) -> dict[str, int]:
-    """Kilobytes of the mappings of a file, by what the system says of them."""
-    found: dict[str, int] = {}
-    ours = False
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
-            ours = line.endswith(file)
-        elif ours and line.endswith(" kB"):
-            name, number = line.removesuffix(" kB").split(":")
-            found[name] = found.get(name, 0) + int(number)
-    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,33 +14,13 @@ import pytest
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.optimizers import make_optimizer
-from odtpack_runtime import (
-    CheckpointState,
-    load_adapter,
-    save_adapter,
-)
+from odtpack_runtime import CheckpointState, load_adapter, save_adapter
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.kits import harness
 from tests.kits.cases import CASES
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
-from tests.kits.harness import (
-    OPTIONS,
-    STEPS,
-    Batch,
-    carried_over,
-    contents,
-    damaged_checkpoints,
-    damaged_packages,
-    full_disk,
-    loads_in_the_reference,
-    needs_reference,
-    passes,
-    readable,
-    save_batch,
-    train,
-    with_step_model_of,
-)
+from tests.kits.harness import OPTIONS, STEPS, Batch, Packages, Task, contents, train
 from tests.kits.kills import loses_nothing
 from tests.packages.samples import build
 from tests.runtime.checkpoint_samples import Foreign
@@ -52,17 +31,12 @@ batches, job, packages = harness.batches, harness.job, harness.packages
 
 
 def test_the_conformance_suite_passes_to_the_bit(native: Any, suite: Path) -> None:
-    passes(suite, native.run("conformance", suite))
+    harness.passes(suite, native.run("conformance", suite))
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_training_gives_the_bits_of_python(
-    native: Any,
-    name: str,
-    packages: dict[str, Path],
-    batches: list[Batch],
-    job: dict[str, Any],
-    tmp_path: Path,
+    native: Any, name: str, packages: Packages, batches: list[Batch], job: Task, tmp_path: Path
 ) -> None:
     found = native.measure({**job, "package": packages[name], "save": "kit.ckpt"}, tmp_path)
     losses, loss = train(packages[name], batches, STEPS, tmp_path / "python.ckpt")
@@ -73,7 +47,7 @@ def test_a_training_gives_the_bits_of_python(
 
 
 def test_an_app_may_ask_for_gradients_after_steps_of_the_step_model(
-    layer: Any, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
+    layer: Any, packages: Packages, batches: list[Batch], job: Task, tmp_path: Path
 ) -> None:
     """The first call that asks for them closes the step model; nothing else changes."""
     task = {**job, "package": packages["step model"], "save": "kit.ckpt"}
@@ -90,7 +64,7 @@ def test_gradients_take_no_memory_with_a_step_model(layer: Any, tmp_path: Path) 
     package = tmp_path / "package"
     build_package(zoo.mlp(widths), package, loss="cross_entropy")
     rng = np.random.default_rng(3)
-    batch = save_batch(tmp_path / "batch", {
+    batch = harness.save_batch(tmp_path / "batch", {
         "input": rng.standard_normal((8, widths[0]), dtype=np.float32),
         "labels": rng.integers(0, widths[-1], 8),
     })  # fmt: skip
@@ -106,17 +80,13 @@ def test_gradients_take_no_memory_with_a_step_model(layer: Any, tmp_path: Path) 
     "other", [{"optimizer": make_optimizer("sgd", {})}, OPTIONS["sgd"], OPTIONS["groups"]]
 )
 def test_a_step_model_of_another_optimizer_is_refused(
-    layer: Any,
-    other: dict[str, Any],
-    packages: dict[str, Path],
-    job: dict[str, Any],
-    tmp_path: Path,
+    layer: Any, other: dict[str, Any], packages: Packages, job: Task, tmp_path: Path
 ) -> None:
     folder = tmp_path / "package"
     shutil.copytree(packages["step model"], folder)
     model = zoo.cnn(size=8, width=(4, 8), classes=3)
     wrong = Package.open(build(tmp_path / "other", model, step_model="always", **other))
-    with_step_model_of(wrong, folder)
+    harness.with_step_model_of(wrong, folder)
     (tmp_path / "job.json").write_text(json.dumps({**job, "package": folder}, default=str))
     done = layer.run("measure", tmp_path / "job.json")
     assert done.returncode == 2
@@ -125,12 +95,7 @@ def test_a_step_model_of_another_optimizer_is_refused(
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "groups", "step model"])
 def test_a_training_begun_in_one_goes_on_in_the_other(
-    native: Any,
-    name: str,
-    packages: dict[str, Path],
-    batches: list[Batch],
-    job: dict[str, Any],
-    tmp_path: Path,
+    native: Any, name: str, packages: Packages, batches: list[Batch], job: Task, tmp_path: Path
 ) -> None:
     package, half = packages[name], STEPS // 2
     assert half % len(batches) == 0
@@ -146,16 +111,16 @@ def test_a_training_begun_in_one_goes_on_in_the_other(
     assert contents(tmp_path / "end") == contents(tmp_path / "whole")
 
 
-@needs_reference
+@harness.needs_reference
 def test_a_checkpoint_loads_in_the_reference(
-    native: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    native: Any, packages: Packages, job: Task, tmp_path: Path
 ) -> None:
     native.measure({**job, "package": packages["adamw"], "save": "kit.ckpt"}, tmp_path)
-    loads_in_the_reference(tmp_path / "kit.ckpt")
+    harness.loads_in_the_reference(tmp_path / "kit.ckpt")
 
 
 def test_memory_does_not_grow_over_10_000_steps(
-    native: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    native: Any, packages: Packages, job: Task, tmp_path: Path
 ) -> None:
     found = native.measure({**job, "package": packages["adamw"], "count": 10_000}, tmp_path)
     after = found["anonymous_bytes_by_tenth"]
@@ -173,7 +138,7 @@ def test_100_kills_in_saves_lose_nothing(native: Any, external_above: int, tmp_p
 
 
 def test_a_full_disk_leaves_the_checkpoint_as_it_was(
-    native: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    native: Any, packages: Packages, job: Task, tmp_path: Path
 ) -> None:
     saved = tmp_path / "state"
     shutil.copy(packages["adamw"] / "checkpoint", saved)
@@ -181,7 +146,7 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(
     task = {**job, "package": packages["adamw"], "save": saved.name}
     (tmp_path / "job.json").write_text(json.dumps(task, default=str))
 
-    done = native.run("measure", tmp_path / "job.json", **full_disk(1000))
+    done = native.run("measure", tmp_path / "job.json", **harness.full_disk(1000))
     assert done.returncode == 2
     assert "code: file-not-written" in done.stderr
     assert saved.read_bytes() == before
@@ -218,34 +183,27 @@ def test_an_adapter_is_written_and_read(layer: Any, tmp_path: Path) -> None:
 
 
 def test_500_hostile_files_are_refused_and_crash_nothing(
-    layer: Any, packages: dict[str, Path], batches: list[Batch], tmp_path: Path
+    layer: Any, packages: Packages, batches: list[Batch], tmp_path: Path
 ) -> None:
     train(packages["adamw"], batches, 2, tmp_path / "good")
     harmful = (make(Foreign()) for make in CORRUPT.values())
-    checkpoints = damaged_checkpoints(tmp_path, (tmp_path / "good").read_bytes(), harmful)
-    folders = damaged_packages(tmp_path, packages["adamw"], 160, 160)
-    lines = [f"checkpoint {path}" for path in checkpoints] + [f"package {path}" for path in folders]
-    assert len(lines) >= 500
-    done = layer.run("hostile", input="\n".join([*lines, f"package {packages['adamw']}"]))
-    answers = done.stdout.splitlines()
-    assert done.returncode == 0, lines[len(answers)] + "\n" + done.stderr[-4000:]
-    assert answers.pop() == "accepted"
-    assert len(answers) == len(lines)
-    assert all(re.fullmatch(r"accepted|refused [a-z-]+", answer) for answer in answers)
+    checkpoints = harness.damaged_checkpoints(tmp_path, (tmp_path / "good").read_bytes(), harmful)
+    folders = harness.damaged_packages(tmp_path, packages["adamw"], 160, 160)
+    answers = harness.answers_to_hostile(layer.run, packages["adamw"], checkpoints, folders)
     stricter = 0  # the reader asks for alignment, and Python's does not
     for path, answer in zip(checkpoints, answers, strict=False):
         if answer == "accepted":  # what was read is what is there: it was saved again
             assert contents(path.with_name(f"{path.name}.again")) == contents(path), path.name
         else:
-            stricter += readable(path)
+            stricter += harness.readable(path)
     assert stricter <= 5
     assert sum(answer.startswith("refused") for answer in answers) > 0.6 * len(answers)
 
 
 def test_code_for_the_former_api_compiles_and_trains(
-    layer: Any, packages: dict[str, Path], batches: list[Batch], tmp_path: Path
+    layer: Any, packages: Packages, batches: list[Batch], tmp_path: Path
 ) -> None:
-    save_batch(tmp_path / "batch", batches[0])
+    harness.save_batch(tmp_path / "batch", batches[0])
     image = next(iter(batches[0]))
     files = [tmp_path / "batch" / f"{name}.bin" for name in (image, "labels")]
     package = packages["adamw"]
@@ -253,7 +211,7 @@ def test_code_for_the_former_api_compiles_and_trains(
     assert done.returncode == 0, done.stderr
     losses = [float(line) for line in done.stdout.split()]
     assert losses == train(package, batches[:1], 12, tmp_path / "python.ckpt")[0]
-    carried_over(package, tmp_path)
+    harness.carried_over(package, tmp_path)
 
 
 def test_what_is_wrong_is_refused_and_changes_nothing(layer: Any, tmp_path: Path) -> None:

@@ -57,17 +57,12 @@ def open_module(folder: Path, case: dict[str, Any]) -> tuple[Package, Module, Op
     package = Package.open(folder / case["package"])
     models = {key: folder / path for key, path in case.get("models", {}).items()}
     training = models.get("training_model", package.training_model)
-    module = Module(
-        training,
-        CheckpointState.load_checkpoint(folder / case["checkpoint"]),
-        models.get("eval_model", package.eval_model),
-        session_options=default_session_options(training, threads=THREADS),
-    )
-    return (
-        package,
-        module,
-        Optimizer(models.get("optimizer_model", package.optimizer_model), module),
-    )
+    state = CheckpointState.load_checkpoint(folder / case["checkpoint"])
+    evaluation = models.get("eval_model", package.eval_model)
+    options = default_session_options(training, threads=THREADS)
+    module = Module(training, state, evaluation, session_options=options)
+    optimizer = Optimizer(models.get("optimizer_model", package.optimizer_model), module)
+    return package, module, optimizer
 
 
 def test_two_runs(tmp_path: Path) -> None:

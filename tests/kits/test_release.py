@@ -352,13 +352,8 @@ def test_the_bill_of_materials_and_the_pom(dist: Path) -> None:
         assert text in (ROOT / file).read_text(), file
     pom = next((dist / "maven").rglob("odtpack-0*.pom")).read_text()
     for part in (
-        "<licenses>",
-        "<developers>",
-        "<scm>",
-        "<url>",
-        "kotlin-stdlib",
-        "flatbuffers-java",
-    ):
+        "<licenses>", "<developers>", "<scm>", "<url>", "kotlin-stdlib", "flatbuffers-java",
+    ):  # fmt: skip
         assert part in pom
     (jar,) = (dist / "maven").rglob("odtpack-0*-sources.jar")
     assert "org/odtpack/OrtTrainingSession.kt" in finish(["jar", "tf", str(jar)])

@@ -21,31 +21,34 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import save_batch
-from tests.kits.harness import contents, train
+from tests.kits.harness import Batch, Packages, Task, contents, train
 
 pytestmark = pytest.mark.kits
 KINDS: dict[str, dict[str, Any]] = {
-    "float32": {},
-    "int8": {"base": "int8"},
-    "int4": {"base": "int4"},
-    "no arena": {"base": "int4", "sessions": "small"},
-    "kept": {"base": "int4", "keep_products": 4},
+    "float32": {}, "int8": {"base": "int8"}, "int4": {"base": "int4"},
+    "no arena": {"base": "int4", "sessions": "small"}, "kept": {"base": "int4", "keep_products": 4},
     "kept, no arena": {"base": "int4", "keep_products": 4, "sessions": "small"},
-}
-Batch = dict[str, np.ndarray[Any, Any]]
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A decoder of three blocks, by how its base is stored."""
-    folder = tmp_path_factory.mktemp("segments")
+    return built_kinds(KINDS, tmp_path_factory.mktemp("segments"))
+
+
+def built_kinds(kinds: dict[str, dict[str, Any]], folder: Path) -> Packages:
     model = write_model(SHAPES["small"], folder / "model")
-    for name, options in KINDS.items():
-        build_package(
-            model, folder / name, loss="next_token", loss_options={"words": 300}, segments=True,
-            adapter=AdapterSpec("lora", ("*_proj",), (), 4, 8.0), **options,
-        )  # fmt: skip
-    return {name: folder / name for name in KINDS}
+    return {name: built(model, folder / name, **options) for name, options in kinds.items()}
+
+
+def built(model: Path, folder: Path, words: int = 300, **options: Any) -> Path:
+    """A package of a decoder with an adapter of rank 4, which is trained segment by segment."""
+    build_package(
+        model, folder, loss="next_token", loss_options={"words": words}, segments=True,
+        adapter=AdapterSpec("lora", ("*_proj",), (), 4, 8.0), **options,
+    )  # fmt: skip
+    return folder
 
 
 @pytest.fixture
@@ -69,9 +72,8 @@ def job(batches: list[Batch], tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_training_gives_the_bits_of_python(
-    name: str, kit: Any, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any],
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    name: str, kit: Any, packages: Packages, batches: list[Batch], job: Task, tmp_path: Path
+) -> None:
     found = kit.measure({**job, "package": packages[name]}, tmp_path)
     losses, evaluated = train(packages[name], batches, 7, tmp_path / "python.ckpt")
     assert found["losses"] == losses
@@ -81,7 +83,7 @@ def test_a_training_gives_the_bits_of_python(
 
 
 def test_a_training_begun_in_one_goes_on_in_the_other(
-    kit: Any, packages: dict[str, Path], batches: list[Batch], job: dict[str, Any], tmp_path: Path
+    kit: Any, packages: Packages, batches: list[Batch], job: Task, tmp_path: Path
 ) -> None:
     package = packages["int4"]
     job = {**job, "package": package, "count": 3}
@@ -97,9 +99,7 @@ def test_a_training_begun_in_one_goes_on_in_the_other(
 
 
 @pytest.mark.parametrize("kit", ["cpp"], indirect=True)
-def test_under_sanitizers(
-    kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
-) -> None:
+def test_under_sanitizers(kit: Any, packages: Packages, job: Task, tmp_path: Path) -> None:
     job = {**job, "package": packages["int4"], "resume": 2}
     found = [kit.measure(job, tmp_path, variant)["losses"] for variant in ("native", "sanitized")]
     assert found[0] == found[1]
@@ -107,7 +107,7 @@ def test_under_sanitizers(
 
 
 def test_one_model_for_inference_is_refused(
-    kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    kit: Any, packages: Packages, job: Task, tmp_path: Path
 ) -> None:
     job = {**job, "package": packages["int4"], "export": tmp_path / "model.onnx"}
     (tmp_path / "job.json").write_text(json.dumps(job, default=str))
@@ -174,7 +174,7 @@ def write_hostile(source: Path, folder: Path, what: str) -> None:
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_segments_that_contradict_themselves_are_refused(
-    what: str, kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path
+    what: str, kit: Any, packages: Packages, job: Task, tmp_path: Path
 ) -> None:
     package = tmp_path / "package"
     write_hostile(packages["int4"], package, what)
@@ -187,12 +187,8 @@ def test_segments_that_contradict_themselves_are_refused(
 
 def test_mapped_weights_stay_clean_and_are_given_back(kit: Any, tmp_path: Path) -> None:
     """Those of a large vocabulary too, which are given back while they are read."""
-    package = tmp_path / "package"
-    build_package(
-        write_model(Shape("wide", 1, 64, 2, 1, 128, 80_000), tmp_path / "model"), package,
-        loss="next_token", loss_options={"words": 8000}, segments=True,
-        adapter=AdapterSpec("lora", ("*_proj",), (), 4, 8.0),
-    )  # fmt: skip
+    model = write_model(Shape("wide", 1, 64, 2, 1, 128, 80_000), tmp_path / "model")
+    package = built(model, tmp_path / "package", words=8000)
     size = (package / "segments.weights").stat().st_size
     assert size > 20 * 10**6
     ids = np.random.default_rng(2).integers(0, 80_000, (2, 40))
@@ -238,7 +234,7 @@ def pages_of(pid: int, path: Path) -> Counter[str]:
 
 @pytest.mark.parametrize("name", ["float32", "int4", "no arena", "kept", "kept, no arena"])
 def test_the_plan_is_what_an_app_needs(
-    name: str, kit: Any, packages: dict[str, Path], job: dict[str, Any], tmp_path: Path,
+    name: str, kit: Any, packages: Packages, job: Task, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """In a first life with evaluations, a save, and a second one that resumes."""
@@ -248,10 +244,8 @@ def test_the_plan_is_what_an_app_needs(
     package = Package.open(packages[name])
     ids = np.random.default_rng(2).integers(0, SHAPES["small"].words, (4, 192))
     batch = save_batch(tmp_path, {"input_ids": ids, "labels": ids})
-    found = kit.measure(
-        {**job, "package": package.path, "steps": [batch], "evaluate_first": True, "resume": 3},
-        tmp_path,
-    )
+    task = {"package": package.path, "steps": [batch], "evaluate_first": True, "resume": 3}
+    found = kit.measure({**job, **task}, tmp_path)
     peaks = [phase["peak_anonymous_bytes"] for phase in found["phases"].values()]
     need = max(peaks) - found["before_anonymous_bytes"]
     plan = plan_memory(package, dict.fromkeys(("input_ids", "labels"), ids.shape), threads=1)

@@ -13,6 +13,7 @@ import pytest
 from odtpack.build import build_package
 from tests import zoo
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
+from tests.kits.harness import Task
 
 pytestmark = pytest.mark.kits
 VARIABLE = "ORT_DISABLE_TELEMETRY"
@@ -20,7 +21,7 @@ KEPT = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "JAVA_HOME", "ODTPACK_SWIFT", "
 
 
 def _program(kit: Any) -> Callable[[dict[str, Any], Path], None]:
-    def train(task: dict[str, Any], folder: Path) -> None:
+    def train(task: Task, folder: Path) -> None:
         inputs = [{"name": name, **each} for name, each in task["data"].items()]
         steps = [{"inputs": inputs}]
         job = {"package": "package", "steps": steps, "evaluation": steps[0], "threads": 1}

@@ -65,9 +65,12 @@ EXPORTS: dict[str, Callable[[Path], str]] = {
 }
 """What exports ``package`` of a folder as ``m.onnx``, and returns what it says is wrong."""
 
+Kit = Callable[..., tuple[str, str]]
+"""Gives the answer to a command, and what is said of it."""
+
 
 @pytest.fixture(params=KITS)
-def kit(request: pytest.FixtureRequest) -> Callable[..., tuple[str, str]]:
+def kit(request: pytest.FixtureRequest) -> Kit:
     unavailable, run = KITS[request.param]
     if reason := unavailable():
         pytest.skip(reason)
@@ -92,10 +95,7 @@ def test_a_digest_is_right_elsewhere(variant: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("above", [2**30, 64], ids=["one file", "external data"])
 def test_digests_travel_both_ways(
-    kit: Callable[..., tuple[str, str]],
-    above: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    kit: Kit, above: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", above)
     data = sample()
@@ -116,9 +116,7 @@ def test_digests_travel_both_ways(
         assert all(content.properties[name] == value for name, value in back.properties.items())
 
 
-def test_the_kind_of_an_optimizer_goes_with_its_state(
-    kit: Callable[..., tuple[str, str]], tmp_path: Path
-) -> None:
+def test_the_kind_of_an_optimizer_goes_with_its_state(kit: Kit, tmp_path: Path) -> None:
     """onnxruntime-training keeps the property where it saves a file without the state again."""
     data = CheckpointData({"w": np.ones(3, np.float32)}, {}, properties={OPTIMIZER_PROPERTY: "sgd"})
     write_checkpoint(tmp_path / "c", data)
@@ -129,7 +127,7 @@ def test_the_kind_of_an_optimizer_goes_with_its_state(
 
 
 @pytest.mark.parametrize("above", [2**40, 64], ids=["one file", "external data"])
-def test_large_tensors(kit: Callable[..., tuple[str, str]], above: int, tmp_path: Path) -> None:
+def test_large_tensors(kit: Kit, above: int, tmp_path: Path) -> None:
     """They are hashed while they are written, in pieces."""
     large = np.random.default_rng(0).random(3_000_000, np.float32)
     data = CheckpointData({"a": large, "b": large[:-5] + 1}, {"c": large[:5_000]})
@@ -141,15 +139,13 @@ def test_large_tensors(kit: Callable[..., tuple[str, str]], above: int, tmp_path
     assert kit("load", tmp_path / "kit") == ("checked", "")
 
 
-def test_a_file_without_a_digest_loads_unchecked(
-    kit: Callable[..., tuple[str, str]], tmp_path: Path
-) -> None:
+def test_a_file_without_a_digest_loads_unchecked(kit: Kit, tmp_path: Path) -> None:
     f = Foreign()
     (tmp_path / "c").write_bytes(f.finish([f.tensor()]))
     assert kit("load", tmp_path / "c") == ("unchecked", "")
 
 
-def test_damage_is_refused_and_named(kit: Callable[..., tuple[str, str]], tmp_path: Path) -> None:
+def test_damage_is_refused_and_named(kit: Kit, tmp_path: Path) -> None:
     path = tmp_path / "c"
     write_checkpoint(path, sample())
     good = path.read_bytes()
@@ -167,9 +163,7 @@ def test_damage_is_refused_and_named(kit: Callable[..., tuple[str, str]], tmp_pa
     assert kit("load", path)[0] == "checkpoint-corrupt"
 
 
-def test_what_is_loaded_is_what_was_saved(
-    kit: Callable[..., tuple[str, str]], tmp_path: Path
-) -> None:
+def test_what_is_loaded_is_what_was_saved(kit: Kit, tmp_path: Path) -> None:
     """Some bits are flipped, of which not all are ever read."""
     path = tmp_path / "c"
     write_checkpoint(path, sample())
@@ -193,9 +187,7 @@ def test_what_is_loaded_is_what_was_saved(
 
 
 @pytest.mark.parametrize("above", [2**30, 64], ids=["one file", "external data"])
-def test_the_save_before_is_kept_and_gone_back_to(
-    kit: Callable[..., tuple[str, str]], above: int, tmp_path: Path
-) -> None:
+def test_the_save_before_is_kept_and_gone_back_to(kit: Kit, above: int, tmp_path: Path) -> None:
     path = tmp_path / "trained"
     for value in (1, 2, 3):
         array = np.full(99, value, np.float32)
@@ -226,9 +218,7 @@ def test_the_save_before_is_kept_and_gone_back_to(
 
 
 @pytest.mark.parametrize("above", [2**30, 64], ids=["one file", "external data"])
-def test_a_save_keeps_permissions_and_links(
-    kit: Callable[..., tuple[str, str]], above: int, tmp_path: Path
-) -> None:
+def test_a_save_keeps_permissions_and_links(kit: Kit, above: int, tmp_path: Path) -> None:
     start, path, link = tmp_path / "start", tmp_path / "trained", tmp_path / "link"
     write_checkpoint(start, CheckpointData({"w": np.zeros(99, np.float32)}, {}))
     write_checkpoint(path, CheckpointData({"w": np.ones(99, np.float32)}, {}))

@@ -46,12 +46,9 @@ class Folder:
     def tensor(self, name: str, array: Array) -> dict[str, Any]:
         """Append a tensor to the raw data; return how ``case.json`` refers to it."""
         entry = {
-            "name": name,
-            "dtype": array.dtype.name,
-            "shape": list(array.shape),
-            "file": "data.bin",
+            "name": name, "dtype": array.dtype.name, "shape": list(array.shape), "file": "data.bin",
             "offset": len(self.data),
-        }
+        }  # fmt: skip
         self.data += np.ascontiguousarray(array).tobytes()
         return entry
 
@@ -67,6 +64,10 @@ class Folder:
         return {"name": self.path.name, "kind": self.content["kind"]}
 
 
+def save(state: CheckpointState, path: Path, **options: bool) -> None:
+    CheckpointState.save_checkpoint(state, path, include_optimizer_state=True, **options)
+
+
 class Run:
     """A package in training, as the case tells it."""
 
@@ -76,16 +77,13 @@ class Run:
         paths = {key: package.path / name for key, name in case.through.items()}
         training = paths.get("training_model", package.training_model)
         self.state = CheckpointState.load_checkpoint(checkpoint or package.checkpoint)
+        options = default_session_options(training, threads=THREADS)
         self.module = Module(
-            training,
-            self.state,
-            paths.get("eval_model", package.eval_model),
-            session_options=default_session_options(training, threads=THREADS),
-            step_model_uri=package.step_model,
-        )
-        self.optimizer = Optimizer(
-            paths.get("optimizer_model", package.optimizer_model), self.module
-        )
+            training, self.state, paths.get("eval_model", package.eval_model),
+            session_options=options, step_model_uri=package.step_model,
+        )  # fmt: skip
+        model = paths.get("optimizer_model", package.optimizer_model)
+        self.optimizer = Optimizer(model, self.module)
         self.scheduler = None
         if case.learning_rate is not None:
             self.optimizer.set_learning_rate(case.learning_rate)
@@ -101,12 +99,9 @@ class Run:
         outputs = results[1:] if isinstance(results, tuple) else ()
         names = self.module.output_names()[1:]
         entry = {
-            "inputs": folder.tensors(self.module.input_names(), batch),
-            "loss": loss_of(results),
-            "outputs": folder.tensors(names, outputs),
-            "update": update,
-            "reset": update,
-        }
+            "inputs": folder.tensors(self.module.input_names(), batch), "loss": loss_of(results),
+            "outputs": folder.tensors(names, outputs), "update": update, "reset": update,
+        }  # fmt: skip
         if self.module.skipped_steps > skipped:
             entry |= {"loss": None, "outputs": [], "not_finite": self.module.last_not_finite.code}
         if update:
@@ -128,20 +123,13 @@ class Run:
         )  # fmt: skip
         for name, value in self.case.properties.items():
             self.state.properties[name] = value
-        CheckpointState.save_checkpoint(
-            self.state, folder.path / "after.ckpt", include_optimizer_state=True
-        )
-        evaluation = {
-            "inputs": folder.tensors(self.module.input_names(), batch),
-            "loss": loss_of(results),
-            "accuracy": found.accuracy,
-        }
+        save(self.state, folder.path / "after.ckpt")
+        inputs = folder.tensors(self.module.input_names(), batch)
         return {
-            "evaluation": evaluation,
-            "properties": dict(self.case.properties),
-            "after": "after.ckpt",
+            "evaluation": {"inputs": inputs, "loss": loss_of(results), "accuracy": found.accuracy},
+            "properties": dict(self.case.properties), "after": "after.ckpt",
             "export": self._export(folder, batch),
-        }
+        }  # fmt: skip
 
     def _export(self, folder: Folder, batch: Batch) -> dict[str, Any] | None:
         info = self.package.manifest.inference
@@ -203,7 +191,7 @@ def write_resume(
     for batch in batches[:3]:
         first.step(Folder(folder.path, {}), batch, update=True)
     start = folder.path / "before.ckpt"
-    CheckpointState.save_checkpoint(first.state, start, include_optimizer_state=True)
+    save(first.state, start)
     resumed = dataclasses.replace(case, learning_rate=None, schedule=None)
     run = Run(resumed, package, start)
     run.scheduler = LRScheduler.restore(run.optimizer)
@@ -248,9 +236,8 @@ def write_self_checks(out: Path) -> Iterator[dict[str, Any]]:
     package = build(CASES["sgd"], folder.path / "package")
     info = package.manifest.self_check
     losses = (*info.losses[:3], info.losses[3] + 1.0, info.losses[4])
-    wrong = dataclasses.replace(
-        package.manifest, self_check=dataclasses.replace(info, losses=losses)
-    )
+    check = dataclasses.replace(info, losses=losses)
+    wrong = dataclasses.replace(package.manifest, self_check=check)
     (package.path / "manifest.json").write_text(wrong.to_json())
     folder.content = {"kind": "self_check", "package": "package", "code": "self-check-failed"}
     yield folder.close()
@@ -270,16 +257,11 @@ def write_recoveries(out: Path) -> Iterator[dict[str, Any]]:
     for index, batch in enumerate(_batches(case, 5), 1):
         run.step(Folder(saves, {}), batch, update=True)
         if index in (3, 5):
-            CheckpointState.save_checkpoint(
-                run.state, saves / "trained", include_optimizer_state=True, keep_previous=True
-            )
+            save(run.state, saves / "trained", keep_previous=True)
     good = (saves / "trained").read_bytes()
     middle = len(good) // 2
-    damaged = {
-        "changed": good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :],
-        "cut": good[:middle],
-        "missing": None,
-    }
+    changed = good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :]
+    damaged = {"changed": changed, "cut": good[:middle], "missing": None}
     for name, data in damaged.items():
         folder = open_folder(out, f"recover_{name}")
         folder.content = {
@@ -343,16 +325,12 @@ def _head(kind: str, case: Case, checkpoint: str) -> dict[str, Any]:
         name, settings, rate = case.schedule
         schedule = {"kind": name, "settings": dict(settings), "initial_lr": rate}
     return {
-        "kind": kind,
-        "package": "package",
+        "kind": kind, "package": "package",
         "models": {key: f"package/{name}" for key, name in case.through.items()},
-        "checkpoint": checkpoint,
-        "step_model": case.build.get("step_model") == "always",
-        "exact": True,
-        "tolerance": case.tolerance,
-        "learning_rate": case.learning_rate,
+        "checkpoint": checkpoint, "step_model": case.build.get("step_model") == "always",
+        "exact": True, "tolerance": case.tolerance, "learning_rate": case.learning_rate,
         "schedule": schedule,
-    }
+    }  # fmt: skip
 
 
 def _batches(case: Case, count: int) -> Iterator[Batch]:

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from odtpack.choices import OrtFormat, Platform, Style
 from odtpack.fit.finalists import Surroundings, recipe_text
@@ -26,6 +25,7 @@ from tests.cli.conftest import arrays, assert_refused, tree
 from tests.programs import ran
 from tests.recipe.conftest import RECIPE, Run, Write, run
 from tests.refused import refused
+from tests.simulator.graphs import parsed
 from tests.test_docs import prepare_encoder
 
 FULL = """
@@ -124,27 +124,19 @@ def test_one_option_of_the_recipes_own_loss_and_optimizer(
     assert content["optimizer"]["nesterov"] is True
 
 
-@pytest.mark.parametrize(
-    ("more", "options", "code", "words"),
-    [
-        ("labelsmoothing = 1\n", (), "recipe-invalid", ("label_smoothing", "recipe.toml:6")),
-        ("[optimizer]\nkind = 'sgd'", ("--beta1", 0.5), "option-not-used", ("--beta1",)),
-        ("", ("--beta1", 1.5), "bad-hyperparameter", ("beta1",)),
-        ("", ("--accumulate", 0), "bad-accumulation", ("accumulation_steps is 0",)),
-        ("", ("--onnxruntime", "new"), "bad-version", ("'new'",)),
-        ("", ("--onnxruntime", "1.8"), "target-cannot-load", ("1.8", "opset 14")),
-        ("[target]\nonnxruntime = '1.7'", (), "target-too-old", ("1.7", "1.8")),
-    ],
-)
+@pytest.mark.parametrize(("more", "options", "code", "words"), [
+    ("labelsmoothing = 1\n", (), "recipe-invalid", ("label_smoothing", "recipe.toml:6")),
+    ("[optimizer]\nkind = 'sgd'", ("--beta1", 0.5), "option-not-used", ("--beta1",)),
+    ("", ("--beta1", 1.5), "bad-hyperparameter", ("beta1",)),
+    ("", ("--accumulate", 0), "bad-accumulation", ("accumulation_steps is 0",)),
+    ("", ("--onnxruntime", "new"), "bad-version", ("'new'",)),
+    ("", ("--onnxruntime", "1.8"), "target-cannot-load", ("1.8", "opset 14")),
+    ("[target]\nonnxruntime = '1.7'", (), "target-too-old", ("1.7", "1.8")),
+])  # fmt: skip
 def test_refused(
-    run: Run,
-    folder: Path,
-    write: Write,
-    more: str,
-    options: tuple[object, ...],
-    code: str,
+    run: Run, folder: Path, write: Write, more: str, options: tuple[object, ...], code: str,
     words: tuple[str, ...],
-) -> None:
+) -> None:  # fmt: skip
     assert_refused(run("build", "--recipe", write(more), *options), code, *words)
     assert not (folder / "package").exists()
 
@@ -160,18 +152,11 @@ def test_no_place_for_the_package(run: Run, folder: Path) -> None:
 
 
 def _linear(path: Path, opset: int, ir_version: int) -> None:
-    weight = numpy_helper.from_array(np.ones((3, 3), np.float32), "weight")
-    shape = ["batch", 3]
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["input", "weight"], ["output"])],
-        "linear",
-        [helper.make_tensor_value_info("input", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("output", TensorProto.FLOAT, shape)],
-        [weight],
-    )
-    proto = onnx.ModelProto(ir_version=ir_version, graph=graph)
-    proto.opset_import.add(domain="", version=opset)
-    onnx.save(proto, path)
+    text = f"""<ir_version: {ir_version}, opset_import: ["": {opset}]>
+        linear (float[batch, 3] input) => (float[batch, 3] output) {{
+            output = MatMul (input, weight)
+        }}"""
+    onnx.save(parsed(text, {"weight": np.ones((3, 3), np.float32)}), path)
 
 
 class TestTarget:
@@ -196,9 +181,8 @@ class TestTarget:
 
 class TestIfChanged:
     def build(self, run: Run, folder: Path, *options: object) -> bool:
-        outcome = run(
-            "build", "--recipe", folder / "recipe.toml", "--if-changed", "--json", *options, code=0
-        )
+        command = "build", "--recipe", folder / "recipe.toml", "--if-changed", "--json"
+        outcome = run(*command, *options, code=0)
         content = outcome.json()
         assert content["cache_key"] in outcome.err
         built = content["built"]
@@ -266,6 +250,11 @@ def _keys(folder: Path) -> str:
     return cache_key(BuildSpec.of(read_recipe(folder / "recipe.toml")))
 
 
+def _externally(model: onnx.ModelProto, path: Path) -> None:
+    """Save a model whose weights lie in the file ``w`` beside it."""
+    onnx.save(model, path, save_as_external_data=True, location="w", size_threshold=0)
+
+
 class TestCacheKey:
     def test_is_that_of_build(self, run: Run, folder: Path) -> None:
         outcome = run("cache-key", "--recipe", folder / "recipe.toml", code=0)
@@ -281,13 +270,7 @@ class TestCacheKey:
     ) -> None:
         model = onnx.load(folder / "factory.onnx")
         before = _keys(folder)
-        onnx.save(
-            model,
-            folder / "factory.onnx",
-            save_as_external_data=True,
-            location="w",
-            size_threshold=0,
-        )
+        _externally(model, folder / "factory.onnx")
         keys = [before, _keys(folder)]
         data = bytearray((folder / "w").read_bytes())
         data[0] ^= 1
@@ -300,18 +283,10 @@ class TestCacheKey:
         assert len(set(keys)) == len(keys)
 
     def test_external_data_outside_the_folder_are_not_read(self, run: Run, folder: Path) -> None:
-        model = onnx.load(folder / "factory.onnx")
-        onnx.save(
-            model,
-            folder / "factory.onnx",
-            save_as_external_data=True,
-            location="w",
-            size_threshold=0,
-        )
-        content = (folder / "factory.onnx").read_bytes()
-        (folder / "factory.onnx").write_bytes(
-            content.replace(b"location\x12\x01w", b"location\x12\x01/")
-        )
+        path = folder / "factory.onnx"
+        _externally(onnx.load(path), path)
+        content = path.read_bytes()
+        path.write_bytes(content.replace(b"location\x12\x01w", b"location\x12\x01/"))
         outcome = run("cache-key", "--recipe", folder / "recipe.toml")
         assert_refused(outcome, "external-data-escapes")
 
@@ -388,9 +363,8 @@ def test_the_package_is_that_of_the_command_and_a_build(run: Run, prepared: Path
     built = ("--loss", "cross_entropy", "--train", "head.*", "--out", prepared / "other")
     assert run("build", model, *built).code == 0
     for name in ("training_model.onnx", "eval_model.onnx", "optimizer_model.onnx", "checkpoint"):
-        assert (prepared / "package" / name).read_bytes() == (
-            prepared / "other" / name
-        ).read_bytes()
+        one, other = (prepared / package / name for package in ("package", "other"))
+        assert one.read_bytes() == other.read_bytes()
     manifests = [
         json.loads((prepared / p / "manifest.json").read_text()) for p in ("package", "other")
     ]
@@ -407,15 +381,10 @@ def test_every_key_of_the_head_decides_the_package(prepared: Path) -> None:
     assert len(keys) == len(heads)
 
 
-@pytest.mark.parametrize(
-    ("head", "key"),
-    [
-        ('pool = "max"\nclasses = 3', "head.pool"),
-        ('pool = "cls"\nclasses = 0', "head.classes"),
-        ('pool = "cls"', "head.classes"),
-        ('pool = "cls"\nclasses = 3\nwidth = 4', "head.width"),
-    ],
-)
+@pytest.mark.parametrize(("head", "key"), [
+    ('pool = "max"\nclasses = 3', "head.pool"), ('pool = "cls"\nclasses = 0', "head.classes"),
+    ('pool = "cls"', "head.classes"), ('pool = "cls"\nclasses = 3\nwidth = 4', "head.width"),
+])  # fmt: skip
 def test_what_is_no_head_is_refused_with_its_key(prepared: Path, head: str, key: str) -> None:
     with refused("recipe-invalid") as caught:
         read_recipe(written(prepared, head))
@@ -424,9 +393,8 @@ def test_what_is_no_head_is_refused_with_its_key(prepared: Path, head: str, key:
 
 def test_a_head_that_does_not_fit_is_refused_with_the_model(run: Run, prepared: Path) -> None:
     for head, code in (("none", "head-without-input"), ('cls"\ninput = "no', "unknown-output")):
-        outcome = run(
-            "build", "--recipe", written(prepared, f'pool = "{head}"\nclasses = 3'), code=2
-        )
+        recipe = written(prepared, f'pool = "{head}"\nclasses = 3')
+        outcome = run("build", "--recipe", recipe, code=2)
         assert f"[{code}]" in outcome.err
         assert "encoder.onnx" in outcome.err
     assert not (prepared / "package").exists()

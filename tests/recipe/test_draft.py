@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from odtpack.recipe import read_recipe
 from odtpack.recipe.draft import SCHEMA_NAME
@@ -17,27 +16,20 @@ from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.cli.conftest import assert_refused, tree
 from tests.recipe.conftest import Run
+from tests.simulator.graphs import parsed
 from tests.test_docs import ROOT, blocks, odtpack, prepare_encoder
 from tests.test_docs import folder as digits
 
-MODELS = {
-    "cnn": lambda: zoo.cnn(size=8, width=(4, 8), classes=3),
-    "mlp": zoo.mlp,
-}
+MODELS = {"cnn": lambda: zoo.cnn(size=8, width=(4, 8), classes=3), "mlp": zoo.mlp}
 
 
 def _one_layer(outputs: int, names: tuple[str, str] = ("fc.weight", "out")) -> onnx.ModelProto:
     weight, out = names
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", weight], [out])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
-        [helper.make_tensor_value_info(out, TensorProto.FLOAT, ["n", outputs])],
-        [numpy_helper.from_array(np.eye(3, outputs, dtype=np.float32), weight)],
-    )
-    proto = onnx.ModelProto(ir_version=8, graph=graph)
-    proto.opset_import.add(domain="", version=17)
-    return proto
+    text = f"g (float[n, 3] x) => (float[n, {outputs}] y) {{ y = MatMul (x, w) }}"
+    model = parsed(text, {"w": np.eye(3, outputs, dtype=np.float32)})
+    model.graph.initializer[0].name, model.graph.output[0].name = weight, out
+    model.graph.node[0].input[1], model.graph.node[0].output[0] = weight, out
+    return model
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -95,12 +87,9 @@ def test_what_is_commented_out_is_right_too(run: Run, folder: Path) -> None:
         lines.append(text.replace('["logits"]', '["output"]'))
     (folder / "all.toml").write_text("\n".join(lines))
     table = read_recipe(folder / "all.toml").table
-    assert table.model_fields_set == set(type(table).model_fields) - {
-        "head",
-        "inputs",
-        "losses",
-        "privacy",
-    }  # it has classes, only samples, and one loss
+    fields = set(type(table).model_fields)
+    # It has classes, only samples, and one loss.
+    assert table.model_fields_set == fields - {"head", "inputs", "losses", "privacy"}
     content = run("build", "--recipe", folder / "all.toml", "--json", code=0).json()
     assert content["accumulation_steps"] == 4
     assert content["schedule"]["kind"] == "cosine"
@@ -173,17 +162,15 @@ def test_example_and_commands(example: Path, digits: Path, run: Run) -> None:
     for command in commands:
         odtpack(run, command.removeprefix("odtpack "), digits)
     assert (digits / "personal" / "training_model.ort").is_file()
-    assert (digits / SCHEMA_NAME).read_text() == (
-        ROOT / "docs" / "schemas" / SCHEMA_NAME
-    ).read_text()
+    schema = (ROOT / "docs" / "schemas" / SCHEMA_NAME).read_text()
+    assert (digits / SCHEMA_NAME).read_text() == schema
 
 
 def test_example_is_complete(example: Path) -> None:
     """Every table is in it but those of which the page has further examples."""
     table = read_recipe(example).table
-    assert table.model_fields_set == set(type(table).model_fields) - {
-        "head", "adapter", "privacy", "inputs", "losses", "sizes", "data",
-    }  # fmt: skip
+    left_out = {"head", "adapter", "privacy", "inputs", "losses", "sizes", "data"}
+    assert table.model_fields_set == set(type(table).model_fields) - left_out
 
 
 def test_example_of_a_head(run: Run, tmp_path: Path) -> None:
@@ -217,9 +204,8 @@ def test_example_of_private_training(run: Run, digits: Path) -> None:
 def test_options_of_the_page_exist(run: Run) -> None:
     text = run("build", "--help").out + run("simulate", "--help").out
     table = PAGE.read_text().partition("| option | key |")[2].partition("## Keys")[0]
-    options = [
-        word.strip("`,") for line in table.splitlines() for word in line.split() if "--" in word
-    ]
+    words = [word.strip("`,") for line in table.splitlines() for word in line.split()]
+    options = [word for word in words if "--" in word]
     options = [option for option in options if not option.startswith("|")]
     assert len(options) > 20
     for option in options:

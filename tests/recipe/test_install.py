@@ -123,9 +123,8 @@ def test_a_package_with_a_subfolder_is_refused(package: Path, tmp_path: Path) ->
     (package / "deep").mkdir()
     (package / "training_model.onnx").rename(package / "deep" / "training_model.onnx")
     before, opened = tree(package), Package.open(package)
-    for call in (
-        partial(install, package, tmp_path / "app"), partial(add_ort_files, opened, OrtFormat())
-    ):  # fmt: skip
+    for call in (partial(install, package, tmp_path / "app"),
+                 partial(add_ort_files, opened, OrtFormat())):  # fmt: skip
         with refused("package-path", "'deep/training_model.onnx' in a subfolder"):
             call()
     assert tree(package) == before

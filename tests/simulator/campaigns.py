@@ -8,15 +8,9 @@ from odtpack_simulator.result import DeviceCampaign, DeviceLatency, EvaluationPo
 from odtpack_simulator.values.units import Interval
 
 UNITS = {
-    "sustained_fraction": "1",
-    "time_to_throttle": "s",
-    "background_window": "s",
-    "power.idle": "W",
-    "power.load": "W",
-    "power.battery": "J",
-    "storage.read": "B/s",
-    "storage.write": "B/s",
-}
+    "sustained_fraction": "1", "time_to_throttle": "s", "background_window": "s", "power.idle": "W",
+    "power.load": "W", "power.battery": "J", "storage.read": "B/s", "storage.write": "B/s",
+}  # fmt: skip
 MB = 1_000_000
 
 
@@ -44,35 +38,22 @@ def ms(low: float, typical: float | None = None, high: float | None = None) -> I
 
 
 def latency(
-    step: Interval,
-    *,
-    first: Interval | None = None,
-    creation: Interval | None = None,
-    load: Interval | None = None,
-    save: Interval | None = None,
-) -> DeviceLatency:
+    step: Interval, *, first: Interval | None = None, creation: Interval | None = None,
+    load: Interval | None = None, save: Interval | None = None,
+) -> DeviceLatency:  # fmt: skip
     return DeviceLatency(
-        step_ms=step,
-        first_step_ms=first,
-        session_creation_ms=creation,
-        checkpoint_load_ms=load,
-        checkpoint_save_ms=save,
-        basis="test",
-    )
+        step_ms=step, first_step_ms=first, session_creation_ms=creation, checkpoint_load_ms=load,
+        checkpoint_save_ms=save, basis="test",
+    )  # fmt: skip
 
 
 FULL = latency(ms(100), first=ms(300), creation=ms(1000), load=ms(200), save=ms(400))
 
 
 def campaign(
-    device: DeviceProfile,
-    times: DeviceLatency = FULL,
-    policy: Policy | None = None,
-    *,
-    steps: int | list[int] = 100,
-    checkpoint_bytes: int = MB,
-    at: tuple[int, ...] = (),
-) -> DeviceCampaign:
+    device: DeviceProfile, times: DeviceLatency = FULL, policy: Policy | None = None, *,
+    steps: int | list[int] = 100, checkpoint_bytes: int = MB, at: tuple[int, ...] = (),
+) -> DeviceCampaign:  # fmt: skip
     return run_campaign(
         device,
         times,

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import run_training_child
 from tests.simulator.interrupted import long_job
-from tests.simulator.packages import Case, make_case
+from tests.simulator.packages import Case, Cases, make_case
 
 
 @pytest.fixture(scope="session")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+def case(tmp_path_factory: pytest.TempPathFactory) -> Cases:
     """Build a case by name, once."""
     built: dict[str, Case] = {}
 
@@ -26,8 +24,13 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
 
 
 @pytest.fixture(scope="session")
+def mlp(case: Cases) -> Case:
+    return case("mlp")
+
+
+@pytest.fixture(scope="session")
 def undisturbed(
-    case: Callable[[str], Case], tmp_path_factory: pytest.TempPathFactory
+    case: Cases, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Job, list[float | None]]:
     """A job whose training is over, and its losses."""
     folder = tmp_path_factory.mktemp("kept")

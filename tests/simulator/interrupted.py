@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx.parser
 
 from odtpack.build import build_package
 from odtpack_simulator.replay.job import Job
+from tests.simulator.graphs import parsed
 from tests.simulator.packages import Case
 
 COSINE = {
@@ -30,14 +30,11 @@ def small_job(
 ) -> Job:
     """A training of a small network that ends in the product with ``w``, on 40 samples."""
     dims = ", ".join(map(str, shape))
-    model = onnx.parser.parse_model(
-        f"""<ir_version: 8, opset_import: ["": 17]>
-        net (float[batch, {dims}] input) => (float[batch, 3] output) {{ {nodes} }}"""
-    )
+    text = f"net (float[batch, {dims}] input) => (float[batch, 3] output) {{ {nodes} }}"
     random = np.random.default_rng(0)
-    for name, each in {**weights, "w": (4 if weights else shape[0], 3)}.items():
-        value = random.random(each, dtype=np.float32) + 0.1
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
+    shapes = {**weights, "w": (4 if weights else shape[0], 3)}
+    arrays = {n: random.random(each, dtype=np.float32) + 0.1 for n, each in shapes.items()}
+    model = parsed(text, arrays)
     build_package(
         model, folder / "package", loss="cross_entropy", freeze=["mean", "var"] * bool(weights)
     )
@@ -51,12 +48,8 @@ def small_job(
 
 def dropout_job(folder: Path, seed: str) -> Job:
     """A network whose dropout trains."""
-    return small_job(
-        folder,
-        (6,),
-        {},
-        f"""ratio = Constant <value_float = 0.5> ()
+    nodes = f"""ratio = Constant <value_float = 0.5> ()
         training = Constant <value = bool {{1}}> ()
         thinned = Dropout {seed} (input, ratio, training)
-        output = MatMul (thinned, w)""",
-    )
+        output = MatMul (thinned, w)"""
+    return small_job(folder, (6,), {}, nodes)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import onnx.parser
+import onnx
 
 from odtpack.artifacts import OptimType
 from odtpack_runtime.package.package import Package
@@ -18,6 +18,7 @@ from odtpack_simulator.device.profile import DeviceProfile, parse_profile
 from odtpack_simulator.replay.job import Job, SamplePlan
 from tests import zoo
 from tests.packaging_tools import batch, generate
+from tests.simulator.graphs import parsed
 from tests.training.tables import tables
 
 CLASSES = 10
@@ -25,9 +26,7 @@ CLASSES = 10
 
 def recurrent() -> onnx.ModelProto:
     """An LSTM in both directions, whose gradients loop over its steps, and a GRU."""
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        recurrent (float[batch, 12, 8] input) => (float[batch, 10] output) {
+    text = """recurrent (float[batch, 12, 8] input) => (float[batch, 10] output) {
             x = Transpose <perm = [1, 0, 2]> (input)
             sizes = Shape (input)
             at = Constant <value_ints = [0]> ()
@@ -44,29 +43,14 @@ def recurrent() -> onnx.ModelProto:
             found = Squeeze (last, at)
             output = Gemm (found, w3, b3)
         }"""
-    )
-    shapes = {
-        "w1": (2, 96, 8),
-        "r1": (2, 96, 24),
-        "b1": (2, 192),
-        "w2": (1, 60, 48),
-        "r2": (1, 60, 20),
-        "b2": (1, 120),
-        "w3": (20, 10),
-        "b3": (10,),
-    }
-    random = np.random.default_rng(0)
-    for name, shape in shapes.items():
-        value = random.standard_normal(shape, dtype=np.float32) / 3
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-    return model
+    shapes = {"w1": (2, 96, 8), "r1": (2, 96, 24), "b1": (2, 192), "w2": (1, 60, 48),
+              "r2": (1, 60, 20), "b2": (1, 120), "w3": (20, 10), "b3": (10,)}  # fmt: skip
+    return parsed(text, shapes, 1 / 3)
 
 
 def turns() -> onnx.ModelProto:
     """A loop over the steps of its input, inside of one of a constant number of turns."""
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        turns (float[batch, 12, 64] input) => (float[batch, 10] output) {
+    text = """turns (float[batch, 12, 64] input) => (float[batch, 10] output) {
             sizes = Shape (input)
             axis = Constant <value_int = 1> ()
             steps = Gather (sizes, axis)
@@ -89,19 +73,12 @@ def turns() -> onnx.ModelProto:
             found = Add (mean, last)
             output = Gemm (found, w2, b2)
         }"""
-    )
-    random = np.random.default_rng(0)
-    for name, shape in {"w1": (64, 64), "w2": (64, 10), "b2": (10,)}.items():
-        value = random.standard_normal(shape, dtype=np.float32) / 8
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-    return model
+    return parsed(text, {"w1": (64, 64), "w2": (64, 10), "b2": (10,)}, 1 / 8)
 
 
 def volumes() -> onnx.ModelProto:
     """Convolutions and a maximum over three axes, whose gradients are transposed convolutions."""
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        volumes (float[batch, 1, 16, 16, 16] input) => (float[batch, 10] output) {
+    text = """volumes (float[batch, 1, 16, 16, 16] input) => (float[batch, 10] output) {
             c1 = Conv <pads = [1, 1, 1, 1, 1, 1]> (input, w1, b1)
             r1 = Relu (c1)
             p1 = MaxPool <kernel_shape = [2, 2, 2], strides = [2, 2, 2]> (r1)
@@ -111,14 +88,9 @@ def volumes() -> onnx.ModelProto:
             found = Flatten (p2)
             output = Gemm (found, w3, b3)
         }"""
-    )
     shapes = {"w1": (16, 1, 3, 3, 3), "b1": (16,), "w2": (32, 16, 3, 3, 3), "b2": (32,),
               "w3": (2048, 10), "b3": (10,)}  # fmt: skip
-    random = np.random.default_rng(0)
-    for name, shape in shapes.items():
-        value = random.standard_normal(shape, dtype=np.float32) / 8
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-    return model
+    return parsed(text, shapes, 1 / 8)
 
 
 MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], OptimType, int]] = {
@@ -164,30 +136,47 @@ class Case:
             "labels": (self.batch_size, *self.labels.shape[1:]),
         }
 
+    def shapes_of(self, size: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of a batch of another size."""
+        return {name: (size, *shape[1:]) for name, shape in self.shapes.items()}
+
     def job(self, folder: Path, **changes: object) -> Job:
         """A training of this package in a child that may write to ``folder``."""
-        package = self.package
-        arguments: dict[str, object] = {
-            "task": "train",
-            "training_model": str(package.training_model),
-            "eval_model": str(package.eval_model),
-            "optimizer_model": str(package.optimizer_model),
-            "checkpoint": str(package.checkpoint),
-            "folder": str(folder),
-            "data": {name: str(self.folder / f"{name}.npy") for name in ("input", "labels")},
-            "samples": len(self.inputs),
-            "batch_size": self.batch_size,
-            "epochs": 1,
-            "seed": 3,
-            "full_batches": False,
-            "learning_rate": 0.01,
-            "threads": 1,
-        }
-        return Job(**(arguments | changes))  # type: ignore[arg-type]
+        data = {name: str(self.folder / f"{name}.npy") for name in ("input", "labels")}
+        options = {"data": data, "samples": len(self.inputs), "batch_size": self.batch_size}
+        return job_of(self.package, folder, **(options | changes))
 
     @property
     def schedule(self) -> SamplePlan:
         return SamplePlan(len(self.inputs), self.batch_size, 1, 3)
+
+
+def job_of(package: Package, folder: Path, **changes: object) -> Job:
+    """An epoch of a package on data that the changes name, in a child that writes to ``folder``."""
+    models = ("training_model", "eval_model", "optimizer_model", "checkpoint")
+    arguments: dict[str, object] = {
+        "task": "train", **{name: str(getattr(package, name)) for name in models},
+        "folder": str(folder), "epochs": 1, "seed": 3, "full_batches": False,
+        "learning_rate": 0.01, "threads": 1,
+    }  # fmt: skip
+    return Job(**(arguments | changes))  # type: ignore[arg-type]
+
+
+def job_on(
+    package: Package, folder: Path, data: dict[str, np.ndarray], batch_size: int, **changes: object
+) -> tuple[Job, dict[str, tuple[int, ...]]]:
+    """The same on arrays, which it writes to the folder, and the shapes of a batch of them."""
+    for name, array in data.items():
+        np.save(folder / f"{name}.npy", array)
+    files = {name: str(folder / f"{name}.npy") for name in data}
+    samples = len(next(iter(data.values())))
+    options = {"data": files, "samples": samples, "batch_size": batch_size}
+    shapes = {name: (batch_size, *array.shape[1:]) for name, array in data.items()}
+    return job_of(package, folder, **(options | changes)), shapes
+
+
+Cases = Callable[[str], Case]
+"""Gives the case of a name."""
 
 
 def make_case(name: str, folder: Path, steps: int = 3) -> Case:
@@ -206,7 +195,6 @@ def without_arena(case: Case, folder: Path) -> Case:
     """The same package with the session options of ``small``, in another folder."""
     shutil.copytree(case.folder, folder)
     manifest = case.package.manifest
-    assert manifest.session is not None
     session = dataclasses.replace(manifest.session, arena=False, shared_allocator=False)
     changed = dataclasses.replace(manifest, session=session).to_json()
     (folder / "package" / "manifest.json").write_text(changed)
@@ -219,15 +207,11 @@ def make_profile(name: str, limit: int | None, *, rates: bool = True) -> DeviceP
         limit += APP_FOOTPRINTS["linux"].nbytes + RUNTIME_LIBRARY_BYTES
     figure = 'kind = "assumed", source = "made up for a test"'
     lines = [
-        "schema_version = 1",
-        f'name = "test/{name}"',
-        f'title = "Test {name}"',
-        'vendor = "Test"',
-        'os = "linux"',
-        "validated = false",
+        "schema_version = 1", f'name = "test/{name}"', f'title = "Test {name}"', 'vendor = "Test"',
+        'os = "linux"', "validated = false",
         f'sustained_fraction = {{ value = 0.8, low = 0.5, high = 1, unit = "1", {figure} }}',
         "[memory]",
-    ]
+    ]  # fmt: skip
     if limit is not None:
         lines.append(f'app_limit_foreground = {{ value = {limit}, unit = "B", {figure} }}')
     if rates:

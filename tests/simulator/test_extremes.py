@@ -50,14 +50,10 @@ def _value(key: str, absolute: bool) -> str:
     return f'{key} = ["{sign}1 %", {zero}]'
 
 
-BUDGETS = "\n".join(
-    [
-        "[budgets]",
-        *(_value(key, True) for key in METRICS),
-        "[class.android]",
-        *(_value(key, False) for key in list(METRICS)[::2]),
-    ]
-)
+BUDGETS = "\n".join([
+    "[budgets]", *(_value(key, True) for key in METRICS),
+    "[class.android]", *(_value(key, False) for key in list(METRICS)[::2]),
+])  # fmt: skip
 
 
 @st.composite
@@ -69,7 +65,6 @@ def results(draw: st.DrawFn) -> SimulationResult:
         return Interval(low=low, typical=typical, high=high)
 
     device = BASE.devices[0]
-    assert device.campaign is not None
     latency = {key: interval() for key in ("step_ms", "p90_ms", "first_step_ms")}
     whole = {
         key: interval()
@@ -97,17 +92,12 @@ def results(draw: st.DrawFn) -> SimulationResult:
         "curve": [EvaluationPoint(step=i, loss=draw(SIGNED), metric=metric) for i in range(3)],
     }
     data = {key: draw(COUNTS) for key in ("steps", "batch_size", "epochs", "held_out_samples")}
-    package = {
-        key: draw(COUNTS)
-        for key in ("trainable_parameters", "total_parameters", "parameter_bytes", "package_bytes")
-    }
+    sizes = ("trainable_parameters", "total_parameters", "parameter_bytes", "package_bytes")
+    package = {key: draw(COUNTS) for key in sizes}
     endless = draw(st.sampled_from([None, "typical", "worst case"]))
-    result = on_devices(
-        BASE,
-        latency={**latency, "not_judged": "unknown"},
-        campaign={**whole, "endless": endless},
-        memory=memory,
-    )
+    whole |= {"endless": endless}
+    latency |= {"not_judged": "unknown"}
+    result = on_devices(BASE, latency=latency, campaign=whole, memory=memory)
     result = changed(
         result,
         package=package,
@@ -219,20 +209,17 @@ def test_without_two_finite_groups_there_is_no_interval() -> None:
     assert held_out_fall([([1.0, 2.0], [1, 1])], [([1.0, None], [1, 1])]) is None
 
 
-@pytest.mark.parametrize(
-    ("groups", "fall", "half", "status", "words"),
-    [
-        (60, 0.5, 0.1, "pass", "± 0.1 would be noise"),
-        (60, 0.05, 0.1, "fail", "nothing shows that the model learned"),
-        (60, -0.5, 0.1, "fail", "does not improve the model"),
-        (60, 0.0, 0.0, "fail", "did not change"),
-        (60, 0.002, 0.0001, "fail", "less than a thousandth"),
-        (8, 0.5, 0.1, "pass", "fell by 0.5"),
-        (8, 0.05, 0.1, "not judged", "hold out more samples"),
-        (8, -0.5, 0.1, "fail", "rose by 0.5"),
-        (4, 0.5, 0.1, "not judged", "too few to tell"),
-    ],
-)
+@pytest.mark.parametrize(("groups", "fall", "half", "status", "words"), [
+    (60, 0.5, 0.1, "pass", "± 0.1 would be noise"),
+    (60, 0.05, 0.1, "fail", "nothing shows that the model learned"),
+    (60, -0.5, 0.1, "fail", "does not improve the model"),
+    (60, 0.0, 0.0, "fail", "did not change"),
+    (60, 0.002, 0.0001, "fail", "less than a thousandth"),
+    (8, 0.5, 0.1, "pass", "fell by 0.5"),
+    (8, 0.05, 0.1, "not judged", "hold out more samples"),
+    (8, -0.5, 0.1, "fail", "rose by 0.5"),
+    (4, 0.5, 0.1, "not judged", "too few to tell"),
+])  # fmt: skip
 def test_only_a_fall_beyond_its_noise_passes(
     groups: int, fall: float, half: float, status: str, words: str
 ) -> None:
@@ -284,8 +271,6 @@ def test_a_model_that_learned_nothing_fails(
     fall = result.training.held_out_fall
     assert fall.groups == groups
     before, after = result.training.eval_loss_before, result.training.eval_loss_after
-    assert before is not None
-    assert after is not None
     assert fall.fall == pytest.approx(before - after, abs=1e-5)
 
 
@@ -301,9 +286,8 @@ def test_a_loss_with_negatives_from_its_batch_is_compared_in_its_batches(tmp_pat
 
 def run(package: Path, folder: Path, data: dict[str, np.ndarray], rate: float) -> SimulationResult:
     np.savez(folder / "data.npz", allow_pickle=False, **data)
-    return simulate(
-        package, folder / "data.npz", [], batch_size=16, epochs=3, learning_rate=rate, seed=0
-    )
+    options = {"batch_size": 16, "epochs": 3, "learning_rate": rate, "seed": 0}
+    return simulate(package, folder / "data.npz", [], **options)
 
 
 def groups(losses: np.ndarray) -> Groups:

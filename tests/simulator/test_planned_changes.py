@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx.parser
+import onnx
 import pytest
-from onnx import numpy_helper
 
 from odtpack.artifacts import OptimType
 from odtpack.build import build_package
@@ -27,7 +25,8 @@ from odtpack_simulator.values.figure import Check
 from tests import zoo
 from tests.packaging_tools import generate, trainable_names
 from tests.simulator.changed import changed
-from tests.simulator.packages import Case, make_case, make_profile
+from tests.simulator.graphs import parsed
+from tests.simulator.packages import Case, Cases, make_case, make_profile
 from tests.sweep import split
 
 ROWS, WIDTH = 70_000, 16
@@ -35,23 +34,15 @@ ROWS, WIDTH = 70_000, 16
 
 def recommender() -> onnx.ModelProto:
     """A large table that is looked up, and two small layers."""
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        recommender (int64[batch, 4] input) => (float[batch, 10] output) {
-            rows = Gather (items, input)
-            mean = ReduceMean <axes = [1], keepdims = 0> (rows)
-            hidden = Gemm (mean, w1, b1)
-            active = Relu (hidden)
-            output = Gemm (active, w2, b2)
-        }"""
-    )
-    random = np.random.default_rng(0)
-    for name, shape in {
-        "items": (ROWS, WIDTH), "w1": (WIDTH, 32), "b1": (32,), "w2": (32, 10), "b2": (10,),
-    }.items():  # fmt: skip
-        value = random.standard_normal(shape, dtype=np.float32) / 3
-        model.graph.initializer.append(numpy_helper.from_array(value, name))
-    return model
+    text = """recommender (int64[batch, 4] input) => (float[batch, 10] output) {
+        rows = Gather (items, input)
+        mean = ReduceMean <axes = [1], keepdims = 0> (rows)
+        hidden = Gemm (mean, w1, b1)
+        active = Relu (hidden)
+        output = Gemm (active, w2, b2)
+    }"""
+    shapes = {"items": (ROWS, WIDTH), "w1": (WIDTH, 32), "b1": (32,), "w2": (32, 10), "b2": (10,)}
+    return parsed(text, shapes, 1 / 3)
 
 
 def planned(folder: Path, shapes: dict[str, tuple[int, ...]]) -> int:
@@ -71,7 +62,7 @@ def the(changes: list[PlannedChange], **wanted: object) -> PlannedChange:
 
 
 @pytest.fixture(scope="module")
-def transformer(case: Callable[[str], Case]) -> Case:
+def transformer(case: Cases) -> Case:
     return case("transformer")
 
 
@@ -94,12 +85,9 @@ def test_frozen_layers_are_planned_as_a_package_that_is_built_so(
     assert layers[0][0].name == "token_embedding.weight"
     assert {p.name for p in layers[-1]} == {"classifier.weight", "classifier.bias"}
     changes = changes_of(package, transformer.shapes)
-    (change,) = [
-        c
-        for c in changes
-        if (c.freeze or "").startswith(f"the first {count} of 27 trained layers")
-        and not c.stateless_optimizer
-    ]
+    start = f"the first {count} of 27 trained layers"
+    (change,) = (c for c in changes if (c.freeze or "").startswith(start)
+                 and not c.stateless_optimizer)  # fmt: skip
     frozen = {p.name for layer in layers[:count] for p in layer}
     model = zoo.transformer_encoder()
     generate(
@@ -110,9 +98,7 @@ def test_frozen_layers_are_planned_as_a_package_that_is_built_so(
     assert change.peak_bytes == pytest.approx(planned(tmp_path, transformer.shapes), rel=0.03)
 
 
-def test_a_weight_that_is_multiplied_by_itself_again_and_again(
-    transformer: Case,
-) -> None:
+def test_a_weight_that_is_multiplied_by_itself_again_and_again(transformer: Case) -> None:
     """It is carried once through every node, not twice as often as through the one before."""
     manifest = transformer.package.manifest
     weight = next(p for p in manifest.parameters if len(p.shape) == 2)
@@ -140,11 +126,8 @@ def test_micro_batches_are_planned_with_their_accumulation(tmp_path: Path) -> No
 def simulated(folder: Path, limit: int, samples: int) -> SimulationResult:
     package = folder / "package"
     random = np.random.default_rng(0)
-    np.savez(
-        folder / "data.npz",
-        input=random.integers(0, ROWS, (samples, 4)),
-        labels=random.integers(0, 10, samples),
-    )
+    inputs, labels = random.integers(0, ROWS, (samples, 4)), random.integers(0, 10, samples)
+    np.savez(folder / "data.npz", input=inputs, labels=labels)
     profile = make_profile("phone", limit)
     return judge(simulate(package, folder / "data.npz", [profile], batch_size=32, epochs=1, seed=0))
 
@@ -176,9 +159,8 @@ def test_a_recommender_is_advised_to_freeze_its_table(
     assert fits.memory.changes is None  # nothing failed, nothing was planned
     tight = parse_budgets(b'[budgets]\npeak_memory = "3 MB"')
     again = judge_again(fits, lambda result: judge(result, tight))
-    assert "even training in micro-batches of 1" in (
-        memory_check(again, "peak_memory").advice or ""
-    )
+    advised = memory_check(again, "peak_memory").advice or ""
+    assert "even training in micro-batches of 1" in advised
     moved = changed(fits, package={"path": "gone"})
     lost = judge_again(moved, lambda result: judge(result, tight))
     assert "where the package is" in (memory_check(lost, "peak_memory").advice or "")

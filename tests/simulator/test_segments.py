@@ -34,7 +34,7 @@ from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.simulation import key_figures, mapped_words
 from odtpack_simulator.result import Policy, SimulationResult
 from odtpack_simulator.simulation import simulate
-from tests.simulator.packages import make_profile
+from tests.simulator.packages import job_on, make_profile
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 
@@ -63,24 +63,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job_of(package: Package, batch: int, tokens: int, folder: Path) -> Job:
     ids = np.random.default_rng(0).integers(0, SHAPE.words, (12 * batch, tokens))
-    np.save(folder / "ids.npy", ids)
-    return Job(
-        task="train",
-        training_model=str(package.training_model),
-        eval_model=str(package.eval_model),
-        optimizer_model=str(package.optimizer_model),
-        checkpoint=str(package.checkpoint),
-        folder=str(folder),
-        data=dict.fromkeys(("input_ids", "labels"), str(folder / "ids.npy")),
-        samples=len(ids),
-        batch_size=batch,
-        epochs=1,
-        seed=3,
-        full_batches=False,
-        learning_rate=0.01,
-        threads=1,
-        max_steps=3,
-    )
+    data = dict.fromkeys(("input_ids", "labels"), ids)
+    return job_on(package, folder, data, batch, max_steps=3)[0]
 
 
 def shapes(batch: int, tokens: int) -> dict[str, tuple[int, ...]]:
@@ -98,7 +82,6 @@ def test_predicted_and_measured(folder: Path, tmp_path: Path) -> None:
             steps = 9 if name == "small" else 3
             job = dataclasses.replace(job_of(package, *size, tmp_path), max_steps=steps)
             found = run_training_child(job).peak_bytes
-            assert found is not None
             errors[name, size] = plan.peak.nbytes / found - 1
     assert all(error > -MARGIN for error in errors.values()), errors
     assert max(map(abs, errors.values())) <= 0.05, errors
@@ -124,7 +107,6 @@ def test_what_the_child_measures_is_seen_from_outside(folder: Path, tmp_path: Pa
 
     found = run_training_child(job_of(package, 1, 256, tmp_path), on_message=take).peak_bytes
     ended.set()
-    assert found is not None
     assert max(seen) - started[0] == pytest.approx(found, rel=0.06)
 
 
@@ -204,12 +186,10 @@ def test_a_simulation(folder: Path, tmp_path: Path) -> None:
     assert result.interruption.equal
     assert len(result.training.losses) == result.data.steps
     assert result.package.trained_layers == 2 * 7 * SHAPE.blocks
-    assert package.manifest.segments is not None
     weights = package.path / "segments.weights"
     assert result.memory.mapped_bytes == pytest.approx(weights.stat().st_size, rel=0.001)
     assert enough.memory.kit == "python"
     changes = result.memory.changes
-    assert changes is not None
     assert {change.freeze for change in changes} == {None}
     assert any(change.micro_batch == 1 for change in changes)
     assert all(change.peak_bytes < peak for change in changes)
@@ -253,15 +233,12 @@ def test_of_a_kit_that_cannot_share_an_arena(
     package = Package.open(folder / "int4")
     use = session_use(package.manifest, "kotlin")
     assert use.sharing == "none"
-    job = dataclasses.replace(
-        with_sessions(job_of(package, *size, tmp_path), package, use), max_steps=9
-    )
+    job = with_sessions(job_of(package, *size, tmp_path), package, use)
+    job = dataclasses.replace(job, max_steps=9)
     found = run_training_child(job).peak_bytes
-    assert found is not None
     plan = plan_memory(package, shapes(*size), sharing=use.sharing)
     assert plan.peak.nbytes / found - 1 == pytest.approx(0, abs=0.05)
     own = run_training_child(dataclasses.replace(job, sharing="own")).peak_bytes
-    assert own is not None
     assert own > 1.3 * found
     assert plan_memory(package, shapes(*size), sharing="own").peak.nbytes > 1.3 * found
 
@@ -296,5 +273,4 @@ def test_a_simulation_of_an_app_in_javascript(
     assert app.memory.predicted_peak_bytes == mapped + held
     assert app.memory.outcome == "fits"
     found = result.memory.measured_peak_bytes
-    assert found is not None
     assert (mapped + held) / found - 1 == pytest.approx(0, abs=0.05)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx.parser
 import pytest
 
 import odtpack_simulator as sim
@@ -21,7 +19,7 @@ from odtpack_runtime import Package
 from odtpack_runtime.training.schedules import Cosine, ScheduleSpec
 from odtpack_simulator import simulation as module
 from odtpack_simulator.campaign import run_campaign
-from odtpack_simulator.device.profile import AppState
+from odtpack_simulator.device.profile import AppState, DeviceProfile
 from odtpack_simulator.figures import advice
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.memory.memory_plan import MemoryPlan, plan_memory
@@ -31,13 +29,7 @@ from odtpack_simulator.replay.job import Job, SamplePlan
 from odtpack_simulator.replay.replay import Progress, ReplayResult, run_training_child
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.simulation import key_figures, simulation_report
-from odtpack_simulator.result import (
-    DeviceResult,
-    PhasePeak,
-    Policy,
-    SimulationResult,
-    load_result,
-)
+from odtpack_simulator.result import DeviceResult, PhasePeak, Policy, SimulationResult, load_result
 from odtpack_simulator.simulation import _sha256, simulate
 from tests import zoo
 from tests.adapters import llama
@@ -47,16 +39,14 @@ from tests.programs import ran
 from tests.refused import refused
 from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
+from tests.simulator.graphs import parsed
 from tests.simulator.packages import Case, make_profile
 from tests.training.test_not_finite import rooted
 
 PROFILES = [
-    make_profile("large", 10**9),
-    make_profile("same", 10**9),
-    make_profile("tiny", 6_000_000),
-    make_profile("near", 12_000_000),
-    make_profile("unknown", None, rates=False),
-]
+    make_profile("large", 10**9), make_profile("same", 10**9), make_profile("tiny", 6_000_000),
+    make_profile("near", 12_000_000), make_profile("unknown", None, rates=False),
+]  # fmt: skip
 INTERRUPTIONS = 3
 ARGUMENTS = {"batch_size": 64, "epochs": 2, "learning_rate": 0.001, "seed": 4}
 
@@ -70,23 +60,15 @@ class Done:
         return next(d for d in self.result.devices if d.name == f"test/{name}")
 
 
-@pytest.fixture(scope="module")
-def mlp(case: Callable[[str], Case]) -> Case:
-    return case("mlp")
+def simulated(mlp: Case, *profiles: DeviceProfile, **more: Any) -> SimulationResult:
+    return simulate(mlp.folder / "package", mlp.data, profiles, **(ARGUMENTS | more))
 
 
 @pytest.fixture(scope="module")
 def done(mlp: Case) -> Done:
     progress: list[Progress] = []
-    result = simulate(
-        mlp.folder / "package",
-        mlp.data,
-        PROFILES,
-        interruptions=INTERRUPTIONS,
-        progress=progress.append,
-        **ARGUMENTS,
-    )
-    return Done(result, progress)
+    more = {"interruptions": INTERRUPTIONS, "progress": progress.append}
+    return Done(simulated(mlp, *PROFILES, **more), progress)
 
 
 def test_schedule_and_package(done: Done, mlp: Case) -> None:
@@ -103,7 +85,6 @@ def test_schedule_and_package(done: Done, mlp: Case) -> None:
 def test_training(done: Done) -> None:
     training = done.result.training
     assert training.metric_name == "accuracy"
-    assert training.metric_before is not None
     assert 0 <= training.metric_before <= 1
     assert None not in (training.eval_loss_before, training.eval_loss_after)
 
@@ -112,9 +93,8 @@ def test_memory(done: Done) -> None:
     memory = done.result.memory
     assert memory.predicted.peak_bytes == memory.predicted.breakdown.total
     assert memory.measured_peak_bytes == pytest.approx(memory.predicted.peak_bytes, abs=3e6)
-    assert {d.memory.predicted_peak_bytes for d in done.result.devices} == {
-        memory.predicted.peak_bytes
-    }
+    peaks = {device.memory.predicted_peak_bytes for device in done.result.devices}
+    assert peaks == {memory.predicted.peak_bytes}
 
 
 def test_an_evaluation_is_planned_as_it_occurs(mlp: Case, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +112,7 @@ def test_an_evaluation_is_planned_as_it_occurs(mlp: Case, monkeypatch: pytest.Mo
     monkeypatch.setattr("odtpack_simulator.simulation.plan_memory", planned)
     for share in (0.2, 0.0):
         with pytest.raises(StoppedError):
-            simulate(mlp.folder / "package", mlp.data, PROFILES[:1], holdout=share, **ARGUMENTS)
+            simulated(mlp, PROFILES[0], holdout=share)
     assert asked == [(48, {193}, 8), (0, {241}, 8)]
 
 
@@ -197,9 +177,8 @@ def test_interruptions(done: Done) -> None:
 def test_campaigns(done: Done) -> None:
     campaign = done.device("large").campaign
     assert campaign.active_s is not None
-    assert [point.step for point in campaign.curve] == [
-        point.step for point in done.result.training.curve
-    ]
+    trained = done.result.training.curve
+    assert [point.step for point in campaign.curve] == [point.step for point in trained]
     assert campaign.curve[-1].metric == done.result.training.metric_after
     unknown = done.device("unknown").campaign
     assert unknown.active_s is None
@@ -207,27 +186,21 @@ def test_campaigns(done: Done) -> None:
 
 
 def test_phases_and_metric_interval(done: Done) -> None:
-    phases = done.result.memory.phases
-    assert max(phase.predicted_bytes for phase in phases) == done.result.memory.predicted.peak_bytes
-    measured = [phase.measured_bytes for phase in phases if phase.measured_bytes is not None]
-    assert max(measured) == done.result.memory.measured_peak_bytes
     memory = done.result.memory
+    phases = memory.phases
+    assert max(phase.predicted_bytes for phase in phases) == memory.predicted.peak_bytes
+    measured = [phase.measured_bytes for phase in phases if phase.measured_bytes is not None]
+    assert max(measured) == memory.measured_peak_bytes
     compared = [phase.predicted_bytes for phase in phases if phase.measured_bytes is not None]
     assert memory.replayed_bytes == max(compared)
-    longer = memory.model_copy(
-        update={"phases": [*phases, PhasePeak(phase="exporting", predicted_bytes=10**9,
-                                              measured_bytes=None)],
-                "predicted": memory.predicted.model_copy(update={"peak_bytes": 10**9})}
-    )  # fmt: skip
-    (said,) = (
-        remark
-        for name, _, remark in key_figures(done.result.model_copy(update={"memory": longer}))
-        if name.startswith("Peak memory")
-    )
+    later = PhasePeak(phase="exporting", predicted_bytes=10**9, measured_bytes=None)
+    predicted = memory.predicted.model_copy(update={"peak_bytes": 10**9})
+    longer = memory.model_copy(update={"phases": [*phases, later], "predicted": predicted})
+    figures = key_figures(done.result.model_copy(update={"memory": longer}))
+    (said,) = (remark for name, _, remark in figures if name.startswith("Peak memory"))
     assert "without exporting" in said
     assert f"({100 * (max(compared) / max(measured) - 1):+.1f} %)" in said
     training = done.result.training
-    assert training.metric_after is not None
     assert training.metric_interval[0] < training.metric_after < training.metric_interval[1]
 
 
@@ -254,7 +227,7 @@ def test_the_number_of_devices_adds_no_replays(
 
     monkeypatch.setattr(replay, "hold", counted)
     profiles = [make_profile(f"d{n}", int(peak * (0.5 + n / 50))) for n in range(50)]
-    result = simulate(mlp.folder / "package", mlp.data, profiles, **ARGUMENTS)
+    result = simulated(mlp, *profiles)
     assert len(held) == 1
     outcomes = [d.memory.outcome for d in judge(result).devices]
     assert outcomes == sorted(outcomes, key=["over", "close", "fits"].index)
@@ -269,37 +242,28 @@ def test_a_plan_that_is_too_low_is_told(
 
     def low(*args: object, **kwargs: object) -> MemoryPlan:
         found = plan(*args, **kwargs)  # type: ignore[arg-type]
-        return dataclasses.replace(
-            found,
-            phases=tuple(
-                dataclasses.replace(
-                    phase,
-                    items=tuple(
-                        dataclasses.replace(item, nbytes=item.nbytes * 3 // 5)
-                        for item in phase.items
-                    ),
-                )
-                for phase in found.phases
-            ),
+        phases = tuple(
+            replace(phase, items=tuple(replace(i, nbytes=i.nbytes * 3 // 5) for i in phase.items))
+            for phase in found.phases
         )
+        return replace(found, phases=phases)
 
     monkeypatch.setattr(module, "plan_memory", low)
     peak = done.result.memory.predicted.peak_bytes
     profiles = [make_profile("low", int(0.65 * peak)), make_profile("high", int(0.85 * peak))]
-    result = judge(simulate(mlp.folder / "package", mlp.data, profiles, **ARGUMENTS))
+    result = judge(simulated(mlp, *profiles))
     assert [d.memory.outcome for d in result.devices] == ["killed", "killed"]
     for device in result.devices:
         (found,) = [c for c in device.checks if c.metric == "memory_limit"]
         assert (found.status, device.verdict) == ("fail", "fail")
         assert "please report" in found.message
-    assert "MB" in result.devices[0].memory.detail or "out of memory" in (
-        result.devices[0].memory.detail
-    )
+    detail = result.devices[0].memory.detail
+    assert "MB" in detail or "out of memory" in detail
 
 
 def test_pieces_and_background(mlp: Case) -> None:
     policy = Policy(state="background", pieces=3, save_every=2, sessions_per_day=2)
-    result = simulate(mlp.folder / "package", mlp.data, PROFILES[:1], policy=policy, **ARGUMENTS)
+    result = simulated(mlp, PROFILES[0], policy=policy)
     assert result.data.steps == len(result.training.losses) == 8  # of 65, 64 and 64 samples, twice
     (device,) = result.devices
     # The first piece has a sample more, and two batches in each epoch: four steps of eight.
@@ -314,9 +278,8 @@ def test_memory_is_planned_for_the_largest_batch_that_occurs(
     mlp: Case, pieces: int, largest: int
 ) -> None:
     def peak(size: int) -> SimulationResult:
-        arguments = {**ARGUMENTS, "batch_size": size, "epochs": 1}
         policy = Policy(pieces=pieces)
-        return simulate(mlp.folder / "package", mlp.data, PROFILES[:1], policy=policy, **arguments)
+        return simulated(mlp, PROFILES[0], policy=policy, batch_size=size, epochs=1)
 
     asked, real = peak(2_000_000), peak(largest)
     assert (asked.data.batch_size, asked.data.asked_batch_size) == (largest, 2_000_000)
@@ -331,14 +294,8 @@ def test_memory_is_planned_for_the_largest_batch_that_occurs(
 
 
 def test_side_by_side_is_the_same(mlp: Case, done: Done) -> None:
-    again = simulate(
-        mlp.folder / "package",
-        mlp.data,
-        PROFILES[:1],
-        interruptions=INTERRUPTIONS,
-        executor=LocalExecutor(2),
-        **ARGUMENTS,
-    )
+    more = {"interruptions": INTERRUPTIONS, "executor": LocalExecutor(2)}
+    again = simulated(mlp, PROFILES[0], **more)
     assert again.interruption.interruptions == done.result.interruption.interruptions
     assert again.training == done.result.training
 
@@ -347,15 +304,9 @@ def test_side_by_side_is_the_same(mlp: Case, done: Done) -> None:
 def test_on_ray(mlp: Case, done: Done) -> None:
     """A simulation whose replays run on a cluster, which sees none of this machine's files."""
     ray = pytest.importorskip("ray", reason="Ray has no build for this Python")
+    more = {"interruptions": INTERRUPTIONS, "executor": RayExecutor("local", 2)}
     try:
-        again = simulate(
-            mlp.folder / "package",
-            mlp.data,
-            [PROFILES[3]],
-            interruptions=INTERRUPTIONS,
-            executor=RayExecutor("local", 2),
-            **ARGUMENTS,
-        )
+        again = simulated(mlp, PROFILES[3], **more)
     finally:
         ray.shutdown()
     assert again.interruption.interruptions == done.result.interruption.interruptions
@@ -381,30 +332,21 @@ def test_same_seed_same_training(done: Done, mlp: Case) -> None:
     assert again.package.manifest_sha256 == done.result.package.manifest_sha256
 
 
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({"learning_rate": float("nan")}, "bad-learning-rate"),
-        ({"learning_rate": -1.0}, "bad-learning-rate"),
-        ({"threads": 0}, "bad-threads"),
-        ({"interruptions": -1}, "bad-interruptions"),
-        ({"policy": Policy(pieces=10_000)}, "too-few-samples"),
-        ({"batch_size": 0}, "bad-batch-size"),
-        ({"profiles": [PROFILES[0], PROFILES[0]]}, "device-twice"),
-        ({"data_path": "gone.npz"}, "data-not-found"),
-        ({"package_path": "gone"}, "package-not-found"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "code"), [
+    ({"learning_rate": float("nan")}, "bad-learning-rate"),
+    ({"learning_rate": -1.0}, "bad-learning-rate"),
+    ({"threads": 0}, "bad-threads"),
+    ({"interruptions": -1}, "bad-interruptions"),
+    ({"policy": Policy(pieces=10_000)}, "too-few-samples"),
+    ({"batch_size": 0}, "bad-batch-size"),
+    ({"profiles": [PROFILES[0], PROFILES[0]]}, "device-twice"),
+    ({"data_path": "gone.npz"}, "data-not-found"),
+    ({"package_path": "gone"}, "package-not-found"),
+])  # fmt: skip
 def test_bad_arguments(changes: dict[str, object], code: str, mlp: Case) -> None:
-    arguments = {
-        "package_path": mlp.folder / "package",
-        "data_path": mlp.data,
-        "profiles": [],
-        **ARGUMENTS,
-        **changes,
-    }
+    given = {"package_path": mlp.folder / "package", "data_path": mlp.data, "profiles": []}
     with refused(code):
-        simulate(**arguments)  # type: ignore[arg-type]
+        simulate(**given | ARGUMENTS | changes)  # type: ignore[arg-type]
 
 
 def test_data_that_do_not_fit(mlp: Case, tmp_path: Path) -> None:
@@ -418,24 +360,21 @@ def test_free_training_that_is_killed(mlp: Case, monkeypatch: pytest.MonkeyPatch
     run_training_child = module.run_training_child
 
     def starved(job: Job, **rest: object) -> object:
-        return run_training_child(dataclasses.replace(job, limit_bytes=1_000_000), **rest)  # type: ignore[arg-type]
+        return run_training_child(replace(job, limit_bytes=1_000_000), **rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(module, "run_training_child", starved)
     with refused("replay-killed", "killed without any limit"):
-        simulate(mlp.folder / "package", mlp.data, [], **ARGUMENTS)
+        simulated(mlp)
 
 
 def test_a_million_epochs_are_extrapolated_from_a_part(mlp: Case) -> None:
     """Losses are those of the part, times those of the whole schedule; and it says so."""
-    arguments = ARGUMENTS | {"epochs": 10**6}
-    profile = make_profile("large", 10**9)
-    result = simulate(mlp.folder / "package", mlp.data, [profile], most_steps=8, **arguments)
+    result = simulated(mlp, make_profile("large", 10**9), most_steps=8, epochs=10**6)
     assert (result.data.steps, result.data.trained_steps) == (4 * 10**6, 8)
     assert len(result.training.losses) == 8
     assert str(result.data.extrapolated).startswith("8 of 4,000,000 steps were trained:")
     (device,) = judge(result).devices
     assert "steps_done" not in [check.metric for check in device.checks if check.status == "fail"]
-    assert device.campaign is not None
     if device.latency.step_ms is None:  # on a busy machine
         assert "busy" in str(device.latency.not_judged)
         return
@@ -505,9 +444,8 @@ def test_a_search(poisoned: Case, tmp_path: Path) -> None:
 
 
 def test_a_simulation(poisoned: Case, tmp_path: Path) -> None:
-    result = judge(
-        simulate(tmp_path / "package", tmp_path / "data.npz", [], epochs=1, batch_size=8, seed=0)
-    )
+    data = tmp_path / "data.npz"
+    result = judge(simulate(tmp_path / "package", data, [], epochs=1, batch_size=8, seed=0))
     assert result.training.skipped_batches == len(result.training.losses) > 1
     (check,) = [each for each in result.checks if each.metric == "finite_loss"]
     assert (check.status, check.actual) == ("fail", result.training.skipped_batches)
@@ -534,28 +472,23 @@ SPEC = ScheduleSpec("cosine", {"warmup_steps": 2, "floor": 0.1}, RATE)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A float64 package with accumulation and a schedule, and its data."""
     folder = tmp_path_factory.mktemp("recipe")
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        net (double[batch, 5] x) => (double[batch, 3] y) {
-            hidden = MatMul (x, w)
-            bent = Tanh (hidden)
-            y = MatMul (bent, v)
-        }"""
-    )
+    text = """net (double[batch, 5] x) => (double[batch, 3] y) {
+        hidden = MatMul (x, w)
+        bent = Tanh (hidden)
+        y = MatMul (bent, v)
+    }"""
     random = np.random.default_rng(1)
-    for name, shape in {"w": (5, 7), "v": (7, 3)}.items():
-        tensor = onnx.numpy_helper.from_array(random.standard_normal(shape), name)
-        model.graph.initializer.append(tensor)
-    build_package(
-        model, folder / "package", loss="mse", schedule=SPEC,
-        accumulation_steps=ACCUMULATE,
-    )  # fmt: skip
-    np.savez(
-        folder / "data.npz",
-        x=random.standard_normal((SAMPLES, 5)),
-        target=random.standard_normal((SAMPLES, 3)),
-    )
+    model = parsed(text, {"w": random.standard_normal((5, 7)), "v": random.standard_normal((7, 3))})
+    options = {"loss": "mse", "schedule": SPEC, "accumulation_steps": ACCUMULATE}
+    build_package(model, folder / "package", **options)
+    x, target = random.standard_normal((SAMPLES, 5)), random.standard_normal((SAMPLES, 3))
+    np.savez(folder / "data.npz", x=x, target=target)
     return folder
+
+
+def of_recipe(folder: Path, *profiles: DeviceProfile, **more: Any) -> SimulationResult:
+    arguments = {"batch_size": BATCH, "epochs": 1, "seed": SEED} | more
+    return simulate(folder / "package", folder / "data.npz", profiles, **arguments)
 
 
 def expected_losses(folder: Path, rate: float) -> list[float]:
@@ -581,11 +514,9 @@ def expected_losses(folder: Path, rate: float) -> list[float]:
 @pytest.mark.parametrize("state", ["foreground", "background"])
 def test_times_are_those_of_a_step_that_occurs(folder: Path, state: AppState) -> None:
     """40 samples are 2 batches of 32, fewer than a step accumulates; or 10 of 4 in 4 steps."""
-    profile, package, data = make_profile("large", 10**9), folder / "package", folder / "data.npz"
-    policy = Policy(state=state, save_every=2)
+    profile, policy = make_profile("large", 10**9), Policy(state=state, save_every=2)
     few, many = (
-        simulate(package, data, [profile], batch_size=size, epochs=3, seed=SEED, policy=policy)
-        for size in (32, BATCH)
+        of_recipe(folder, profile, batch_size=size, epochs=3, policy=policy) for size in (32, BATCH)
     )
     assert (few.data.samples_per_step, few.data.steps) == (40, 3)
     assert "a pass has 2 batches, fewer than the 3 to accumulate" in simulation_report(few).summary
@@ -594,23 +525,18 @@ def test_times_are_those_of_a_step_that_occurs(folder: Path, state: AppState) ->
     share = 10 / 12 if state == "foreground" else 1.0
     step = latency.step_ms and latency.step_ms.scaled(share)  # None on a busy machine
     mean = latency.model_copy(update={"step_ms": step})
-    campaign = run_campaign(
-        profile, mean, many.policy, steps=[12], checkpoint_bytes=saved, curve=[]
-    )
+    more = {"steps": [12], "checkpoint_bytes": saved, "curve": []}
+    campaign = run_campaign(profile, mean, many.policy, **more)
     assert many.devices[0].campaign.active_s == campaign.active_s
     if state == "foreground":
-        whole = run_campaign(
-            profile, latency, policy, steps=[12], checkpoint_bytes=saved, curve=[]
-        ).active_s
+        whole = run_campaign(profile, latency, policy, **more).active_s
         assert whole is None or whole.typical > campaign.active_s.typical
 
 
 @pytest.mark.parametrize("rate", [None, 0.3])
 def test_losses_are_those_of_the_recipe(folder: Path, rate: float | None) -> None:
-    result = simulate(
-        folder / "package", folder / "data.npz", [make_profile("large", 10**9)],
-        batch_size=BATCH, epochs=EPOCHS, learning_rate=rate, seed=SEED,
-    )  # fmt: skip
+    phone = make_profile("large", 10**9)
+    result = of_recipe(folder, phone, epochs=EPOCHS, learning_rate=rate)
     expected = expected_losses(folder, RATE if rate is None else rate)
     assert result.training.losses == pytest.approx(expected, rel=1e-12)
     assert (result.data.steps, result.data.accumulation_steps) == (8, 3)
@@ -624,11 +550,8 @@ def test_losses_are_those_of_the_recipe(folder: Path, rate: float | None) -> Non
 
 def test_a_step_calls_the_optimizer_once(folder: Path) -> None:
     """Operators are counted over whole steps: three batches and one update each."""
-    result = simulate(
-        folder / "package", folder / "data.npz", [], batch_size=BATCH, epochs=1, seed=SEED
-    )
     calls: Counter[str] = Counter()
-    for cost in result.latency_host.by_operator:
+    for cost in of_recipe(folder).latency_host.by_operator:
         calls[cost.op_type] += cost.calls
     # The model has one Tanh; AdamW's bias correction has two, and the step takes two roots.
     assert calls["Tanh"] % 5 == 0
@@ -637,7 +560,7 @@ def test_a_step_calls_the_optimizer_once(folder: Path) -> None:
 
 def test_a_warm_up_that_does_not_fit(folder: Path) -> None:
     with refused("bad-schedule", "total_steps") as caught:
-        simulate(folder / "package", folder / "data.npz", [], batch_size=40, epochs=1, seed=SEED)
+        of_recipe(folder, batch_size=40)
     assert caught.value.hint == "the training makes 1 steps: replay more epochs"
 
 
@@ -684,16 +607,11 @@ def test_the_import_alone_loads_nothing_else() -> None:
 
 
 def test_an_overflow_of_mixed_precision_is_no_fault(poisoned: Case, tmp_path: Path) -> None:
+    options = {"loss": "cross_entropy", "precision": "mixed", "self_check": False}
     with OVERFLOWS:
-        build_package(
-            zoo.mlp((4, 5, 3)), tmp_path / "mixed", loss="cross_entropy", precision="mixed",
-            self_check=False,
-        )  # fmt: skip
-    result = judge(
-        simulate(
-            tmp_path / "mixed", poisoned.folder / "data.npz", [], epochs=1, batch_size=8, seed=0
-        )
-    )
+        build_package(zoo.mlp((4, 5, 3)), tmp_path / "mixed", **options)
+    data = poisoned.folder / "data.npz"
+    result = judge(simulate(tmp_path / "mixed", data, [], epochs=1, batch_size=8, seed=0))
     assert (result.training.skipped_batches, result.training.overflows) == (0, 1)
     (check,) = [each for each in result.checks if each.metric == "finite_loss"]
     assert (check.status, check.actual) == ("pass", 0)

@@ -10,15 +10,9 @@ from odtpack_simulator.measure.calibration import Calibration
 GIGA = 1e9
 
 CALIBRATION = Calibration(
-    threads=1,
-    gemm_flops=100 * GIGA,
-    copy_bandwidth=10 * GIGA,
-    core_flops=100 * GIGA,
-    node_us=0.5,
-    profile_us=0.0,
-    clock_hz=None,
-    int8_ops=200 * GIGA,
-)
+    threads=1, gemm_flops=100 * GIGA, copy_bandwidth=10 * GIGA, core_flops=100 * GIGA, node_us=0.5,
+    profile_us=0.0, clock_hz=None, int8_ops=200 * GIGA,
+)  # fmt: skip
 """A ridge at 5 FLOP per byte: a copy moves every byte twice."""
 
 
@@ -26,12 +20,9 @@ def row(
     op_type: str, calls: int, ms: float, flops: float | None, moved_bytes: float
 ) -> dict[str, Any]:
     return {
-        "op_type": op_type,
-        "calls": calls,
-        "us": 1e3 * ms,
-        "flops": flops,
+        "op_type": op_type, "calls": calls, "us": 1e3 * ms, "flops": flops,
         "moved_bytes": moved_bytes,
-    }
+    }  # fmt: skip
 
 
 def message(**changes: Any) -> dict[str, Any]:

@@ -13,12 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odtpack_simulator.campaign import FIGURES, steps_per_window
-from odtpack_simulator.device.profile import (
-    AppState,
-    list_profiles,
-    load_profile,
-    parse_profile,
-)
+from odtpack_simulator.device.profile import AppState, list_profiles, load_profile, parse_profile
 from odtpack_simulator.replay.job import make_sample_plan
 from odtpack_simulator.result import DeviceCampaign, DeviceLatency, Policy
 from tests.programs import ran
@@ -144,12 +139,9 @@ def test_pieces_are_those_of_the_schedule() -> None:
     schedule = make_sample_plan([], 201, batch_size=32, epochs=5, seed=0, pieces=5)
     assert schedule.steps_by_piece() == [10, 5, 5, 5, 5]
     ends = [10, 15, 20, 25]
-    result = campaign(
-        profile(sustained_fraction=1),
-        policy=Policy(pieces=5),
-        steps=schedule.steps_by_piece(),
-        at=tuple(step for end in ends for step in (end, end + 1)),
-    )
+    device, steps = profile(sustained_fraction=1), schedule.steps_by_piece()
+    at = tuple(step for end in ends for step in (end, end + 1))
+    result = campaign(device, policy=Policy(pieces=5), steps=steps, at=at)
     # The last step of each piece lies in its session, the step after it in the next one.
     assert [p.session for p in result.curve] == [1, 2, 2, 3, 3, 4, 4, 5]
 
@@ -221,23 +213,15 @@ def test_an_evaluation_beyond_the_last_step_is_refused() -> None:
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
-@given(
-    st.integers(1, 500),
-    st.sampled_from([None, 1, 7, 40]),
-    st.floats(0.3, 20),
-    st.floats(0.2, 1),
-    st.floats(1, 60),
-)
+@given(st.integers(1, 500), st.sampled_from([None, 1, 7, 40]), st.floats(0.3, 20),
+       st.floats(0.2, 1), st.floats(1, 60))  # fmt: skip
 def test_the_parts_add_up(
     steps: int, save_every: int | None, window: float, sustained: float, throttle: float
 ) -> None:
     device = profile(
-        sustained_fraction=sustained,
-        time_to_throttle=throttle,
-        background_window=window,
-        power__load=3,
-        power__battery=9000,
-    )
+        sustained_fraction=sustained, time_to_throttle=throttle, background_window=window,
+        power__load=3, power__battery=9000,
+    )  # fmt: skip
     times = latency(ms(10, 20, 30), creation=ms(50), save=ms(5))
     policy = Policy(state="background", save_every=save_every)
     result = campaign(device, times, policy, steps=steps, at=tuple(range(0, steps + 1, 5)))
@@ -289,9 +273,8 @@ def test_the_formula_of_the_documentation_holds_where_it_says() -> None:
     """n = k * floor((w - c - l - f + s) / (k * s + v)), and ceil(r / n) sessions."""
     creation, load, first, step, save = 1.0, 0.2, 0.3, 0.1, 0.4
     for window, every, steps in ((5.0, 10, 100), (30.0, 7, 991), (61.7, 100, 5000)):
-        kept = every * math.floor(
-            (window - creation - load - first + step) / (every * step + save) + 1e-9
-        )
+        room = window - creation - load - first + step
+        kept = every * math.floor(room / (every * step + save) + 1e-9)
         device = profile(sustained_fraction=1, background_window=window)
         policy = Policy(state="background", save_every=every)
         assert same(campaign(device, policy=policy, steps=steps).sessions) == -(-steps // kept)
@@ -300,25 +283,18 @@ def test_the_formula_of_the_documentation_holds_where_it_says() -> None:
 # What a campaign says about unknown figures, and about trainings that never finish.
 
 
-@pytest.mark.parametrize(
-    ("lacking", "null"),
-    [
-        ("sustained_fraction", {"throttled_share"}),
-        ("time_to_throttle", {"throttled_share"}),
-        ("power__load", {"energy_j", "battery_share", "battery_share_per_session"}),
-        ("power__battery", {"battery_share", "battery_share_per_session"}),
-        ("background_window", set(FIGURES)),
-    ],
-)
+@pytest.mark.parametrize(("lacking", "null"), [
+    ("sustained_fraction", {"throttled_share"}),
+    ("time_to_throttle", {"throttled_share"}),
+    ("power__load", {"energy_j", "battery_share", "battery_share_per_session"}),
+    ("power__battery", {"battery_share", "battery_share_per_session"}),
+    ("background_window", set(FIGURES)),
+])  # fmt: skip
 def test_what_the_profile_lacks_is_null_with_a_reason(lacking: str, null: set[str]) -> None:
     figures: dict[str, float | tuple[float, float, float]] = {
-        "sustained_fraction": 0.5,
-        "time_to_throttle": 5,
-        "background_window": 60,
-        "power__idle": 1,
-        "power__load": 5,
-        "power__battery": 50_000,
-    }
+        "sustained_fraction": 0.5, "time_to_throttle": 5, "background_window": 60, "power__idle": 1,
+        "power__load": 5, "power__battery": 50_000,
+    }  # fmt: skip
     policy = Policy(state="background")
     assert reasons(campaign(profile(**figures), policy=policy)) == {}
     del figures[lacking]

@@ -186,13 +186,9 @@ def test_a_device_twice_as_slow_never_takes_fewer_sessions(
     pace: DeviceTimes, steps: int, save_every: int | None
 ) -> None:
     slower = replace(
-        pace,
-        creation=2 * pace.creation,
-        load=2 * pace.load,
-        first_step=2 * pace.first_step,
-        step=2 * pace.step,
-        save=2 * pace.save,
-    )
+        pace, creation=2 * pace.creation, load=2 * pace.load, first_step=2 * pace.first_step,
+        step=2 * pace.step, save=2 * pace.save,
+    )  # fmt: skip
     fast, slow = (play(p, [steps], save_every=save_every, period=10_000) for p in (pace, slower))
     if slow.stuck is None:
         assert fast.stuck is None

@@ -21,18 +21,12 @@ from odtpack_simulator.device.profile import (
     load_profile,
     parse_profile,
 )
-from odtpack_simulator.latency import (
-    HostTiming,
-    Steadiness,
-    carry,
-    measure_host,
-    steadiness,
-)
+from odtpack_simulator.latency import HostTiming, Steadiness, carry, measure_host, steadiness
 from odtpack_simulator.measure.host import WaitingClock, others_seconds
 from odtpack_simulator.result import DeviceLatency, HostLatency
 from odtpack_simulator.values.units import Interval
 from tests.refused import refused
-from tests.simulator.packages import Case, make_profile
+from tests.simulator.packages import Cases, make_profile
 from tests.simulator.timings import GIGA, row, timing
 
 INTERVALS = (
@@ -277,10 +271,7 @@ class TestProperties:
         """A device with one core at the rates of this machine takes as long as this machine."""
         twin = changed(
             make_profile("twin", None),
-            cpu={
-                "fp32_gemm": figure(100, "GFLOPS", threads=1),
-                "clusters": [cluster(1, 3.0)],
-            },
+            cpu={"fp32_gemm": figure(100, "GFLOPS", threads=1), "clusters": [cluster(1, 3.0)]},
             memory={"bandwidth": figure(10, "GB/s")},
         )
         latency = carry(timing(calibration={"clock_hz": 3e9}), twin)
@@ -302,7 +293,7 @@ class TestProperties:
 
 
 @pytest.fixture(scope="module")
-def host(case: Callable[[str], Case], tmp_path_factory: pytest.TempPathFactory) -> HostTiming:
+def host(case: Cases, tmp_path_factory: pytest.TempPathFactory) -> HostTiming:
     return measure_host(case("mlp").job(tmp_path_factory.mktemp("timing"), task="time"))
 
 
@@ -341,7 +332,7 @@ class TestMeasuring:
         flops = sum(cost.flops or 0 for cost in host.operators())
         assert flops / host.profiled_steps == 2 * large + 3 * small
 
-    def test_failure_of_the_child(self, case: Callable[[str], Case], tmp_path: Path) -> None:
+    def test_failure_of_the_child(self, case: Cases, tmp_path: Path) -> None:
         job = case("mlp").job(tmp_path, task="time", checkpoint=str(tmp_path / "gone"))
         with refused("checkpoint-not-found"):
             measure_host(job)
@@ -467,14 +458,9 @@ RATES = ((1e11, 1e11), (1e10, 1e10))
 
 
 def judged(
-    steps: Sequence[float],
-    waited: Sequence[float],
-    rates: Sequence[tuple[float, float]] = RATES,
-    *,
-    threads: int = 1,
-    stolen: float = 0.0,
-    others: float = 0.0,
-) -> Steadiness:
+    steps: Sequence[float], waited: Sequence[float], rates: Sequence[tuple[float, float]] = RATES,
+    *, threads: int = 1, stolen: float = 0.0, others: float = 0.0,
+) -> Steadiness:  # fmt: skip
     single = 1e11 / threads
     return steadiness(
         steps, waited, rates, threads=threads, single=single, stolen=stolen, others=others
@@ -631,9 +617,7 @@ def load(processes: int, cores: set[int] | None = None) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["mlp"])
-def test_the_same_package_with_and_without_load(
-    case: Callable[[str], Case], name: str, tmp_path: Path
-) -> None:
+def test_the_same_package_with_and_without_load(case: Cases, name: str, tmp_path: Path) -> None:
     """Intervals that overlap, or no verdict: a busy machine must not make a package slower."""
     device = EXACT
 

@@ -9,25 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.fidelity.latency import (
-    GROUPS,
-    TITLES,
-    Between,
-    Curves,
-    Effort,
-    Node,
-    Prediction,
-    Row,
-    calibrated_nodes,
-    cells,
-    compare,
-    measure_model,
-    rate,
-    summarize,
-    summary_lines,
-    times,
-    which_clock,
-)
+from benchmarks.fidelity import latency
+from benchmarks.fidelity.latency import Between, Curves, Node, Prediction, Row, compare, summarize
 from benchmarks.fidelity.models import CASES, build
 from benchmarks.published.__main__ import NETWORKS, count
 from benchmarks.published.engine import CALIBRATION, FOLDER, counted, fitted, line, published
@@ -40,9 +23,9 @@ FLAT = Curves([(1e3, 1e-8), (1e9, 1e-2)], [(1e3, 1e-7), (1e9, 0.1)])
 class TestCurves:
     def test_rate_between_sizes(self) -> None:
         points = [(10.0, 1.0), (1000.0, 10.0)]  # 10 and 100 per second
-        assert rate(points, 1) == 10
-        assert rate(points, 100) == pytest.approx(55)
-        assert rate(points, 1e6) == 100
+        assert latency.rate(points, 1) == 10
+        assert latency.rate(points, 100) == pytest.approx(55)
+        assert latency.rate(points, 1e6) == 100
 
     def test_the_slower_of_both(self) -> None:
         assert FLAT.seconds(Work(1e8, 1e6)) == pytest.approx(1e-3)
@@ -63,11 +46,11 @@ class TestCalibratedNodes:
     nodes = (Node("Gemm", 4000.0, Work(200e6, 1e6)), Node("Slice", 2000.0, Work(None, 5e6)))
 
     def test_nodes_and_the_rest_sum_to_the_step(self) -> None:
-        assert calibrated_nodes(self.nodes, 10, (0.0, 0.0)) == ([4000, 2000], 4000)
+        assert latency.calibrated_nodes(self.nodes, 10, (0.0, 0.0)) == ([4000, 2000], 4000)
 
     def test_operators_slowed_down_by_the_profile(self) -> None:
         """Six milliseconds of operators in a step of three: each counts half."""
-        assert calibrated_nodes(self.nodes, 3, (0.0, 0.0)) == ([2000, 1000], 0)
+        assert latency.calibrated_nodes(self.nodes, 3, (0.0, 0.0)) == ([2000, 1000], 0)
 
 
 def test_another_process_takes_the_calibrated_step() -> None:
@@ -102,10 +85,8 @@ class TestBetween:
         """Half for the product, nothing for what runs in one thread, and what that leaves out."""
 
         def nodes(product: float, sliced: float) -> list[Node]:
-            return [
-                Node("Gemm", product, Work(2e5 * product, 1e3)),
-                Node("Slice", sliced, Work(None, 1e5)),
-            ]
+            first = Node("Gemm", product, Work(2e5 * product, 1e3))
+            return [first, Node("Slice", sliced, Work(None, 1e5))]
 
         small, large = (nodes(1000, 200), 1.2), (nodes(3000, 200), 3.2)
         works = [node.work for node in nodes(2000, 200)]
@@ -118,13 +99,13 @@ class TestBetween:
 class TestComparing:
     def test_steps_that_waited_are_not_compared(self) -> None:
         steps = [(10.0, 10.0), (30.0, 10.0), (10.1, 10.0)]
-        assert which_clock(steps) == "wall"
-        assert times(steps, "wall") == [10.0, 10.1]
+        assert latency.which_clock(steps) == "wall"
+        assert latency.times(steps, "wall") == [10.0, 10.1]
 
     def test_the_processor_s_time_where_most_waited(self) -> None:
         steps = [(25.0, 9.0), (30.0, 10.0), (10.0, 10.0)]
-        assert which_clock(steps) == "processor"
-        assert times(steps, "processor") == [9.0, 10.0, 10.0]
+        assert latency.which_clock(steps) == "processor"
+        assert latency.times(steps, "processor") == [9.0, 10.0, 10.0]
 
     def test_each_round_with_its_own_steps(self) -> None:
         """The second round ran at half the speed, and was calibrated so."""
@@ -164,28 +145,26 @@ def test_summary_tells_groups_apart() -> None:
     assert batch.alike_within == pytest.approx(0.5)
     assert every.group == "all"
     assert every.median_error == pytest.approx(0.06)
-    assert {row.group for row in rows} < set(GROUPS)
+    assert {row.group for row in rows} < set(latency.GROUPS)
 
 
 def test_every_row_is_printed() -> None:
     rows = [made("process", -0.031, 0.97), made("between", 0.5, 0.25)]
-    shown = [dict(zip(TITLES, cells(row), strict=True)) for row in rows]
+    shown = [dict(zip(latency.TITLES, latency.cells(row), strict=True)) for row in rows]
     assert shown[0]["error:"] == "-3.1%"
     assert [each["within 10 %:"] for each in shown] == ["97%", "25%"]
     assert shown[1]["error:"] == "+50.0%"
-    assert len([line for line in summary_lines(rows) if "cases" in line]) == 3
+    assert len([line for line in latency.summary_lines(rows) if "cases" in line]) == 3
 
 
 def test_a_model_for_real(tmp_path: Path) -> None:
     """Six processes take turns; what they measured answers every question."""
     case = CASES["tabular"]
-    effort = Effort(rounds=2, seconds=0.01, scaling=0.0005, profiled=2)
-    rows = measure_model(build(case, tmp_path), effort)
+    effort = latency.Effort(rounds=2, seconds=0.01, scaling=0.0005, profiled=2)
+    rows = latency.measure_model(build(case, tmp_path), effort)
     assert [(row.group, row.batch_size, row.threads) for row in rows] == [
-        ("process", 256, 1),
-        ("between", 64, 1),
-        ("threads", 64, 2),
-    ]
+        ("process", 256, 1), ("between", 64, 1), ("threads", 64, 2),
+    ]  # fmt: skip
     for row in rows:
         if row.group == "threads" and math.isnan(row.predicted_ms):
             assert row.steps == 0  # two virtual cores of this machine share one
@@ -241,15 +220,12 @@ def test_bracketing_beats_drawing_on_from_small_batches() -> None:
     assert max(map(abs, bracketed)) < 0.2
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "products"),
-    [
-        # By hand from the sources' layers: weights and biases; multiply-adds of one sample.
-        ("Lenet", 520 + 25_050 + 320_400 + 4_010, 288_000 + 1_600_000 + 320_000 + 4_000),
-        ("Alexnet", 30_006_666, 989_113_472),
-        ("Mobilenet", 3_504_872 + 1281, None),  # torchvision's, and a class more
-    ],
-)
+@pytest.mark.parametrize(("name", "parameters", "products"), [
+    # By hand from the sources' layers: weights and biases; multiply-adds of one sample.
+    ("Lenet", 520 + 25_050 + 320_400 + 4_010, 288_000 + 1_600_000 + 320_000 + 4_000),
+    ("Alexnet", 30_006_666, 989_113_472),
+    ("Mobilenet", 3_504_872 + 1281, None),  # torchvision's, and a class more
+])  # fmt: skip
 def test_networks_are_those_of_the_sources(
     name: str, parameters: int, products: int | None
 ) -> None:

@@ -30,10 +30,11 @@ QUICK = Effort(repeats=1, convolution_seconds=0.0, file_bytes=2**20, syncs=2)
 GIGA = 1e9
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="the system does not say")
+Measured = tuple[DeviceProfile, list[str], Path]
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[DeviceProfile, list[str], Path]:
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     folder = tmp_path_factory.mktemp("target")
     told: list[str] = []
 
@@ -46,9 +47,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[DeviceProfile, l
     return device, told, folder
 
 
-def test_a_measured_profile_passes_the_check(
-    measured: tuple[DeviceProfile, list[str], Path],
-) -> None:
+def test_a_measured_profile_passes_the_check(measured: Measured) -> None:
     device, told, folder = measured
     assert list(folder.iterdir()) == []
     assert told[0].startswith("0 of 2")
@@ -56,9 +55,8 @@ def test_a_measured_profile_passes_the_check(
     assert (device.name, device.vendor, device.title) == ("acme/edge-1", "acme", "Edge 1")
     assert device.validated is False
     report = check_profile(device)
-    assert {"memory in the foreground", "step time and time to finish", "checkpoint save"} <= set(
-        report.judged
-    )
+    judged = {"memory in the foreground", "step time and time to finish", "checkpoint save"}
+    assert judged <= set(report.judged)
     assert {"throttling", "energy"} <= {item.subject for item in report.not_judged}
     assert all(item.why for item in report.not_judged)
     assert report.kinds["measured"] >= 8
@@ -68,9 +66,7 @@ def test_a_measured_profile_passes_the_check(
     assert text == profile_toml(device)
 
 
-def test_figures_say_how_they_were_measured_and_not_where(
-    measured: tuple[DeviceProfile, list[str], Path],
-) -> None:
+def test_figures_say_how_they_were_measured_and_not_where(measured: Measured) -> None:
     device, _, folder = measured
     text = profile_toml(device)
     assert socket.gethostname() not in text
@@ -82,22 +78,19 @@ def test_figures_say_how_they_were_measured_and_not_where(
     for rate in (device.cpu.fp32_gemm, device.cpu.fp32_gemm_single, device.cpu.fp32_conv):
         assert isinstance(rate, ThreadedQuantity)
         assert rate.threads == 1
-        assert rate.low is not None
-        assert rate.high is not None
         assert rate.low <= rate.value <= rate.high
     assert device.training_threads() == 1
     assert device.gemm_flops(1) is not None
 
 
 @linux
-def test_memory_is_what_the_kernel_says(measured: tuple[DeviceProfile, list[str], Path]) -> None:
+def test_memory_is_what_the_kernel_says(measured: Measured) -> None:
     device, _, _ = measured
     total = re.search(r"MemTotal:\s+(\d+) kB", Path("/proc/meminfo").read_text())
     ram = device.memory.ram
     assert isinstance(ram, Quantity)
     assert ram.value == int(total[1]) // 1024
     limit = device.memory_limit_bytes()
-    assert limit is not None
     assert limit <= ram.interval("bytes").typical
 
 
@@ -107,9 +100,7 @@ def test_rate_of_a_convolution_counts_the_operations_of_its_definition(
     """Each shape has 4 x 64 x 64 x 56 x 56 x 9 multiplications and as many additions."""
     times = [lambda: 9, lambda: 2.0, lambda: 2.0, lambda: 2.0]
     monkeypatch.setattr(
-        calibration,
-        "_seconds",
-        lambda work, seconds, most: (each() for each in (work, *times)),
+        calibration, "_seconds", lambda work, seconds, most: (each() for each in (work, *times))
     )
     assert conv_flops(1, QUICK) == 4 * 64 * 64 * 56 * 56 * 9
 
@@ -121,7 +112,6 @@ def test_storage_in_memory_is_not_taken_for_a_drive() -> None:
     before = set(folder.iterdir())
     timing = measure_storage(folder, size=2**20, repeats=2, syncs=1)
     assert timing.read == ()
-    assert timing.cached is not None
     assert "memory" in timing.cached
     assert len(timing.write) == 2
     left = {path for path in set(folder.iterdir()) - before if "odtpack-measure" in path.name}
@@ -134,18 +124,12 @@ def test_unwritable_storage(tmp_path: Path) -> None:
     assert caught.value.hint is not None
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        ({"name": "../../etc"}, "profile-name"),
-        ({"name": "Acme/Phone"}, "profile-name"),
-        ({"name": "a/" + "b" * 100}, "profile-name"),
-        ({"title": ""}, "profile-title"),
-        ({"title": "x" * 101}, "profile-title"),
-        ({"threads": 0}, "threads-range"),
-        ({"threads": 4096}, "threads-range"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code"), [
+    ({"name": "../../etc"}, "profile-name"), ({"name": "Acme/Phone"}, "profile-name"),
+    ({"name": "a/" + "b" * 100}, "profile-name"), ({"title": ""}, "profile-title"),
+    ({"title": "x" * 101}, "profile-title"), ({"threads": 0}, "threads-range"),
+    ({"threads": 4096}, "threads-range"),
+])  # fmt: skip
 def test_bad_arguments_are_refused_before_anything_runs(
     arguments: dict[str, object], code: str, tmp_path: Path
 ) -> None:
@@ -155,25 +139,14 @@ def test_bad_arguments_are_refused_before_anything_runs(
 
 
 def machine(*groups: tuple[int, float | None], quota: float | None = None) -> Machine:
-    return Machine(
-        processor=None,
-        ram_bytes=2**30,
-        limit_bytes=None,
-        groups=tuple(CoreGroup(cores, clock) for cores, clock in groups),
-        quota=quota,
-    )
+    return Machine(None, 2**30, None, tuple(CoreGroup(*group) for group in groups), quota)
 
 
-@pytest.mark.parametrize(
-    ("given", "threads"),
-    [
-        (machine((4, None)), 4),
-        (machine((4, 3.0 * GIGA), (4, 1.8 * GIGA)), 4),
-        (machine((1, 3.3 * GIGA), (3, 3.2 * GIGA), (2, 3.0 * GIGA), (2, 2.3 * GIGA)), 6),
-        (machine((8, 3.0 * GIGA), quota=2.5), 2),
-        (machine((8, 3.0 * GIGA), quota=0.5), 1),
-    ],
-)
+@pytest.mark.parametrize(("given", "threads"), [
+    (machine((4, None)), 4), (machine((4, 3.0 * GIGA), (4, 1.8 * GIGA)), 4),
+    (machine((1, 3.3 * GIGA), (3, 3.2 * GIGA), (2, 3.0 * GIGA), (2, 2.3 * GIGA)), 6),
+    (machine((8, 3.0 * GIGA), quota=2.5), 2), (machine((8, 3.0 * GIGA), quota=0.5), 1),
+])  # fmt: skip
 def test_training_threads_are_the_fast_cores_within_the_quota(given: Machine, threads: int) -> None:
     assert given.training_threads() == threads
 

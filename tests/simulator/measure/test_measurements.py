@@ -20,21 +20,13 @@ SCHEMA = Path(__file__).parents[3] / "docs/schemas/measurements.schema.json"
 
 def content(**changes: Any) -> dict[str, Any]:
     whole: dict[str, Any] = {
-        "format": 1,
-        "kit": "kotlin",
-        "onnxruntime": "1.31.1",
-        "threads": 4,
-        "gemm_flops": [80e9, 90e9, 85e9],
-        "gemm_single_flops": [24e9, 25e9, 26e9],
-        "convolution_flops": [60e9],
-        "copy_bytes_per_second": [9e9, 8e9, 10e9],
-        "file_bytes": 2**26,
-        "write_bytes_per_second": [2e8, 3e8],
-        "read_bytes_per_second": [],
-        "sync_seconds": [0.002, 0.004, 0.003],
-        "memory_bytes": 6 * 2**30,
+        "format": 1, "kit": "kotlin", "onnxruntime": "1.31.1", "threads": 4,
+        "gemm_flops": [80e9, 90e9, 85e9], "gemm_single_flops": [24e9, 25e9, 26e9],
+        "convolution_flops": [60e9], "copy_bytes_per_second": [9e9, 8e9, 10e9], "file_bytes": 2**26,
+        "write_bytes_per_second": [2e8, 3e8], "read_bytes_per_second": [],
+        "sync_seconds": [0.002, 0.004, 0.003], "memory_bytes": 6 * 2**30,
         "memory_limit_bytes": 2**30,
-    }
+    }  # fmt: skip
     return whole | changes
 
 
@@ -114,32 +106,20 @@ def test_what_was_not_measured_comes_from_a_profile_of_the_same_device(tmp_path:
     assert (profile.os, profile.vendor, profile.soc) == (base.os, base.vendor, base.soc)
 
 
-@pytest.mark.parametrize(
-    ("whole", "words"),
-    [
-        ("", "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ('{"format": ' + "9" * 5000 + "}", "format"),
-        ("[]", "wrong at"),
-        (content(format=2), "format"),
-        (content(extra=1), "extra"),
-        (content(gemm_flops="8e10"), "gemm_flops"),
-        (content(gemm_flops=[8e10, -1.0]), "gemm_flops[1]"),
-        (content(gemm_flops=[True]), "gemm_flops[0]"),
-        (content(gemm_flops=[math.inf]), "gemm_flops"),
-        (content(gemm_flops=[math.nan]), "gemm_flops"),
-        (content(gemm_flops=[1e300]), "gemm_flops[0]"),
-        (content(threads=0), "threads"),
-        (content(threads=2.5), "threads"),
-        (content(kit="\x1b[31m"), "kit"),
-        (content(system="plan9"), "system"),
-        (content(memory_limit_bytes=7 * 2**30), "grants the app"),
-        (content(memory_bytes="6 GiB"), "memory_bytes"),
-        (content(sync_seconds=[0.0]), "sync_seconds[0]"),
-        (content(sustained={"seconds": [1.0], "gemm_flops": []}), "1 times and 0 rates"),
-        (content(sustained={"seconds": [2.0, 1.0], "gemm_flops": [1e9, 1e9]}), "rising order"),
-    ],
-)
+@pytest.mark.parametrize(("whole", "words"), [
+    ("", "not JSON"), ("[" * 100_000, "not JSON"), ('{"format": ' + "9" * 5000 + "}", "format"),
+    ("[]", "wrong at"), (content(format=2), "format"), (content(extra=1), "extra"),
+    (content(gemm_flops="8e10"), "gemm_flops"), (content(gemm_flops=[8e10, -1.0]), "gemm_flops[1]"),
+    (content(gemm_flops=[True]), "gemm_flops[0]"), (content(gemm_flops=[math.inf]), "gemm_flops"),
+    (content(gemm_flops=[math.nan]), "gemm_flops"), (content(gemm_flops=[1e300]), "gemm_flops[0]"),
+    (content(threads=0), "threads"), (content(threads=2.5), "threads"),
+    (content(kit="\x1b[31m"), "kit"), (content(system="plan9"), "system"),
+    (content(memory_limit_bytes=7 * 2**30), "grants the app"),
+    (content(memory_bytes="6 GiB"), "memory_bytes"),
+    (content(sync_seconds=[0.0]), "sync_seconds[0]"),
+    (content(sustained={"seconds": [1.0], "gemm_flops": []}), "1 times and 0 rates"),
+    (content(sustained={"seconds": [2.0, 1.0], "gemm_flops": [1e9, 1e9]}), "rising order"),
+])  # fmt: skip
 def test_a_hostile_file_is_refused(tmp_path: Path, whole: Any, words: str) -> None:
     path = write(tmp_path, whole)
     with refused("measurements-invalid") as caught:

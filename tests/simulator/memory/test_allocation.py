@@ -10,7 +10,6 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_gr
 from odtpack_simulator.replay.replay import hold
 from odtpack_simulator.simulation import _with_default_options
 from tests.simulator.graphs import load_model
-from tests.simulator.packages import MODELS, Case, make_case
+from tests.simulator.packages import MODELS, Cases, make_case
 
 SMALL_MODELS = [name for name in MODELS if name != "batchnorm"]  # it has thousands of nodes
 
@@ -90,9 +89,7 @@ def planned_bytes(plan: Allocation) -> list[int]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_node_of_a_training_step(
-    name: str, case: Callable[[str], Case], tmp_path: Path
-) -> None:
+def test_every_node_of_a_training_step(name: str, case: Cases, tmp_path: Path) -> None:
     """Order, shapes and bytes in use at every node are those of a real step, to the byte."""
     this = case(name)
     package = this.package
@@ -248,14 +245,14 @@ def ancestors(name: str, source: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", SMALL_MODELS)
-def test_plan_is_consistent(name: str, case: Callable[[str], Case]) -> None:
+def test_plan_is_consistent(name: str, case: Cases) -> None:
     this = case(name)
     for model in (this.package.training_model, this.package.eval_model):
         graph = load_runtime_graph(model, this.shapes)
         verify(graph, allocate(graph))
 
 
-def test_verifier_sees_a_shared_buffer(case: Callable[[str], Case]) -> None:
+def test_verifier_sees_a_shared_buffer(case: Cases) -> None:
     """The verifier itself is worth something: a plan that shares too much does not pass."""
     graph = load_runtime_graph(case("mlp").package.eval_model, case("mlp").shapes)
     plan = allocate(graph)
@@ -277,43 +274,34 @@ def test_allocated_size(nbytes: int, size: int) -> None:
 
 def test_where_asks_for_its_selections_before_its_output() -> None:
     """The chunk of a few bytes that is free decides where those after it lie."""
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        g (bool[8] c, float[8] x, float[8] y) => (float[8] out) {
-            kept = Where (c, x, y)
-            out = Neg (kept)
-        }"""
-    )
-    where, neg = allocate(load_model(model)).uses
+    text = """g (bool[8] c, float[8] x, float[8] y) => (float[8] out) {
+        kept = Where (c, x, y)
+        out = Neg (kept)
+    }"""
+    where, neg = allocate(load_model(text)).uses
     assert where.scratch == (32, 32)
     assert where.scratch_first
     assert not neg.scratch_first
 
 
 def test_a_view_that_nothing_reads_takes_nothing() -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        g (float[8] x) => (float[8] out) {
-            shape = Constant <value_ints = [2, 4]> ()
-            y = Exp (x)
-            unread = Reshape (y, shape)
-            out = Neg (y)
-        }"""
-    )
-    (buffer,) = allocate(load_model(model)).buffers
+    text = """g (float[8] x) => (float[8] out) {
+        shape = Constant <value_ints = [2, 4]> ()
+        y = Exp (x)
+        unread = Reshape (y, shape)
+        out = Neg (y)
+    }"""
+    (buffer,) = allocate(load_model(text)).buffers
     assert set(buffer.tensors) == {"y", "unread"}
 
 
 def test_results_that_the_caller_gets() -> None:
     """They are kept by a binding, or not: the arenas are planned both ways."""
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 17]>
-        g (float[1000] x) => (float[1000] out, float[1000] bound) {
-            out = Exp (x)
-            bound = Neg (out)
-        }"""
-    )
-    plan = allocate(load_model(model), fresh_outputs=["out"])
+    text = """g (float[1000] x) => (float[1000] out, float[1000] bound) {
+        out = Exp (x)
+        bound = Neg (out)
+    }"""
+    plan = allocate(load_model(text), fresh_outputs=["out"])
     assert plan.results == {"out"}
     arenas = Arenas("shared", None)
     held = []
@@ -325,35 +313,17 @@ def test_results_that_the_caller_gets() -> None:
 
 def test_branch_of_a_known_condition() -> None:
     """Of an ``If`` on a graph input whose value is known only that branch counts."""
-
-    def branch(width: int) -> onnx.GraphProto:
-        name = f"wide{width}"
-        nodes = [
-            helper.make_node("Expand", ["x", f"shape{width}"], [name]),
-            helper.make_node("ReduceSum", [name], [f"sum{width}"], keepdims=0),
-        ]
-        shape = onnx.numpy_helper.from_array(np.array([width], np.int64), f"shape{width}")
-        result = helper.make_tensor_value_info(f"sum{width}", TensorProto.FLOAT, [])
-        return helper.make_graph(nodes, name, [], [result], [shape])
-
-    nodes = [
-        helper.make_node("Squeeze", ["flag"], ["condition"]),
-        helper.make_node(
-            "If", ["condition"], ["out"], then_branch=branch(1000), else_branch=branch(2000)
-        ),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [
-            helper.make_tensor_value_info("flag", TensorProto.BOOL, [1]),
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, [1]),
-        ],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [])],
+    then, other = (
+        f"""wide{width} () => (float sum{width}) <int64[1] shape{width} = {{{width}}}> {{
+            wide{width} = Expand (x, shape{width})
+            sum{width} = ReduceSum <keepdims = 0> (wide{width})
+        }}"""
+        for width in (1000, 2000)
     )
-    model = onnx.ModelProto(ir_version=8, graph=graph)
-    model.opset_import.append(helper.make_opsetid("", 17))
-    runtime_graph = load_model(model)
+    runtime_graph = load_model(f"""g (bool[1] flag, float[1] x) => (float out) {{
+        condition = Squeeze (flag)
+        out = If (condition) <then_branch = {then}, else_branch = {other}>
+    }}""")
     peaks = [
         allocate(runtime_graph, conditions=conditions).peak
         for conditions in ({"flag": True}, {"flag": False}, {})
@@ -366,22 +336,13 @@ def test_heap_keeps_small_buffers() -> None:
     """What is freed of small tensors counts on; a large one is gone."""
 
     def chain(width: int) -> Allocation:
-        shape = [4, width]
-        nodes = [
-            helper.make_node("Transpose", ["x"], ["a"], perm=[1, 0]),
-            helper.make_node("Sin", ["a"], ["b"]),
-            helper.make_node("ReduceSum", ["b"], ["c"], keepdims=0),
-            helper.make_node("Cos", ["c"], ["out"]),
-        ]
-        graph = helper.make_graph(
-            nodes,
-            "g",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-            [helper.make_tensor_value_info("out", TensorProto.FLOAT, [])],
-        )
-        model = onnx.ModelProto(ir_version=8, graph=graph)
-        model.opset_import.append(helper.make_opsetid("", 17))
-        return allocate(load_model(model))
+        text = f"""g (float[4, {width}] x) => (float out) {{
+            a = Transpose <perm = [1, 0]> (x)
+            b = Sin (a)
+            c = ReduceSum <keepdims = 0> (b)
+            out = Cos (c)
+        }}"""
+        return allocate(load_model(text))
 
     small, large = chain(64), chain(64 * 1024)
     assert small.heap == 2 * allocated_size(4 * 4 * 64)
@@ -419,7 +380,7 @@ for _ in range(2):
     "name", ["mlp", "cnn", "mobilenet", "transformer", "recurrent", "tables", "volumes"]
 )
 def test_regions_are_onnx_runtimes(
-    name: str, case: Callable[[str], Case], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+    name: str, case: Cases, monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     """Size by size, in their order, of a whole training with its evaluations.
 
@@ -517,7 +478,7 @@ def test_who_shares() -> None:
     assert sharing_of(options(shared_allocator=True, arena=False)) == "none"
 
 
-def test_one_arena_takes_no_more_than_several(case: Callable[[str], Case]) -> None:
+def test_one_arena_takes_no_more_than_several(case: Cases) -> None:
     this = case("cnn")
     shared, own = (
         plan_memory(this.package, this.shapes, sharing=sharing).peak.nbytes
@@ -544,7 +505,7 @@ def test_plan_and_replay_agree(name: str, tmp_path: Path) -> None:
     assert resuming.measured_bytes == pytest.approx(resuming.predicted_bytes, rel=0.1, abs=4e5)
 
 
-def test_options_of_onnx_runtime(case: Callable[[str], Case], tmp_path: Path) -> None:
+def test_options_of_onnx_runtime(case: Cases, tmp_path: Path) -> None:
     """With memory patterns a session keeps a block for a whole run, beside its arena."""
     this = case("transformer")  # its data are too few to evaluate
     package = _with_default_options(this.package, tmp_path / "package")
@@ -561,20 +522,17 @@ def test_options_of_onnx_runtime(case: Callable[[str], Case], tmp_path: Path) ->
     assert plan.peak.nbytes == pytest.approx(measured.peak_bytes, rel=0.02)
 
 
-def test_a_limit_between_the_two_is_refused_to_own_arenas_only(
-    case: Callable[[str], Case], tmp_path: Path
-) -> None:
+def test_a_limit_between_the_two_is_refused_to_own_arenas_only(case: Cases, tmp_path: Path) -> None:
     this = case("cnn")
+    limits = {False: None, True: "own"}
     peaks = {}
-    for own in (False, True):
-        folder = tmp_path / str(own)
-        folder.mkdir()
-        peaks[own] = hold(this.job(folder, sharing="own" if own else None)).peak_bytes
+    for own, sharing in limits.items():
+        (tmp_path / str(own)).mkdir()
+        peaks[own] = hold(this.job(tmp_path / str(own), sharing=sharing)).peak_bytes
     low, high = peaks[False], peaks[True]
-    assert low is not None
-    assert high is not None
+    assert None not in (low, high)
     limit = (low + high) // 2
     assert high - low > 600_000  # more than a limit can be off by
     for own, outcome in ((False, "completed"), (True, "killed")):
-        job = this.job(tmp_path / str(own), sharing="own" if own else None, limit_bytes=limit)
+        job = this.job(tmp_path / str(own), sharing=limits[own], limit_bytes=limit)
         assert hold(job).outcome == outcome

@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-import onnx.numpy_helper
 import pytest
-from onnx import TensorProto, helper
 
 from odtpack_runtime import CheckpointState
 from odtpack_simulator.device.app import memory_fit, with_margin
@@ -26,7 +20,9 @@ from odtpack_simulator.memory.process_memory import child_environment
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
 from odtpack_simulator.memory.session_memory import session_bytes
 from odtpack_simulator.replay.replay import run_training_child
-from tests.simulator.packages import Case
+from tests.programs import ran
+from tests.simulator.graphs import parsed
+from tests.simulator.packages import Cases
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 
@@ -39,10 +35,7 @@ REPLAYED = {
 }  # fmt: skip
 
 RESUME = """
-import sys
 from odtpack_runtime import CheckpointState, Module, Optimizer
-from odtpack_simulator.memory.process_memory import MemoryMeter
-from odtpack_simulator.memory.process_memory import memory_options
 training, evaluation, optimizer, checkpoint = sys.argv[1:]
 meter = MemoryMeter()
 state = CheckpointState.load_checkpoint(checkpoint)
@@ -52,38 +45,17 @@ print(meter.mark())
 """
 
 HEAP = """
-import sys
-import numpy as np, onnx, onnxruntime
-from onnx import TensorProto, helper
-from odtpack_simulator.memory.process_memory import MemoryMeter
-from odtpack_simulator.memory.process_memory import memory_options
-rows, columns = 1024, 1024
-feeds = {
-    "x": np.zeros((rows, columns), np.float32),
-    "i": np.zeros((rows, columns), np.int64),
-    "u": np.ones((rows, columns), np.float32),
-}
-kinds = (TensorProto.FLOAT, TensorProto.INT64, TensorProto.FLOAT)
-node = helper.make_node(sys.argv[1], list(feeds), ["y"])
-result = np.ones((rows, columns), np.float32)
-if sys.argv[1] == "Expand":
-    result = np.ones((rows, columns, 2), np.float32)
-    feeds = {"x": np.zeros((rows, columns, 1), np.float32), "i": np.array(result.shape)}
-    node = helper.make_node("Expand", list(feeds), ["y"])
-elif sys.argv[1] == "Dropout":
-    result = np.ones((4 * rows, 2 * columns), np.float32)
+import numpy as np
+ones = np.ones((1024, 1024), np.float32)
+if sys.argv[2] == "Expand":
+    result = np.ones((1024, 1024, 2), np.float32)
+    feeds = {"x": ones[..., None], "i": np.array(result.shape)}
+elif sys.argv[2] == "Dropout":
+    result = np.ones((4096, 2048), np.float32)
     feeds = {"x": result.copy(), "i": np.array(0.5, np.float32), "u": np.array(True)}
-    kinds = (TensorProto.FLOAT, TensorProto.FLOAT, TensorProto.BOOL)
 else:
-    node.attribute.append(helper.make_attribute("reduction", "add"))
-graph = helper.make_graph(
-    [node], "g",
-    [helper.make_tensor_value_info(n, k, feeds[n].shape) for n, k in zip(feeds, kinds)],
-    [helper.make_tensor_value_info("y", TensorProto.FLOAT, result.shape)],
-)
-model = onnx.ModelProto(ir_version=8, graph=graph)
-model.opset_import.append(helper.make_opsetid("", 18))
-session = onnxruntime.InferenceSession(model.SerializeToString(), memory_options(1))
+    result, feeds = ones.copy(), {"x": ones, "i": np.zeros((1024, 1024), np.int64), "u": ones}
+session = onnxruntime.InferenceSession(sys.argv[1], memory_options(1))
 binding = session.io_binding()
 for name, array in feeds.items():
     binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
@@ -95,41 +67,34 @@ print(meter.mark())
 """
 
 
-def measured(code: str, *arguments: str | Path) -> int:
-    """What code prints last in a process whose memory is what is alive in it."""
-    environment = {**os.environ, **child_environment()}
-    result = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    return int(json.loads(result.stdout.splitlines()[-1]))
-
-
 OPENED = """
-import json, sys
-import onnxruntime
-from odtpack_simulator.memory.process_memory import MemoryMeter, memory_options
 onnxruntime.InferenceSession(sys.argv[1], memory_options(1))
 meter = MemoryMeter()
 session = onnxruntime.InferenceSession(sys.argv[2], memory_options(1))
 print(meter.mark())
 """
 
+HEAD = """
+import sys
+import onnxruntime
+from odtpack_simulator.memory.process_memory import MemoryMeter, memory_options
+"""
+
+
+def measured(code: str, *arguments: str | Path) -> int:
+    """What code prints last in a process whose memory is what is alive in it."""
+    environment = {**os.environ, **child_environment()}
+    done = ran(sys.executable, "-c", HEAD + code, *arguments, env=environment)
+    return int(done.stdout.splitlines()[-1])
+
 
 def test_a_session_of_many_small_constants(tmp_path: Path) -> None:
     """Each takes a hundred times its elements."""
     for count in (1, 1000):
-        names = [f"c{i}" for i in range(count)]
-        graph = helper.make_graph(
-            [helper.make_node("Concat", ["x", *names], ["y"], axis=0)], "g",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["m"])],
-            [onnx.numpy_helper.from_array(np.full(4, i, np.float32), n)
-             for i, n in enumerate(names)],
-        )  # fmt: skip
-        model = onnx.ModelProto(ir_version=8, graph=graph)
-        model.opset_import.append(helper.make_opsetid("", 17))
-        onnx.save(model, tmp_path / f"{count}.onnx")
+        values = {f"c{i}": np.full(4, i, np.float32) for i in range(count)}
+        names = ", ".join(["x", *values])
+        text = f"g (float[n] x) => (float[m] y) {{ y = Concat <axis = 0> ({names}) }}"
+        onnx.save(parsed(text, values), tmp_path / f"{count}.onnx")
     many = tmp_path / "1000.onnx"
     taken = measured(OPENED, tmp_path / "1.onnx", many)
     planned = session_bytes(many, load_runtime_graph(many, {"x": (4,)}))
@@ -137,11 +102,11 @@ def test_a_session_of_many_small_constants(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_loop_inside_of_a_loop(threads: int, case: Callable[[str], Case], tmp_path: Path) -> None:
+def test_a_loop_inside_of_a_loop(threads: int, case: Cases, tmp_path: Path) -> None:
     """What turns return lies between what they work in: the process takes up to 9 % more."""
     this = case("turns")
     size = len(this.inputs) // 5
-    shapes = {name: (size, *shape[1:]) for name, shape in this.shapes.items()}
+    shapes = this.shapes_of(size)
     plan = plan_memory(this.package, shapes, threads=threads)
     result = run_training_child(this.job(tmp_path, threads=threads, batch_size=size))
     assert plan.peak.nbytes == pytest.approx(result.peak_bytes, rel=0.12)
@@ -149,17 +114,14 @@ def test_a_loop_inside_of_a_loop(threads: int, case: Callable[[str], Case], tmp_
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "recurrent", "tables"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_phases_of_a_replay(
-    name: str, threads: int, case: Callable[[str], Case], tmp_path: Path
-) -> None:
+def test_phases_of_a_replay(name: str, threads: int, case: Cases, tmp_path: Path) -> None:
     this = case(name)
     size = len(this.inputs) // 5  # the held-out samples are one full batch
     job = this.job(tmp_path, threads=threads, batch_size=size)
-    shapes = {name: (size, *shape[1:]) for name, shape in this.shapes.items()}
+    shapes = this.shapes_of(size)
     plan = plan_memory(this.package, shapes, threads=threads)
     planned = {phase.name: phase.nbytes for phase in plan.phases}
     result = run_training_child(job)
-    assert result.peak_bytes is not None
     assert plan.peak.nbytes == pytest.approx(result.peak_bytes, rel=0.08)
     for phase in ("evaluation", "step", "saving"):
         most = max(planned[own] for own in REPLAYED[phase])
@@ -170,7 +132,7 @@ def test_phases_of_a_replay(
 
 
 @pytest.mark.parametrize("size", [49, 33, 17])
-def test_batches_of_both_processes(size: int, case: Callable[[str], Case], tmp_path: Path) -> None:
+def test_batches_of_both_processes(size: int, case: Cases, tmp_path: Path) -> None:
     """Passes of 49 samples, in batches of which the last may be smaller.
 
     The second process does not evaluate first. Free chunks lie elsewhere: it takes up to a tenth
@@ -178,7 +140,7 @@ def test_batches_of_both_processes(size: int, case: Callable[[str], Case], tmp_p
     """
     this = case("volumes")
     held = len(this.inputs) // 5
-    shapes = {name: (size, *shape[1:]) for name, shape in this.shapes.items()}
+    shapes = this.shapes_of(size)
     plan = plan_memory(this.package, shapes, evaluated=held, samples=[len(this.inputs) - held])
     kept = str(tmp_path / "kept")
     job = this.job(tmp_path, batch_size=size, epochs=4, keep_checkpoint=kept, save_every=1)
@@ -189,18 +151,15 @@ def test_batches_of_both_processes(size: int, case: Callable[[str], Case], tmp_p
     assert plan.peak.nbytes == pytest.approx(need, rel=0.03)
 
 
-def test_an_evaluation_of_fewer_samples_than_a_batch(
-    case: Callable[[str], Case], tmp_path: Path
-) -> None:
+def test_an_evaluation_of_fewer_samples_than_a_batch(case: Cases, tmp_path: Path) -> None:
     """12 of 61 samples are held out; a batch has the other 49."""
     this = case("volumes")
     held = len(this.inputs) // 5
     size = len(this.inputs) - held
-    shapes = {name: (size, *shape[1:]) for name, shape in this.shapes.items()}
+    shapes = this.shapes_of(size)
     few, most, none = (plan_memory(this.package, shapes, evaluated=n) for n in (held, None, 0))
     once = plan_memory(this.package, shapes, evaluated=held, steps=1)
     need = run_training_child(this.job(tmp_path, batch_size=size)).peak_bytes
-    assert need is not None
     assert need < once.peak.nbytes < 0.95 * few.peak.nbytes < 0.95 * most.peak.nbytes
     first, whole = (
         next(phase.nbytes for phase in plan.phases if phase.name == "first evaluation")
@@ -211,41 +170,31 @@ def test_an_evaluation_of_fewer_samples_than_a_batch(
     assert plan_memory(this.package, shapes, evaluated=2 * size) == most
 
 
-def test_margin_covers_what_the_plan_misses(case: Callable[[str], Case], tmp_path: Path) -> None:
+def test_margin_covers_what_the_plan_misses(case: Cases, tmp_path: Path) -> None:
     """A limit at the measured need with half the margin on top is not said to be enough."""
     this = case("mlp")
     need = run_training_child(this.job(tmp_path)).peak_bytes
-    assert need is not None
-    plan = plan_memory(this.package, this.shapes)
-    assert (
-        memory_fit(plan.peak.nbytes, (plan.peak.nbytes + with_margin(plan.peak.nbytes)) // 2)
-        == "close"
-    )
-    assert memory_fit(plan.peak.nbytes, int(0.95 * need)) != "fits"
-    assert memory_fit(plan.peak.nbytes, int(1.15 * need)) == "fits"
+    peak = plan_memory(this.package, this.shapes).peak.nbytes
+    assert memory_fit(peak, (peak + with_margin(peak)) // 2) == "close"
+    assert memory_fit(peak, int(0.95 * need)) != "fits"
+    assert memory_fit(peak, int(1.15 * need)) == "fits"
 
 
-def test_resuming(case: Callable[[str], Case], tmp_path: Path) -> None:
+def test_resuming(case: Cases, tmp_path: Path) -> None:
     """A second process reads parameters and moments, and moves both into flat buffers."""
     this = case("mlp")
     assert run_training_child(this.job(tmp_path)).outcome == "completed"
-    saved = tmp_path / "checkpoint"
-    state = CheckpointState.load_checkpoint(saved)
-    assert state.optimizer is not None
-    assert state.optimizer.step > 0
+    assert CheckpointState.load_checkpoint(tmp_path / "checkpoint").optimizer.step > 0
     package = this.package
-    peak = measured(
-        RESUME, package.training_model, package.eval_model, package.optimizer_model, saved
-    )
+    models = package.training_model, package.eval_model, package.optimizer_model
+    peak = measured(RESUME, *models, tmp_path / "checkpoint")
     planned = {phase.name: phase.nbytes for phase in plan_memory(package, this.shapes).phases}
     assert planned["resuming"] == pytest.approx(peak, rel=0.12)
     # The moments are what it takes beyond a start from the package's own checkpoint.
     assert peak > 1.3 * planned["loading the evaluation model"]
 
 
-def test_a_kit_loads_the_step_model_before_gradients_are_asked_for(
-    case: Callable[[str], Case],
-) -> None:
+def test_a_kit_loads_the_step_model_before_gradients_are_asked_for(case: Cases) -> None:
     """In C++ (tests/kits/test_arena.py measures it), and not in Python."""
     package, shapes = case("mlp").package, case("mlp").shapes
     uses = [session_use(package.manifest, "cpp", loop) for loop in ("step", "train")]
@@ -259,26 +208,38 @@ def test_a_kit_loads_the_step_model_before_gradients_are_asked_for(
     assert switching["training step"] == plain["training step"]
 
 
-@pytest.mark.parametrize(
-    ("op_type", "inputs"),
-    [
-        ("ScatterElements", [((1024, 1024), 4), ((1024, 1024), 8), ((1024, 1024), 4)]),
-        ("Expand", [((1024, 1024, 1), 4), ((3,), 8)]),
-        ("Dropout", [((4096, 2048), 4), ((), 4), ((), 1)]),
-    ],
-)
-def test_memory_that_a_kernel_allocates_itself(op_type: str, inputs: list[tuple[Any, int]]) -> None:
+KERNELS = {
+    "ScatterElements": (
+        [((1024, 1024), 4), ((1024, 1024), 8), ((1024, 1024), 4)],
+        "(float[1024, 1024] x, int64[1024, 1024] i, float[1024, 1024] u) => (float[1024, 1024] y) "
+        '{ y = ScatterElements <reduction = "add"> (x, i, u) }',
+    ),
+    "Expand": (
+        [((1024, 1024, 1), 4), ((3,), 8)],
+        "(float[1024, 1024, 1] x, int64[3] i) => (float[1024, 1024, 2] y) { y = Expand (x, i) }",
+    ),
+    "Dropout": (
+        [((4096, 2048), 4), ((), 4), ((), 1)],
+        "(float[4096, 2048] x, float i, bool u) => (float[4096, 2048] y) { y = Dropout (x, i, u) }",
+    ),
+}
+
+
+@pytest.mark.parametrize("op_type", KERNELS)
+def test_memory_that_a_kernel_allocates_itself(op_type: str, tmp_path: Path) -> None:
     """Not in the arena, so no profile tells: what the process takes does."""
+    inputs, text = KERNELS[op_type]
     (planned,) = workspaces(op_type, {}, inputs, [((1024, 1024, 2), 4)], 1)
     assert planned == 8 * 2**20
-    assert measured(HEAP, op_type) == pytest.approx(planned, rel=0.05)
+    onnx.save(parsed(f'<ir_version: 8, opset_import: ["": 18]> g {text}'), tmp_path / "m.onnx")
+    assert measured(HEAP, tmp_path / "m.onnx", op_type) == pytest.approx(planned, rel=0.05)
 
 
 # What is measured is the training's memory, whatever the process did before it.
 
 
 def test_bytecode_that_nobody_stored(
-    case: Callable[[str], Case], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Cases, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compiling every module of the process frees megabytes that the training must not hide in."""
     this = case("cnn")
@@ -291,7 +252,6 @@ def test_bytecode_that_nobody_stored(
     run_training_child(this.job(tmp_path))
     stored = run_training_child(this.job(tmp_path)).peak_bytes
     assert any((tmp_path / "bytecode").rglob("*.pyc"))
-    assert stored is not None
     assert compiled == pytest.approx(stored, abs=400_000)
     assert plan.peak.nbytes == pytest.approx(stored, rel=0.1)
     assert plan.peak.nbytes == pytest.approx(compiled, rel=0.1)
@@ -300,8 +260,6 @@ def test_bytecode_that_nobody_stored(
 MAPPED = """
 import re
 from pathlib import Path
-import onnxruntime
-from odtpack_simulator.memory.process_memory import MemoryMeter
 MemoryMeter().close()
 text = Path("/proc/self/smaps").read_text()
 head = r"r-xp [^\\n]*onnxruntime_pybind11_state[^\\n]*\\n"
@@ -313,8 +271,4 @@ print(sum(int(size) - int(resident) for size, resident in parts))
 
 def test_no_page_of_a_library_comes_later() -> None:
     """It would be subtracted from the highest moment before it."""
-    found = subprocess.run(
-        [sys.executable, "-c", MAPPED], env={**os.environ, **child_environment()},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert int(found.stdout) == 0
+    assert measured(MAPPED) == 0

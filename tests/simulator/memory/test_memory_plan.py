@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from tests import zoo
 from tests.model.test_inputs import speech
 from tests.packaging_tools import batch
-from tests.simulator.packages import MODELS, Case
+from tests.simulator.packages import MODELS, Cases, job_on
 
 SMALL_MODELS = [name for name in MODELS if name != "batchnorm"]  # it has thousands of nodes
 
@@ -42,7 +41,7 @@ def test_inputs_whose_first_axis_is_not_that_of_samples(tmp_path: Path) -> None:
     assert plan.peak.nbytes > 0
 
 
-def test_one_step_of_several_batches(case: Callable[[str], Case]) -> None:
+def test_one_step_of_several_batches(case: Cases) -> None:
     """The last of them may be smaller: no second step is planned for it."""
     this = case("cnn")
     manifest = dataclasses.replace(this.package.manifest, accumulation_steps=4)
@@ -53,22 +52,20 @@ def test_one_step_of_several_batches(case: Callable[[str], Case]) -> None:
 
 
 @pytest.mark.parametrize("name", SMALL_MODELS)
-def test_parts_sum_to_the_peak(name: str, case: Callable[[str], Case]) -> None:
+def test_parts_sum_to_the_peak(name: str, case: Cases) -> None:
     this = case(name)
     plan = plan_memory(this.package, this.shapes)
     predicted = plan.predicted()
     assert predicted.peak_bytes == predicted.breakdown.total  # the model checks it as well
     assert sum(tensor.bytes for tensor in plan.tensors_at_peak()) == predicted.peak_bytes
     # What the arena holds and does not use is part of a phase, but not alive at a node.
-    assert max(point.live_bytes for point in plan.timeline) <= max(
-        phase.nbytes for phase in plan.phases if phase.name in ("training step", "optimizer step")
-    )
+    steps = ("training step", "optimizer step")
     without = plan_memory(this.package, this.shapes, sharing="none")
-    assert max(point.live_bytes for point in without.timeline) == max(
-        phase.nbytes
-        for phase in without.phases
-        if phase.name in ("training step", "optimizer step")
-    )
+    alive, exactly = (max(point.live_bytes for point in p.timeline) for p in (plan, without))
+    taken, needed = (max(phase.nbytes for phase in p.phases if phase.name in steps)
+                     for p in (plan, without))  # fmt: skip
+    assert alive <= taken
+    assert exactly == needed
     assert [point.index for point in plan.timeline] == list(range(len(plan.timeline)))
     state = sum(
         4 * int(np.prod(p.shape)) for p in this.package.manifest.parameters
@@ -83,7 +80,7 @@ def test_parts_sum_to_the_peak(name: str, case: Callable[[str], Case]) -> None:
     assert parts["optimizer_state"] == (2 * parts["gradients"] if adam else 0)
 
 
-def test_plan_is_deterministic(case: Callable[[str], Case]) -> None:
+def test_plan_is_deterministic(case: Cases) -> None:
     """Even where ONNX Runtime names its nodes differently in every session."""
     this = case("cnn")
     first, second = (plan_memory(this.package, this.shapes) for _ in range(2))
@@ -93,7 +90,7 @@ def test_plan_is_deterministic(case: Callable[[str], Case]) -> None:
 
 
 @pytest.mark.parametrize("sharing", ["none", "shared"])
-def test_larger_batch_needs_more(case: Callable[[str], Case], sharing: Sharing) -> None:
+def test_larger_batch_needs_more(case: Cases, sharing: Sharing) -> None:
     this = case("cnn")
     twice = {name: (2 * shape[0], *shape[1:]) for name, shape in this.shapes.items()}
     one, two = (
@@ -106,14 +103,14 @@ def test_larger_batch_needs_more(case: Callable[[str], Case], sharing: Sharing) 
     assert one.parameters == two.parameters
 
 
-def test_shape_that_does_not_fit(case: Callable[[str], Case]) -> None:
+def test_shape_that_does_not_fit(case: Cases) -> None:
     this = case("cnn")
     shapes = {**this.shapes, "input": (8, 3, 28, 28)}
     with pytest.raises(OdtpackError, match=r"input.*cannot have the shape \[8, 3, 28, 28\]"):
         plan_memory(this.package, shapes)
 
 
-def test_phase_peaks(case: Callable[[str], Case]) -> None:
+def test_phase_peaks(case: Cases) -> None:
     this = case("mlp")
     plan = plan_memory(this.package, this.shapes)
     peaks = plan.phase_peaks()
@@ -133,7 +130,7 @@ def test_phase_peaks(case: Callable[[str], Case]) -> None:
     assert largest <= sum(moved) <= largest + 2 * 4096
 
 
-def test_a_later_phase_is_not_the_reason(case: Callable[[str], Case]) -> None:
+def test_a_later_phase_is_not_the_reason(case: Cases) -> None:
     """Saving stands on what an arena kept of a step, whose tensors are shown."""
     this = case("cnn")
     plan = plan_memory(this.package, this.shapes)
@@ -159,7 +156,7 @@ def test_the_reason_uses_most_of_what_an_arena_holds(
     assert plan.predicted().peak_bytes == 1000
 
 
-def test_more_threads_take_more(case: Callable[[str], Case]) -> None:
+def test_more_threads_take_more(case: Cases) -> None:
     this = case("mlp")
     one, two, four = (plan_memory(this.package, this.shapes, threads=n) for n in (1, 2, 4))
     more = two.peak.nbytes - one.peak.nbytes
@@ -186,16 +183,9 @@ def _replayed(
 ) -> tuple[Package, Job, dict[str, tuple[int, ...]]]:
     """The package ``p`` of a folder, its replay over five batches, and the shapes of one."""
     package = Package.open(folder / "p")
-    inputs, labels = batch(model, 5 * size)
-    np.save(folder / "input.npy", inputs)
-    np.save(folder / "labels.npy", labels)
-    job = Job(
-        "train", str(package.training_model), str(package.eval_model),
-        str(package.optimizer_model), str(package.checkpoint), str(folder),
-        {name: str(folder / f"{name}.npy") for name in ("input", "labels")}, len(inputs), size,
-        epochs=1, seed=0, full_batches=True, learning_rate=1e-3, threads=1,
-    )  # fmt: skip
-    return package, job, {"input": (size, *inputs.shape[1:]), "labels": (size,)}
+    data = dict(zip(("input", "labels"), batch(model, 5 * size), strict=True))
+    options = {"seed": 0, "full_batches": True, "learning_rate": 1e-3}
+    return package, *job_on(package, folder, data, size, **options)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
@@ -234,10 +224,8 @@ def test_a_base_of_few_bits(base: BaseKind, tmp_path: Path) -> None:
     assert measured.outcome == "completed"
     for phase in plan.phase_peaks():
         if phase.phase in ("loading", "evaluation", "step", "saving"):
-            taken, near = (
-                measured.phase_peaks[phase.phase],
-                0.25 if phase.phase == "loading" else 0.04,
-            )
+            taken = measured.phase_peaks[phase.phase]
+            near = 0.25 if phase.phase == "loading" else 0.04
             assert phase.predicted_bytes == pytest.approx(taken, rel=near), phase.phase
 
 
@@ -253,16 +241,12 @@ FACTORS = sum(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
-@pytest.mark.parametrize(
-    ("optimizer", "update", "accumulate", "state"),
-    [
-        (SGD(momentum=0.9), {"clip_norm": 1.0}, 1, VECTOR),
-        (Lion(), {}, 1, VECTOR),
-        (AdamW(weight_decay=0.1), {"clip_norm": 1.0, "decay_vectors": False}, 3, 2 * VECTOR),
-        (Adafactor(), {}, 1, FACTORS),
-    ],
-    ids=["momentum", "lion", "adamw", "adafactor"],
-)
+@pytest.mark.parametrize(("optimizer", "update", "accumulate", "state"), [
+    (SGD(momentum=0.9), {"clip_norm": 1.0}, 1, VECTOR),
+    (Lion(), {}, 1, VECTOR),
+    (AdamW(weight_decay=0.1), {"clip_norm": 1.0, "decay_vectors": False}, 3, 2 * VECTOR),
+    (Adafactor(), {}, 1, FACTORS),
+], ids=["momentum", "lion", "adamw", "adafactor"])  # fmt: skip
 def test_predicted_and_measured(
     optimizer: Optimizer, update: dict[str, Any], accumulate: int, state: int, tmp_path: Path
 ) -> None:
@@ -272,29 +256,12 @@ def test_predicted_and_measured(
         accumulation_steps=accumulate,
     )  # fmt: skip
     package = Package.open(tmp_path / "p")
-    x, labels = batch(model, 200)
-    for name, array in (("input", x), ("labels", labels)):
-        np.save(tmp_path / f"{name}.npy", array)
-    job = Job(
-        task="train",
-        training_model=str(package.training_model),
-        eval_model=str(package.eval_model),
-        optimizer_model=str(package.optimizer_model),
-        checkpoint=str(package.checkpoint),
-        folder=str(tmp_path),
-        accumulation_steps=accumulate,
-        data={name: str(tmp_path / f"{name}.npy") for name in ("input", "labels")},
-        samples=200,
-        batch_size=32,
-        epochs=1,
-        seed=3,
-        full_batches=False,
-        learning_rate=0.001,
-        threads=1,
-    )
-    plan = plan_memory(package, {"input": (32, 784), "labels": (32,)})
+    data = dict(zip(("input", "labels"), batch(model, 200), strict=True))
+    options = {"accumulation_steps": accumulate, "learning_rate": 0.001}
+    job, shapes = job_on(package, tmp_path, data, 32, **options)
+    assert shapes == {"input": (32, 784), "labels": (32,)}
+    plan = plan_memory(package, shapes)
     phase = next(phase for phase in plan.phases if phase.name == "optimizer step")
     assert sum(item.nbytes for item in phase.items if item.kind == "optimizer_state") == state
     measured = run_training_child(job).peak_bytes
-    assert measured is not None
     assert abs(plan.peak.nbytes - measured) <= 0.15 * measured

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import ModelProto, TensorProto, helper
+from onnx import TensorProto, helper
 
 from odtpack_simulator.measure.calibration import (
     CONTROL_FLOW,
@@ -36,36 +36,26 @@ from odtpack_simulator.memory.operator_work import (
     operator_work,
 )
 from odtpack_simulator.replay.child.timing_run import grouped
-from tests.simulator.graphs import load_model
+from tests.simulator.graphs import load_model, parsed
+
+Shape = tuple[int, ...]
 
 
-def tensors(*shapes: tuple[int, ...], itemsize: float = 4) -> list[Tensor]:
+def tensors(*shapes: Shape, itemsize: float = 4) -> list[Tensor]:
     return [Tensor(shape, itemsize) for shape in shapes]
 
 
-def inferred_output(
-    op_type: str, *shapes: tuple[int, ...], **attributes: object
-) -> tuple[int, ...]:
+def inferred_output(op_type: str, *shapes: Shape, **attributes: object) -> Shape:
     """Shape of the result as ONNX infers it."""
-    names = [f"i{index}" for index in range(len(shapes))]
-    graph = helper.make_graph(
-        [helper.make_node(op_type, names, ["o"], **attributes)],
-        "one",
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-            for name, shape in zip(names, shapes, strict=True)
-        ],
-        [helper.make_tensor_value_info("o", TensorProto.FLOAT, None)],
-    )
-    model = onnx.ModelProto(ir_version=8, graph=graph)
-    model.opset_import.append(helper.make_opsetid("", 17))
+    inputs = ", ".join(f"float{[*shape]} i{index}" for index, shape in enumerate(shapes))
+    names = ", ".join(f"i{index}" for index in range(len(shapes)))
+    given = ", ".join(f"{name} = {value}" for name, value in attributes.items())
+    model = parsed(f"one ({inputs}) => (o) {{ o = {op_type} <{given}> ({names}) }}")
     found = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph.output[0]
     return tuple(size.dim_value for size in found.type.tensor_type.shape.dim)
 
 
-def products_of_conv(
-    x: tuple[int, ...], w: tuple[int, ...], out: tuple[int, ...], groups: int
-) -> int:
+def products_of_conv(x: Shape, w: Shape, out: Shape, groups: int) -> int:
     """Walk every output element, and every weight that it takes."""
     count = 0
     for _, channel, *_ in itertools.product(*map(range, out)):
@@ -89,14 +79,9 @@ def products_of_conv(
     batch=st.integers(1, 2),
 )
 def test_conv(
-    groups: int,
-    per_group: tuple[int, int],
-    kernel: tuple[int, int],
-    stride: int,
-    dilation: int,
-    pad: int,
-    batch: int,
-) -> None:
+    groups: int, per_group: tuple[int, int], kernel: tuple[int, int], stride: int, dilation: int,
+    pad: int, batch: int,
+) -> None:  # fmt: skip
     x = (batch, groups * per_group[0], 7, 6)
     w = (groups * per_group[1], per_group[0], *kernel)
     out = inferred_output(
@@ -131,19 +116,11 @@ def test_gemm(transA: int, transB: int) -> None:
     assert operator_work("FusedGemm", tensors(a, b), tensors(out)).flops == 2 * m * k * n
 
 
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ((3, 5), (5, 7)),
-        ((2, 3, 5), (5, 7)),
-        ((3, 5), (4, 5, 7)),
-        ((2, 1, 3, 5), (1, 4, 5, 7)),
-        ((5,), (5, 7)),
-        ((3, 5), (5,)),
-        ((5,), (5,)),
-    ],
-)
-def test_matmul_with_broadcasting(a: tuple[int, ...], b: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("a", "b"), [
+    ((3, 5), (5, 7)), ((2, 3, 5), (5, 7)), ((3, 5), (4, 5, 7)), ((2, 1, 3, 5), (1, 4, 5, 7)),
+    ((5,), (5, 7)), ((3, 5), (5,)), ((5,), (5,)),
+])  # fmt: skip
+def test_matmul_with_broadcasting(a: Shape, b: Shape) -> None:
     result = np.matmul(np.ones(a), np.ones(b))  # of ones, every element is its number of products
     work = operator_work("MatMul", tensors(a, b), tensors(result.shape))
     assert work.flops == 2 * result.sum()
@@ -161,7 +138,7 @@ def test_fused_matmul_without_its_attributes(transA: int, transBatchA: int) -> N
 
 
 @pytest.mark.parametrize("a", [(3, 5), (5, 3), (1, 3, 5)])
-def test_fused_matmul_that_broadcasts(a: tuple[int, ...]) -> None:
+def test_fused_matmul_that_broadcasts(a: Shape) -> None:
     work = operator_work("FusedMatMul", tensors(a, (4, 5, 7)), tensors((4, 3, 7)))
     assert work.flops == 2 * 4 * 3 * 5 * 7
 
@@ -170,49 +147,38 @@ def test_fused_matmul_that_broadcasts(a: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("directions", [1, 2])
 def test_recurrent(op_type: str, gates: int, directions: int) -> None:
     steps, batch, size, hidden = 6, 2, 3, 5
-    shapes = (
-        (steps, batch, size),
-        (directions, gates * hidden, size),
-        (directions, gates * hidden, hidden),
+    first, second = (directions, gates * hidden, size), (directions, gates * hidden, hidden)
+    inputs, result = (
+        tensors((steps, batch, size), first, second),
+        (steps, directions, batch, hidden),
     )
     products = 0
     for _ in range(steps * directions * gates):
         products += batch * hidden * size + batch * hidden * hidden
-    result = tensors((steps, directions, batch, hidden))
-    assert operator_work(op_type, tensors(*shapes), result).flops == 2 * products
+    assert operator_work(op_type, inputs, tensors(result)).flops == 2 * products
 
 
 def test_attention_is_its_matrix_products() -> None:
     batch, heads, queries, keys, depth, value_depth = 2, 4, 6, 9, 8, 5
-    scores = operator_work(
-        "MatMul",
-        tensors((batch, heads, queries, depth), (batch, heads, depth, keys)),
-        tensors((batch, heads, queries, keys)),
-    )
-    values = operator_work(
-        "MatMul",
-        tensors((batch, heads, queries, keys), (batch, heads, keys, value_depth)),
-        tensors((batch, heads, queries, value_depth)),
-    )
-    assert scores.flops is not None
-    assert values.flops is not None
-    four = (
-        (batch, heads, queries, depth),
-        (batch, heads, keys, depth),
-        (batch, heads, keys, value_depth),
-    )
-    three = (
-        (batch, queries, heads * depth),
-        (batch, keys, heads * depth),
-        (batch, keys, heads * value_depth),
-    )
+    query, scored = (batch, heads, queries, depth), (batch, heads, queries, keys)
+    value, found = (batch, heads, keys, value_depth), (batch, heads, queries, value_depth)
+    products = [
+        operator_work("MatMul", tensors(*inputs), tensors(result)).flops
+        for *inputs, result in (
+            (query, (batch, heads, depth, keys), scored),
+            (scored, value, found),
+        )
+    ]
+    four = query, (batch, heads, keys, depth), value
+    three = tuple((batch, n, heads * d) for n, d in
+                  ((queries, depth), (keys, depth), (keys, value_depth)))  # fmt: skip
+    joined = (batch, queries, heads * value_depth)
     for op_type, inputs, result in (
-        ("Attention", four, (batch, heads, queries, value_depth)),
-        ("Attention", three, (batch, queries, heads * value_depth)),
-        ("MultiHeadAttention", three, (batch, queries, heads * value_depth)),
-    ):
+        ("Attention", four, found), ("Attention", three, joined),
+        ("MultiHeadAttention", three, joined),
+    ):  # fmt: skip
         work = operator_work(op_type, tensors(*inputs), tensors(result))
-        assert work.flops == scores.flops + values.flops
+        assert work.flops == products[0] + products[1]
 
 
 def test_packed_attention() -> None:
@@ -235,21 +201,18 @@ def test_quantized_products() -> None:
     assert operator_work("QLinearConv", scaled, tensors(out, itemsize=1)).flops == plain
 
 
-@pytest.mark.parametrize(
-    ("op_type", "inputs", "outputs", "nbytes"),
-    [
-        ("Add", [(10, 10), (10,)], [(10, 10)], 4 * 210),
-        ("Reshape", [(10, 10), (2,)], [(100,)], 0),
-        ("Shape", [(1000, 1000)], [(2,)], 8),
-        ("Gather", [(1000, 10), (3,)], [(3, 10)], 4 * (30 + 30 + 3)),
-        ("Slice", [(1000, 10), (1,), (1,)], [(5, 10)], 4 * (50 + 50 + 2)),
-        ("ScatterND", [(1000, 10), (3, 1), (3, 10)], [(1000, 10)], 4 * (3 + 30 + 30)),
-        ("ConstantOfShape", [], [(8, 8)], 4 * 64),
-        ("ReduceSum", [(10, 10)], [(10, 1)], 4 * 110),
-    ],
-)
+@pytest.mark.parametrize(("op_type", "inputs", "outputs", "nbytes"), [
+    ("Add", [(10, 10), (10,)], [(10, 10)], 4 * 210),
+    ("Reshape", [(10, 10), (2,)], [(100,)], 0),
+    ("Shape", [(1000, 1000)], [(2,)], 8),
+    ("Gather", [(1000, 10), (3,)], [(3, 10)], 4 * (30 + 30 + 3)),
+    ("Slice", [(1000, 10), (1,), (1,)], [(5, 10)], 4 * (50 + 50 + 2)),
+    ("ScatterND", [(1000, 10), (3, 1), (3, 10)], [(1000, 10)], 4 * (3 + 30 + 30)),
+    ("ConstantOfShape", [], [(8, 8)], 4 * 64),
+    ("ReduceSum", [(10, 10)], [(10, 1)], 4 * 110),
+])  # fmt: skip
 def test_least_traffic(
-    op_type: str, inputs: list[tuple[int, ...]], outputs: list[tuple[int, ...]], nbytes: int
+    op_type: str, inputs: list[Shape], outputs: list[Shape], nbytes: int
 ) -> None:
     assert operator_work(op_type, tensors(*inputs), tensors(*outputs)) == Work(None, nbytes)
 
@@ -261,9 +224,7 @@ def test_bytes_per_element_count() -> None:
 
 @pytest.mark.parametrize("op_type", ["Gemm", "MatMul", "FusedMatMul", "LSTM", "Attention", "Conv"])
 @pytest.mark.parametrize("shapes", [[], [()], [(0, 3)], [(2,)], [(0, 3), (3, 0)]])
-def test_odd_shapes_have_no_arithmetic_or_none_at_all(
-    op_type: str, shapes: list[tuple[int, ...]]
-) -> None:
+def test_odd_shapes_have_no_arithmetic_or_none_at_all(op_type: str, shapes: list[Shape]) -> None:
     """A profile comes from a model that nobody here wrote."""
     work = operator_work(op_type, tensors(*shapes), tensors((0, 0)))
     assert work.flops in (None, 0)
@@ -338,57 +299,31 @@ class TestGrouping:
     def test_equal_work_is_put_together(self) -> None:
         rows = grouped([*nodes(1, 2), *nodes(5, nbytes=16), *nodes(7, op_type="Mul")])
         assert sorted((r["op_type"], r["calls"], r["us"], r["moved_bytes"]) for r in rows) == [
-            ("Add", 1, 5, 16),
-            ("Add", 2, 3, 16),
-            ("Mul", 1, 7, 8),
-        ]
+            ("Add", 1, 5, 16), ("Add", 2, 3, 16), ("Mul", 1, 7, 8),
+        ]  # fmt: skip
 
     def test_too_many_kinds_are_told_by_operator(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("odtpack_simulator.replay.child.timing_run._MAX_ROWS", 2)
         many = [node for us in range(1, 6) for node in nodes(us, nbytes=us)]
         rows = grouped([*many, *nodes(0.5, op_type="Mul")])
         assert [(r["op_type"], r["us"], r["moved_bytes"]) for r in rows] == [
-            ("Add", 5, 5),
-            ("Add", 4, 4),
-            ("Add", 6, 6),
-            ("Mul", 0.5, 8),
-        ]
+            ("Add", 5, 5), ("Add", 4, 4), ("Add", 6, 6), ("Mul", 0.5, 8),
+        ]  # fmt: skip
         assert rows[2]["calls"] == 3
 
 
 def test_nodes_of_a_real_profile(tmp_path: Path) -> None:
     """A convolution and what follows it inside an If: shapes and types as they ran."""
-    inside = helper.make_graph(
-        [helper.make_node("Relu", ["y"], ["r"], name="relu")],
-        "then",
-        [],
-        [helper.make_tensor_value_info("r", TensorProto.FLOAT, None)],
-    )
-    graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["x", "w"], ["y"], name="conv", strides=[2, 2]),
-            helper.make_node("If", ["c"], ["z"], then_branch=inside, else_branch=inside),
-        ],
-        "one",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4, 9, 9]),
-            helper.make_tensor_value_info("w", TensorProto.FLOAT, [6, 4, 3, 3]),
-            helper.make_tensor_value_info("c", TensorProto.BOOL, []),
-        ],
-        [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)],
-    )
-    model = ModelProto(ir_version=8, graph=graph)
-    model.opset_import.append(helper.make_opsetid("", 17))
-    options = onnxruntime.SessionOptions()
-    options.enable_profiling = True
-    options.profile_file_prefix = str(tmp_path / "p")
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-    feeds: dict[str, Any] = {
-        "x": np.zeros((2, 4, 9, 9), np.float32),
-        "w": np.zeros((6, 4, 3, 3), np.float32),
+    branch = "g () => (r) { [relu] r = Relu (y) }"
+    text = f"""g (float[n, 4, 9, 9] x, float[6, 4, 3, 3] w, bool c) => (float[n, 6, a, b] z) {{
+        [conv] y = Conv <strides = [2, 2]> (x, w)
+        z = If (c) <then_branch = {branch}, else_branch = {branch}>
+    }}"""
+    feeds = {
+        "x": np.zeros((2, 4, 9, 9), np.float32), "w": np.zeros((6, 4, 3, 3), np.float32),
         "c": np.array(True),
-    }
+    }  # fmt: skip
+    session = profiled(parsed(text), tmp_path)
     for _ in range(3):
         session.run(None, feeds)
     runs = model_runs(Path(session.end_profiling()))
@@ -418,8 +353,6 @@ def test_the_clock_is_a_clock_or_unknown() -> None:
 
 # Working memory and buffer sharing of single operators, as ONNX Runtime's arena counts them.
 
-Shape = tuple[int, ...]
-
 NOT_IN_PLACE = [
     *("Abs", "Exp", "Erf", "Log", "Neg", "Reciprocal", "Sqrt", "Sin"),
     *("Add", "Div", "Max", "Mul", "Pow", "Sub", "Transpose", "LayerNormalization"),
@@ -427,13 +360,9 @@ NOT_IN_PLACE = [
 
 
 def run_alone(
-    folder: Path,
-    nodes: list[onnx.NodeProto],
-    inputs: dict[str, np.ndarray],
-    constants: dict[str, np.ndarray],
-    outputs: dict[str, int],
-    opset: int = 17,
-) -> dict[str, Any]:
+    folder: Path, nodes: list[onnx.NodeProto], inputs: dict[str, np.ndarray],
+    constants: dict[str, np.ndarray], outputs: dict[str, int], opset: int = 17,
+) -> dict[str, Any]:  # fmt: skip
     """The profile's memory figures of the node called ``probe``, from the first run."""
     graph = helper.make_graph(
         nodes,
@@ -450,13 +379,7 @@ def run_alone(
     model = onnx.ModelProto(ir_version=8, graph=graph)
     model.opset_import.append(helper.make_opsetid("", opset))
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    options = onnxruntime.SessionOptions()
-    options.enable_mem_pattern = False
-    options.intra_op_num_threads = 1
-    options.enable_profiling = True
-    options.profile_file_prefix = str(folder / "profile")
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    session = profiled(model, folder)
     session.run(None, inputs)
     events = json.loads(Path(session.end_profiling()).read_text())
     figures: dict[str, Any] = next(
@@ -467,14 +390,23 @@ def run_alone(
     return figures
 
 
-def constants_of(op_type: str) -> dict[str, np.ndarray]:
-    scale = np.ones(64, np.float32)
-    return {
-        "LayerNormalization": {"scale": scale},
-        "Reshape": {"shape": np.array([4096], np.int64)},
-        "ScatterElements": {"i": np.zeros((1, 1), np.int64), "u": np.zeros((1, 1), np.float32)},
-        "Unsqueeze": {"axes": np.array([0], np.int64)},
-    }.get(op_type, {})
+def profiled(model: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSession:
+    """A session of the model as it stands, with one thread and a profile."""
+    options = onnxruntime.SessionOptions()
+    options.enable_mem_pattern = False
+    options.intra_op_num_threads = 1
+    options.enable_profiling = True
+    options.profile_file_prefix = str(folder / "profile")
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model.SerializeToString(), options)
+
+
+CONSTANTS: dict[str, dict[str, np.ndarray]] = {
+    "LayerNormalization": {"scale": np.ones(64, np.float32)},
+    "Reshape": {"shape": np.array([4096], np.int64)},
+    "ScatterElements": {"i": np.zeros((1, 1), np.int64), "u": np.zeros((1, 1), np.float32)},
+    "Unsqueeze": {"axes": np.array([0], np.int64)},
+}
 
 
 @pytest.mark.parametrize("op_type", [*sorted(IN_PLACE | ALIASES), *NOT_IN_PLACE])
@@ -482,7 +414,7 @@ def test_shared_buffers(op_type: str, tmp_path: Path) -> None:
     """An operator that takes its input's buffer adds nothing to the bytes in use."""
     binary = op_type in ("Add", "Div", "Max", "Mul", "Pow", "Sub")
     operands = ["a", "b"] if binary else ["a"]
-    constants = constants_of(op_type)
+    constants = CONSTANTS.get(op_type, {})
     attributes = {"to": TensorProto.FLOAT} if op_type == "Cast" else {}
     nodes = [helper.make_node("Transpose", [f"x{n}"], [n], perm=[1, 0]) for n in operands]
     probe = helper.make_node(op_type, [*operands, *constants], ["y"], name="probe", **attributes)
@@ -495,6 +427,11 @@ def test_shared_buffers(op_type: str, tmp_path: Path) -> None:
     assert int(figures["mem_requested_in_use_delta"]) == (0 if shared else values.nbytes)
 
 
+def used(figures: dict[str, Any]) -> int:
+    """Bytes that the arena had in use beyond what was there before."""
+    return int(figures["mem_in_use_peak"]) - int(figures["mem_bytes_in_use"])
+
+
 def workspace(*of: Any, **more: Any) -> int:
     """Bytes of all buffers of an operator together."""
     return sum(workspaces(*of, **more))
@@ -504,34 +441,31 @@ def conv(image: Shape, weight: Shape, **attributes: object) -> tuple[str, list[S
     return "Conv", [image, weight], attributes
 
 
-@pytest.mark.parametrize(
-    ("op_type", "shapes", "attributes"),
-    [
-        conv((8, 3, 48, 48), (32, 3, 3, 3), pads=[1] * 4, strides=[2, 2]),
-        conv((8, 16, 24, 24), (96, 16, 1, 1)),
-        conv((8, 16, 24, 24), (96, 16, 1, 1), strides=[2, 2]),
-        conv((2, 64, 7, 7), (128, 64, 3, 3), pads=[1] * 4),
-        conv((2, 32, 14, 14), (32, 1, 3, 3), pads=[1] * 4, group=32),
-        conv((4, 16, 64), (32, 16, 3)),
-        ("ConvTranspose", [(4, 16, 14, 14), (16, 8, 3, 3)], {"strides": [2, 2]}),
-        ("ConvTranspose", [(4, 16, 14, 14), (16, 1, 3, 3)], {"group": 16}),
-        ("Where", [(64, 64), (64, 64), ()], {}),
-        ("Where", [(64,), (), (64, 64)], {}),
-        ("Where", [(64, 64), (1, 64), (64, 1)], {}),
-        ("Sum", [(64, 64)] * 2, {}),
-        ("Sum", [(64, 64)] * 3, {}),
-        ("Softmax", [(32, 32, 32)], {"axis": -1}),
-        ("Softmax", [(32, 32, 32)], {"axis": 1}),
-        ("LogSoftmax", [(32, 32, 32)], {"axis": 0}),
-        ("LRN", [(2, 16, 16, 16)], {"size": 5}),
-        ("Einsum", [(4, 32, 32), (4, 32, 32)], {"equation": "bij,bkj->bik"}),
-        ("RNN", [(16, 4, 24), (1, 32, 24), (1, 32, 32)], {"hidden_size": 32}),
-        ("Gemm", [(64, 64)] * 3, {"transA": 1}),
-        ("MatMul", [(4, 64, 64)] * 2, {}),
-        ("LayerNormalization", [(64, 64), (64,)], {}),
-        ("Transpose", [(16, 16, 16)], {"perm": [2, 0, 1]}),
-    ],
-)
+@pytest.mark.parametrize(("op_type", "shapes", "attributes"), [
+    conv((8, 3, 48, 48), (32, 3, 3, 3), pads=[1] * 4, strides=[2, 2]),
+    conv((8, 16, 24, 24), (96, 16, 1, 1)),
+    conv((8, 16, 24, 24), (96, 16, 1, 1), strides=[2, 2]),
+    conv((2, 64, 7, 7), (128, 64, 3, 3), pads=[1] * 4),
+    conv((2, 32, 14, 14), (32, 1, 3, 3), pads=[1] * 4, group=32),
+    conv((4, 16, 64), (32, 16, 3)),
+    ("ConvTranspose", [(4, 16, 14, 14), (16, 8, 3, 3)], {"strides": [2, 2]}),
+    ("ConvTranspose", [(4, 16, 14, 14), (16, 1, 3, 3)], {"group": 16}),
+    ("Where", [(64, 64), (64, 64), ()], {}),
+    ("Where", [(64,), (), (64, 64)], {}),
+    ("Where", [(64, 64), (1, 64), (64, 1)], {}),
+    ("Sum", [(64, 64)] * 2, {}),
+    ("Sum", [(64, 64)] * 3, {}),
+    ("Softmax", [(32, 32, 32)], {"axis": -1}),
+    ("Softmax", [(32, 32, 32)], {"axis": 1}),
+    ("LogSoftmax", [(32, 32, 32)], {"axis": 0}),
+    ("LRN", [(2, 16, 16, 16)], {"size": 5}),
+    ("Einsum", [(4, 32, 32), (4, 32, 32)], {"equation": "bij,bkj->bik"}),
+    ("RNN", [(16, 4, 24), (1, 32, 24), (1, 32, 32)], {"hidden_size": 32}),
+    ("Gemm", [(64, 64)] * 3, {"transA": 1}),
+    ("MatMul", [(4, 64, 64)] * 2, {}),
+    ("LayerNormalization", [(64, 64), (64,)], {}),
+    ("Transpose", [(16, 16, 16)], {"perm": [2, 0, 1]}),
+])  # fmt: skip
 def test_working_memory(
     op_type: str, shapes: list[Shape], attributes: dict[str, object], tmp_path: Path
 ) -> None:
@@ -544,7 +478,7 @@ def test_working_memory(
     }
     probe = helper.make_node(op_type, list(inputs), ["y"], name="probe", **attributes)
     figures = run_alone(tmp_path, [probe], inputs, {}, {"y": TensorProto.FLOAT})
-    measured = int(figures["mem_in_use_peak"]) - int(figures["mem_bytes_in_use"])
+    measured = used(figures)
     (output,) = figures["output_type_shape"][0].values()
     planned = workspace(
         op_type, attributes, [(s, 4) for s in shapes], [(tuple(output), 4)], threads=1
@@ -562,12 +496,14 @@ def test_softmax_along_a_middle_axis_is_transposed_since_opset_13(
     x = np.random.default_rng(0).random((32, 32, 32), np.float32)
     probe = helper.make_node(op_type, ["x"], ["y"], name="probe", axis=1)
     figures = run_alone(tmp_path, [probe], {"x": x}, {}, {"y": TensorProto.FLOAT}, opset)
-    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, x.shape) for name in "xy"]
-    graph = helper.make_graph([probe], "g", info[:1], info[1:])
-    model = onnx.ModelProto(ir_version=8, graph=graph)
-    model.opset_import.append(helper.make_opsetid("", opset))
+    shape = [*x.shape]
+    model = parsed(
+        f'<ir_version: 8, opset_import: ["": {opset}]> g (float{shape} x) => (float{shape} y) '
+        f"{{ y = {op_type} <axis = 1> (x) }}"
+    )
     (use,) = allocate(load_model(model)).uses
-    measured = int(figures["mem_in_use_peak"]) - int(figures["mem_bytes_in_use"])
+
+    measured = used(figures)
     assert sum(use.scratch) == measured == (2 * x.nbytes if opset == 13 else 0)
 
 
@@ -589,7 +525,7 @@ def test_working_memory_of_gated_cells(
     attributes = {"hidden_size": hidden, "direction": direction, **attributes}
     probe = helper.make_node(op_type, list(inputs), ["y"], name="probe", **attributes)
     figures = run_alone(tmp_path, [probe], inputs, {}, {"y": TensorProto.FLOAT})
-    measured = int(figures["mem_in_use_peak"]) - int(figures["mem_bytes_in_use"])
+    measured = used(figures)
     written = [((16, count, 4, 32), 4)]
     found = workspaces(op_type, attributes, [(s, 4) for s in shapes], written, 1)
     assert sum(-(-nbytes // 256) * 256 for nbytes in found) == measured

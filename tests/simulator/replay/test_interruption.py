@@ -7,15 +7,14 @@ import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace as change
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
-import onnx.parser
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,16 +34,13 @@ from odtpack_simulator.replay.job import PROPERTY, Job, Message, load_position, 
 from odtpack_simulator.replay.paired_loss import first_difference
 from odtpack_simulator.replay.replay import run_child, run_training_child
 from tests import zoo
+from tests.programs import ran
 from tests.refused import refused
+from tests.simulator.graphs import parsed
 from tests.simulator.interrupted import dropout_job, long_job, small_job
-from tests.simulator.packages import Case
+from tests.simulator.packages import Case, Cases
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
-
-
-@pytest.fixture(scope="module")
-def mlp(case: Callable[[str], Case]) -> Case:
-    return case("mlp")
 
 
 class TestPlan:
@@ -69,7 +65,6 @@ class TestPlan:
             assert 1 <= each.step <= steps
             if each.at == "save":
                 assert each.step % save_every == 0 or each.step == steps
-                assert each.share is not None
                 assert 0 <= each.share < 1
             if each.at == "memory warning":
                 assert each.step < steps
@@ -90,9 +85,8 @@ class TestInterrupt:
         )
         assert info.equal is True, info.detail
         plan = plan_interruptions(14, save_every, count, 5)
-        assert [(each.at, each.step) for each in info.interruptions] == [
-            (each.at, each.step) for each in plan
-        ]
+        asked = [(each.at, each.step) for each in plan]
+        assert [(each.at, each.step) for each in info.interruptions] == asked
         saved = 0
         for each in info.interruptions:
             # Saves at multiples, and at every warning: what lies behind one is never lost.
@@ -143,18 +137,14 @@ class TestInterrupt:
         assert f"the first difference is in parameter '{name}'" in info.detail
 
     def test_running_statistics(self, tmp_path: Path) -> None:
-        job = small_job(
-            tmp_path,
-            (3, 6, 6),
-            {"k": (4, 3, 3, 3), "scale": (4,), "shift": (4,), "mean": (4,), "var": (4,)},
-            """spread = Conv (input, k)
+        shapes = {"k": (4, 3, 3, 3), "scale": (4,), "shift": (4,), "mean": (4,), "var": (4,)}
+        job = small_job(tmp_path, (3, 6, 6), shapes, """spread = Conv (input, k)
             normal, mean_out, var_out = BatchNormalization <training_mode = 1>
                 (spread, scale, shift, mean, var)
             bent = Relu (normal)
             pooled = GlobalAveragePool (bent)
             features = Flatten (pooled)
-            output = MatMul (features, w)""",
-        )
+            output = MatMul (features, w)""")  # fmt: skip
         info = interrupt(job, seed=3, count=3, save_every=3)
         assert info.equal is True, info.detail
         run_training_child(change(job, evaluate=False))
@@ -205,10 +195,8 @@ class TestDropout:
         assert interrupt(job, seed=0, count=3, save_every=3).equal is True
         one, same, other = (run_training_child(change(job, seed=seed)).losses for seed in (1, 1, 2))
         assert one == same != other
-        masks_differ = run_training_child(
-            change(job, learning_rate=0.0, batch_size=32, epochs=3)
-        ).losses
-        assert len(set(masks_differ)) == 3
+        still = change(job, learning_rate=0.0, batch_size=32, epochs=3)
+        assert len(set(run_training_child(still).losses)) == 3
 
     def test_masks_of_a_seeded_node_start_anew(self, tmp_path: Path) -> None:
         """Its generator belongs to the session: the result says why nothing can be expected."""
@@ -220,15 +208,14 @@ class TestDropout:
 
     def test_operators_with_a_generator_of_their_own(self, tmp_path: Path) -> None:
         assert "RandomNormalLike" in OWN_GENERATOR
-        text = """<ir_version: 8, opset_import: ["": 17]> g (float[N] x, bool c) => (float[N] y) {
+        text = """g (float[N] x, bool c) => (float[N] y) {
             y = If (c) <
                 then_branch = a () => (float[N] p) { p = RandomNormalLike (x) },
                 else_branch = b () => (float[N] q) { q = Identity (x) } >
         }"""
-        onnx.save(onnx.parser.parse_model(text), tmp_path / "inner.onnx")
+        onnx.save(parsed(text), tmp_path / "inner.onnx")
         assert (unrepeatable_operators(tmp_path / "inner.onnx") or "").startswith("RandomNormal")
-        plain = onnx.parser.parse_model(text.replace("RandomNormalLike", "Neg"))
-        onnx.save(plain, tmp_path / "plain.onnx")
+        onnx.save(parsed(text.replace("RandomNormalLike", "Neg")), tmp_path / "plain.onnx")
         assert unrepeatable_operators(tmp_path / "plain.onnx") is None
 
 
@@ -304,12 +291,10 @@ class TestKill:
 
     def test_no_process_kills(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(training_run, "PATIENCE_SECONDS", 0)
-        told: list[object] = []
+        tell = mock.Mock()
         with pytest.raises(OdtpackError, match="did not end the training"):
-            training_run.wait_to_be_killed(
-                lambda *a, **k: told.append((a, k)), step=3, written=None
-            )
-        assert told == [(("paused",), {"step": 3, "written": None})]
+            training_run.wait_to_be_killed(tell, step=3, written=None)
+        tell.assert_called_once_with("paused", step=3, written=None)
 
 
 def _pid(torn: Path) -> int:
@@ -325,23 +310,16 @@ def _tensor_bytes(checkpoint: Path) -> int:
 class TestPosition:
     """Checkpoints that a training must not go on from."""
 
-    @pytest.mark.parametrize(
-        ("position", "problem"),
-        [
-            (None, "does not say at which step"),
-            ("", "is not a position"),
-            ("[]", "is not a position"),
-            ("[" * 100_000, "is not a position"),
-            ('{"step": 3}', "is not a position"),
-            ('{"step": 3, "optimizer_step": 3, "run": "x", "more": 1}', "is not a position"),
-            ({"step": True}, "is not a position"),
-            ({"step": 3.0}, "is not a position"),
-            ({"run": 7}, "is not a position"),
-            ({"step": -1}, "step -1 is not one of the 14 steps"),
-            ({"step": 15}, "step 15 is not one of the 14 steps"),
-            ({"optimizer_step": 13}, "has made 14 steps, and the position says 13"),
-        ],
-    )
+    @pytest.mark.parametrize(("position", "problem"), [
+        (None, "does not say at which step"), ("", "is not a position"),
+        ("[]", "is not a position"), ("[" * 100_000, "is not a position"),
+        ('{"step": 3}', "is not a position"),
+        ('{"step": 3, "optimizer_step": 3, "run": "x", "more": 1}', "is not a position"),
+        ({"step": True}, "is not a position"), ({"step": 3.0}, "is not a position"),
+        ({"run": 7}, "is not a position"), ({"step": -1}, "step -1 is not one of the 14 steps"),
+        ({"step": 15}, "step 15 is not one of the 14 steps"),
+        ({"optimizer_step": 13}, "has made 14 steps, and the position says 13"),
+    ])  # fmt: skip
     def test_bad(self, kept: Job, position: str | dict[str, object] | None, problem: str) -> None:
         state = CheckpointState.load_checkpoint(kept.saved_checkpoint)
         good = json.loads(str(state.properties[PROPERTY]))
@@ -360,9 +338,7 @@ class TestPosition:
         with pytest.raises(OdtpackError, match="has made no steps"):
             load_position(state, kept, run_digest(kept))
 
-    def test_of_another_package(
-        self, kept: Job, case: Callable[[str], Case], tmp_path: Path
-    ) -> None:
+    def test_of_another_package(self, kept: Job, case: Cases, tmp_path: Path) -> None:
         """The child says it in one clear error, before it changes anything."""
         (tmp_path / "checkpoint").write_bytes(kept.saved_checkpoint.read_bytes())
         job = case("cnn").job(tmp_path, resume=True)
@@ -425,18 +401,15 @@ Optimizer.step = counted
 
 
 def run(program: str, folder: Path) -> int:
-    return subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, check=False, capture_output=True
-    ).returncode
+    return ran(sys.executable, "-c", program, code=None, cwd=folder).returncode
 
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which the program begins."""
     folder = tmp_path_factory.mktemp("guide")
-    build_package(
-        zoo.cnn(size=8, width=(4, 4), hidden=16), folder / "package", loss="cross_entropy"
-    )
+    model = zoo.cnn(size=8, width=(4, 4), hidden=16)
+    build_package(model, folder / "package", loss="cross_entropy")
     random = np.random.default_rng(0)
     images = random.random((800, 1, 8, 8), np.float32)
     np.savez(folder / "digits.npz", input=images, labels=random.integers(0, 10, 800))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,11 +46,6 @@ EXECUTABLE: list[LimitMethod] = [*(["cgroup"] if CGROUPS else []), "rlimit", "wa
 
 
 @pytest.fixture(scope="module")
-def mlp(case: Callable[[str], Case]) -> Case:
-    return case("mlp")
-
-
-@pytest.fixture(scope="module")
 def plain(mlp: Case, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """The same without an arena, which RLIMIT_DATA counts rightly."""
     return without_arena(mlp, tmp_path_factory.mktemp("plain") / "case")
@@ -58,9 +53,7 @@ def plain(mlp: Case, tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 @pytest.fixture(scope="module")
 def need(mlp: Case, tmp_path_factory: pytest.TempPathFactory) -> int:
-    peak = run_training_child(mlp.job(tmp_path_factory.mktemp("need"))).peak_bytes
-    assert peak is not None
-    return peak
+    return run_training_child(mlp.job(tmp_path_factory.mktemp("need"))).peak_bytes
 
 
 @pytest.mark.parametrize("method", EXECUTABLE)
@@ -145,9 +138,8 @@ class TestGroup:
         own.mkdir(parents=True)
         (own / "cgroup.subtree_control").write_text("")
         (own.parent / "cgroup.subtree_control").write_text("cpu memory\n")
-        (tmp_path / "mounts").write_text(
-            "22 1 0:2 / /proc rw - proc proc rw\n" + MOUNT.format(tmp_path / "cgroup")
-        )
+        proc = "22 1 0:2 / /proc rw - proc proc rw\n"
+        (tmp_path / "mounts").write_text(proc + MOUNT.format(tmp_path / "cgroup"))
         (tmp_path / "membership").write_text("4:memory:/other\n0::/app/own\n")
         return tmp_path
 
@@ -255,24 +247,24 @@ def test_anonymous_bytes_of_nobody(tmp_path: Path) -> None:
     assert anonymous_bytes(1, tmp_path) is None
 
 
-def test_watchdog_leaves_a_process_below_the_limit_alone() -> None:
-    with (
-        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child,
-        Limiter(2**40, ["watchdog"]) as limiter,
-    ):
+@pytest.fixture
+def waiting() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        yield child
+
+
+def test_watchdog_leaves_a_process_below_the_limit_alone(waiting: subprocess.Popen[bytes]) -> None:
+    with Limiter(2**40, ["watchdog"]) as limiter:
         threads = threading.active_count()
-        limiter.take(child.pid, {"method": "watchdog", "base_bytes": 0})
+        limiter.take(waiting.pid, {"method": "watchdog", "base_bytes": 0})
         assert threading.active_count() == threads + 1
-        child.communicate(b"\n")
-        assert child.returncode == 0
+        waiting.communicate(b"\n")
+        assert waiting.returncode == 0
         assert limiter.ended() == ""
 
 
-def test_watchdog_ends_a_process_beyond_it() -> None:
-    with (
-        subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child,
-        Limiter(0, ["watchdog"]) as limiter,
-    ):
-        limiter.take(child.pid, {"method": "watchdog", "base_bytes": 0})
-        assert child.wait(60) == -signal.SIGKILL
+def test_watchdog_ends_a_process_beyond_it(waiting: subprocess.Popen[bytes]) -> None:
+    with Limiter(0, ["watchdog"]) as limiter:
+        limiter.take(waiting.pid, {"method": "watchdog", "base_bytes": 0})
+        assert waiting.wait(60) == -signal.SIGKILL
         assert "watchdog" in limiter.ended()

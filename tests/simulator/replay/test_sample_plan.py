@@ -199,19 +199,12 @@ def test_too_few_samples_for_the_pieces() -> None:
             make_sample_plan(inputs, needed - 1, batch_size=4, epochs=1, seed=0, pieces=pieces)
 
 
-@pytest.mark.parametrize(
-    ("changes", "code"),
-    [
-        ({"batch_size": 0}, "bad-batch-size"),
-        ({"epochs": 0}, "bad-epochs"),
-        ({"seed": -1}, "bad-seed"),
-        ({"epochs": True}, "bad-epochs"),
-        ({"batch_size": 2**31}, "bad-batch-size"),
-        ({"pieces": 0}, "bad-pieces"),
-        ({"pieces": 10_001}, "bad-pieces"),
-        ({"pieces": 1.0}, "bad-pieces"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "code"), [
+    ({"batch_size": 0}, "bad-batch-size"), ({"epochs": 0}, "bad-epochs"),
+    ({"seed": -1}, "bad-seed"), ({"epochs": True}, "bad-epochs"),
+    ({"batch_size": 2**31}, "bad-batch-size"), ({"pieces": 0}, "bad-pieces"),
+    ({"pieces": 10_001}, "bad-pieces"), ({"pieces": 1.0}, "bad-pieces"),
+])  # fmt: skip
 def test_bad_parameters(changes: dict[str, Any], code: str) -> None:
     with refused(code):
         make_sample_plan(FREE, 10, **({"batch_size": 2, "epochs": 1, "seed": 0} | changes))

@@ -38,9 +38,8 @@ def test_round_trip(tmp_path: Path) -> None:
 
 @given(st.lists(st.floats() | st.none(), max_size=20))
 def test_losses_that_are_not_finite_become_null(losses: list[float | None]) -> None:
-    training = TrainingInfo(
-        losses=losses, eval_loss_before=math.inf, eval_loss_after=math.nan, metric_name=None
-    )
+    ends = {"eval_loss_before": math.inf, "eval_loss_after": math.nan}
+    training = TrainingInfo(losses=losses, metric_name=None, **ends)
     assert training.losses == [v if v is not None and math.isfinite(v) else None for v in losses]
     assert training.eval_loss_before is None
     assert training.eval_loss_after is None
@@ -86,30 +85,24 @@ def mutated(**changes: object) -> str:
     return json.dumps(content)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (mutated(schema_version=4), "schema_version.*reads version 3"),
-        (mutated(extra=1), "extra: unknown key"),
-        (mutated(host__cores=0), "host.cores"),
-        (mutated(latency_host__steps_ms=[math.nan]), r"latency_host.steps_ms\[0\]"),
-        (mutated(latency_host__steps_ms=[-1.0]), r"latency_host.steps_ms\[0\]"),
-        (mutated(package__manifest_sha256="x"), "package.manifest_sha256"),
-        (mutated(devices__0__verdict="fine"), r"devices\[0\].verdict"),
-        (mutated(devices__0__os="palm"), r"devices\[0\].os"),
-        (
-            mutated(devices=TWICE),
-            "devices: names 'google/pixel-8a' twice, as number 1 and 3",
-        ),
-        (mutated(memory__predicted__peak_bytes=1), "memory.predicted"),
-        (mutated(memory__measured_peak_bytes=2**70), "memory.measured_peak_bytes"),
-        ("{", "is not JSON: EOF"),
-        ("[" * 100_000, "is not JSON: recursion"),
-        ('{"rounds": []}', "this is a result of odtpack fleet run"),
-        ("null", "must be a table"),
-        ("", "is not JSON: EOF"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    (mutated(schema_version=4), "schema_version.*reads version 3"),
+    (mutated(extra=1), "extra: unknown key"),
+    (mutated(host__cores=0), "host.cores"),
+    (mutated(latency_host__steps_ms=[math.nan]), r"latency_host.steps_ms\[0\]"),
+    (mutated(latency_host__steps_ms=[-1.0]), r"latency_host.steps_ms\[0\]"),
+    (mutated(package__manifest_sha256="x"), "package.manifest_sha256"),
+    (mutated(devices__0__verdict="fine"), r"devices\[0\].verdict"),
+    (mutated(devices__0__os="palm"), r"devices\[0\].os"),
+    (mutated(devices=TWICE), "devices: names 'google/pixel-8a' twice, as number 1 and 3"),
+    (mutated(memory__predicted__peak_bytes=1), "memory.predicted"),
+    (mutated(memory__measured_peak_bytes=2**70), "memory.measured_peak_bytes"),
+    ("{", "is not JSON: EOF"),
+    ("[" * 100_000, "is not JSON: recursion"),
+    ('{"rounds": []}', "this is a result of odtpack fleet run"),
+    ("null", "must be a table"),
+    ("", "is not JSON: EOF"),
+])  # fmt: skip
 def test_hostile_result_files(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "result.json"
     path.write_text(text, "utf-8")
