@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -32,6 +33,8 @@ else:
     OptimizerName = StrEnum("OptimizerName", module_names("odtpack.optimizers"))
 
 
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
 NOT_MET: Final = 1
 """Exit code of a command whose answer is no: over budget, nothing fits, or something differs."""
 
@@ -52,9 +55,23 @@ def examples(*lines: str) -> str:
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
 
 
-def group(text: str) -> typer.Typer:
+def command(of: typer.Typer, name: str | None = None) -> Callable[[_Command], _Command]:
+    """Add a function as a command; the examples that end its docstring end the help."""
+
+    def decorate(function: _Command) -> _Command:
+        text, _, lines = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples:\n")
+        epilog = examples(*textwrap.dedent(lines).split("\n"))
+        called = name or function.__name__.strip("_").replace("_", "-")
+        return of.command(called, help=text, epilog=epilog)(function)
+
+    return decorate
+
+
+def group(name: str, text: str, *lines: str) -> typer.Typer:
     """A command that only has commands; alone it prints its help, and is a mistake in usage."""
-    made = typer.Typer(invoke_without_command=True, help=text, short_help=text)
+    made = typer.Typer(
+        name=name, invoke_without_command=True, help=text, short_help=text, epilog=examples(*lines)
+    )
 
     @made.callback()
     def _root(context: typer.Context) -> None:
@@ -105,9 +122,6 @@ AS_JSON = flag("--json", "Print JSON on stdout.")
 RESULT_AS_JSON = flag("--json", "Print the result as JSON on stdout.")
 MANIFEST_AS_JSON = flag("--json", "Print the manifest as JSON on stdout.")
 DEMO_FOLDER = destination("DIR", "Folder for all files of the demo.")
-
-
-_Command = TypeVar("_Command", bound=Callable[..., None])
 
 
 StyleChoice = Literal["fixed", "runtime", "both"]

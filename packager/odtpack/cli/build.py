@@ -50,11 +50,24 @@ def build(
     as_json: Annotated[bool, _options.MANIFEST_AS_JSON] = False,
     **given: Any,
 ) -> None:
-    """Build a training package from a forward ONNX model.
+    r"""Build a training package from a forward ONNX model.
 
     Writes training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint and
     manifest.json. The same model and options give the same bytes, except for files in ORT
     format, whose initializers ONNX Runtime orders, and the measured losses of the self-check.
+
+    Examples:
+        odtpack build model.onnx --out package --loss cross_entropy
+        odtpack build model.onnx --out package --loss mse --optimizer sgd --train 'head.*'
+        odtpack build model.onnx --out package --loss cross_entropy --freeze 'conv1.*' \
+            --weight-decay 0.01 --output logits
+        odtpack build model.onnx --out package --loss cross_entropy --optimizer sgd \
+            --momentum 0.9 --optimizer-option nesterov=true --clip-norm 1 --accumulate 4
+        odtpack build model.onnx --out package --loss cross_entropy --weight-decay 0.05 \
+            --no-vector-decay --group 'head.*:lr=10' --schedule cosine:warmup=50
+        odtpack build model.onnx --out package --loss next_token --adapter lora --rank 8 \
+            --alpha 16 --on '*.q_proj' --on '*.v_proj'
+        odtpack build --recipe recipe.toml --if-changed
     """
     from odtpack.cli._files import find_recipe
     from odtpack.cli._options import overlay
@@ -154,6 +167,9 @@ def cache_key(
 
     It depends on the keys of the recipe that affect the package, the model and its external
     data, and the versions of odtpack, onnx, onnx-ir and onnxruntime.
+
+    Examples:
+        odtpack cache-key --recipe recipe.toml
     """
     from odtpack.recipe import BuildSpec, read_recipe
     from odtpack.recipe import key as keys

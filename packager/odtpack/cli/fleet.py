@@ -10,7 +10,7 @@ import typer
 
 import odtpack_simulator as sim
 from odtpack.cli import _console, _options
-from odtpack.cli._options import destination, examples, flag, group, option
+from odtpack.cli._options import command, destination, flag, group, option
 from odtpack.cli.device.results import (
     Format,
     check_comparison_file,
@@ -64,11 +64,17 @@ def run(
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
-    """Simulate federated training: each client trains for real, on a virtual clock.
+    r"""Simulate federated training: each client trains for real, on a virtual clock.
 
     Exit code 0 within the budgets of the fleet file, 1 over budget or where a check that needs no
     budget fails, 2 for bad input. The state is written after every round: --resume continues a
     stopped run, with bit-identical results.
+
+    Examples:
+        odtpack fleet run package --fleet fleet.toml --data digits.npz
+        odtpack fleet run package --fleet fleet.toml --data digits.npz --out build/fleet \
+            --report html:fleet.html --report json:fleet.json
+        odtpack fleet run package --fleet fleet.toml --data digits.npz --out build/fleet --resume
     """
     from odtpack.cli._describe import of_fleet
     from odtpack.cli._files import (
@@ -219,6 +225,10 @@ def compare(
 
     With three or more seeds on both sides, a difference within the spread of the seeds is
     neither better nor worse.
+
+    Examples:
+        odtpack fleet compare before.json fleet.json
+        odtpack fleet compare before.json fleet.json --accuracy 0.9 --format markdown
     """
     from odtpack_simulator.fleet.judge import compare_fleets
     from odtpack_simulator.fleet.result import load_fleet_result
@@ -241,6 +251,9 @@ def demo(
 
     The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
     scikit-learn). It needs neither a server nor a network.
+
+    Examples:
+        odtpack fleet demo --out build/fleet-demo
     """
     from odtpack.build import build_package
     from odtpack.cli.device.demo import DATA, MODEL, make_folder, read_digits, write_data
@@ -309,13 +322,18 @@ def fit(
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
-    """Find clients per round, local epochs and a learning rate that meet a fleet's budgets.
+    r"""Find clients per round, local epochs and a learning rate that meet a fleet's budgets.
 
     Simulates candidates for a third of the rounds, continues the better ones, and shows the Pareto
     set of accuracy, days, traffic and energy.
 
     Exit code 0 if a candidate meets every budget that could be judged, 1 if none does, 2 for bad
     input.
+
+    Examples:
+        odtpack fleet fit package --fleet fleet.toml --data digits.npz
+        odtpack fleet fit package --fleet fleet.toml --data digits.npz --clients 10 \
+            --clients 20 --epochs 1 --epochs 3 --lr 0.05 --lr 0.1 --seeds 3 --json > fit.json
     """
     from odtpack.fit.federated import FleetFitRequest, fit_fleet, fleet_space
     from odtpack.fit.study import optuna
@@ -408,26 +426,11 @@ def _table(rows: Sequence[Tried]) -> None:
     _console.table([cells(each) for each in rows], header, figures=",".join((*figures, "energy")))
 
 
-fleet = group("Simulate federated training by a fleet of devices.")
-fleet.command(
-    epilog=examples(
-        "odtpack fleet run package --fleet fleet.toml --data digits.npz",
-        "odtpack fleet run package --fleet fleet.toml --data digits.npz --out build/fleet \\",
-        "    --report html:fleet.html --report json:fleet.json",
-        "odtpack fleet run package --fleet fleet.toml --data digits.npz --out build/fleet --resume",
-    )
-)(run)
-fleet.command(
-    epilog=examples(
-        "odtpack fleet compare before.json fleet.json",
-        "odtpack fleet compare before.json fleet.json --accuracy 0.9 --format markdown",
-    )
-)(compare)
-fleet.command(
-    epilog=examples(
-        "odtpack fleet fit package --fleet fleet.toml --data digits.npz",
-        "odtpack fleet fit package --fleet fleet.toml --data digits.npz --clients 10 \\",
-        "    --clients 20 --epochs 1 --epochs 3 --lr 0.05 --lr 0.1 --seeds 3 --json > fit.json",
-    )
-)(fit)
-fleet.command(epilog=examples("odtpack fleet demo --out build/fleet-demo"))(demo)
+fleet = group(
+    "fleet",
+    "Simulate federated training by a fleet of devices.",
+    "odtpack fleet run package --fleet fleet.toml --data digits.npz",
+    "odtpack fleet demo",
+)
+for _each in (run, compare, fit, demo):
+    command(fleet)(_each)

@@ -31,6 +31,12 @@ def inspect(
 
     For a forward model it lists the parameters for --train and --freeze of odtpack build, and
     which operators have a gradient.
+
+    Examples:
+        odtpack inspect model.onnx
+        odtpack inspect package --json
+        odtpack inspect package --report html:sizes.html
+        odtpack inspect trained.ckpt
     """
     _console.results(as_json=as_json, reports=report)
     kind = _kind(path)

@@ -51,6 +51,10 @@ def demo(
 
     The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
     scikit-learn).
+
+    Examples:
+        odtpack demo
+        odtpack demo --out build/demo --epochs 3
     """
     from odtpack_runtime import CheckpointState
     from odtpack_simulator.replay.job import split

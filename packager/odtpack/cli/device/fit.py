@@ -105,7 +105,7 @@ def fit(
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
-    """Find recipes that meet the budgets on every device.
+    r"""Find recipes that meet the budgets on every device.
 
     Searches batch and micro-batch, what is frozen, optimizer, learning rate and the storage of
     frozen weights by real training, and shows the Pareto set of metric, memory, time and energy.
@@ -113,6 +113,12 @@ def fit(
 
     Exit code 0 if a candidate meets every budget that could be judged, 1 if none does, 2 for bad
     input.
+
+    Examples:
+        odtpack fit model.onnx --data digits.npz --loss cross_entropy --device pixel-8a \
+            --budget budgets.toml --out fitted
+        odtpack fit --recipe recipe.toml --data digits.npz --device galaxy-a12 --epochs 9 \
+            --trials 40 --jobs 4
     """
     from odtpack.cli._files import check_share, find_recipe
     from odtpack.cli._options import overlay

@@ -40,13 +40,20 @@ def judge(
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
-    """Judge results by budgets without measuring again.
+    r"""Judge results by budgets without measuring again.
 
     Of several results, {name} in the path of a report or badge is the name of the result's file,
     and --json prints a list.
 
     Exit code 0 within budget, 1 if any result is over budget, 2 for bad input. Without a budget,
     only checks that need none are made, and a suggested budget is printed.
+
+    Examples:
+        odtpack judge report.json --budget budgets.toml
+        odtpack judge report.json --budget budgets.toml --baseline main.json \
+            --report html:report.html
+        odtpack judge results/*.json --budget budgets.toml --report html:results/{name}.html
+        odtpack judge report.json --budget budgets.toml --badge badge.svg
     """
     from odtpack.cli import _files
     from odtpack_runtime.errors import OdtpackError
@@ -115,11 +122,16 @@ def compare(
     out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Compare two results of simulate, and show regressions by device.
+    r"""Compare two results of simulate, and show regressions by device.
 
     Devices whose verdict changed come first. Devices with equal changes share a row; JSON lists
     each device. A change of a measured time within its interval is noise, and times of
     different hosts are not compared. Markdown fits in a comment on GitHub.
+
+    Examples:
+        odtpack compare main.json report.json
+        odtpack compare main.json report.json --budget budgets.toml \
+            --format markdown --out comment.md
     """
     from odtpack_simulator.figures.compare import compare as compare_results
 
@@ -192,6 +204,9 @@ def history(
     """Show the trend of each device and budget on one page.
 
     Results are ordered by the time at which they were made.
+
+    Examples:
+        odtpack history results/*.json --budget budgets.toml --out history.html
     """
     from odtpack.cli._files import check_writable, write_file
     from odtpack_simulator.reports.history import render_history

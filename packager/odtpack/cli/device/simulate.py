@@ -139,13 +139,18 @@ def simulate(
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
-    """Replay real training under the limits of devices, and judge it.
+    r"""Replay real training under the limits of devices, and judge it.
 
     The training runs once for all devices: without limits, timed, interrupted and resumed, and
     shortened under every memory limit near its peak. Exit code 0 within budget, 1 over budget,
     2 for bad input. Without a budget, only what needs none is judged: memory limits and low-memory
     warnings of devices, finite losses, whether the training learns and finishes, and resumed
     weights. A suggested budget is printed then.
+
+    Examples:
+        odtpack simulate package --data digits.npz --device pixel-8a --device pi-5
+        odtpack simulate package --data digits.npz --device ./my-phone.toml \
+            --budget budgets.toml --report html:report.html --report json:report.json
     """
     from odtpack.cli import _fit
     from odtpack.cli._describe import of_simulation

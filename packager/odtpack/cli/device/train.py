@@ -83,6 +83,11 @@ def train(
     written after every epoch: a stopped training keeps its finished epochs. The package is not
     changed. The previous save is kept as CK.previous; --resume CK uses it, with a warning, if
     CK is damaged.
+
+    Examples:
+        odtpack train package --data digits.npz --epochs 5 --out trained.ckpt
+        odtpack train package --data more.npz --resume trained.ckpt --out further.ckpt
+        odtpack train package --data digits.npz --lr 0.003 --schedule cosine:warmup=20,floor=0.1
     """
     import numpy as np
     import onnxruntime
@@ -319,6 +324,9 @@ def privacy(
 
     It bounds what the trained parameters reveal of one sample. It holds if samples are drawn
     independently, as odtpack train does. Computed by Rényi differential privacy (dp-accounting).
+
+    Examples:
+        odtpack privacy --noise 1.1 --samples 60000 --batch-size 256 --epochs 15
     """
     from odtpack.privacy import epsilon
 
