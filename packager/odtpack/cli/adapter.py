@@ -148,10 +148,7 @@ def merge(
     check_writable(out, "--out", [model])
     beside = out.resolve().parent == model.resolve().parent
     content = merge_adapter(
-        model,
-        read_peft(adapter),
-        beside=beside,
-        remark=lambda text: _console.say(f"note: {text}"),
+        model, read_peft(adapter), beside=beside, remark=lambda text: _console.say(f"note: {text}")
     )
     write_file(out, content)
     _console.json_result(as_json, {"path": str(out)})

@@ -71,7 +71,6 @@ def build(
     """
     from odtpack.cli._files import find_recipe
     from odtpack.cli._options import overlay
-    from odtpack.recipe import BuildSpec, read_recipe
 
     if sample is not None and given["runtime"] == ORT_TRAINING:
         from odtpack.errors import OdtpackError
@@ -82,9 +81,8 @@ def build(
             "onnxruntime-training",
             hint="leave --sample or --target out",
         )
-    recipe = find_recipe(recipe, wanted=model is None)
-    read = None if recipe is None else read_recipe(recipe)
-    spec = overlay({"model": model, **given}, None if read is None else BuildSpec.of(read))
+    read = find_recipe(recipe, wanted=model is None)
+    spec = overlay({"model": model, **given}, read)
     folder = out or (None if read is None else read.package)
     if folder is None:
         from odtpack.errors import OdtpackError
@@ -175,7 +173,5 @@ def cache_key(
     from odtpack.recipe import key as keys
 
     found = keys.cache_key(BuildSpec.of(read_recipe(recipe)))
-    if as_json:
-        _console.print_json({"cache_key": found})
-    else:
-        _console.print_plain(f"{found}\n")  # without rich, whose import takes longer than the rest
+    # Without rich, whose import takes longer than the rest.
+    _console.print_plain(_console.json_text({"cache_key": found}) if as_json else f"{found}\n")

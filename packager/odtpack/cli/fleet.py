@@ -10,13 +10,8 @@ import typer
 
 import odtpack_simulator as sim
 from odtpack.cli import _console, _options
-from odtpack.cli._options import command, destination, flag, group, option
-from odtpack.cli.device.results import (
-    Format,
-    check_comparison_file,
-    comparison_form,
-    show_comparison,
-)
+from odtpack.cli._options import command, count, destination, flag, group, option
+from odtpack.cli.device.results import Format, comparison_form, show_comparison
 from odtpack.cli.device.simulate import REPORT, STRICT
 
 if TYPE_CHECKING:
@@ -53,11 +48,9 @@ def run(
     ray: Annotated[str | None, option("Ray cluster that trains, or 'local'.", "ADDRESS")] = None,
     seeds: Annotated[
         int,
-        option(
+        count(
             "Number of seeds, starting from the fleet file's; shows the variation. Budgets "
             "must be met with each.",
-            "N",
-            min=1,
             max=1000,
         ),
     ] = 1,
@@ -234,8 +227,7 @@ def compare(
     from odtpack_simulator.fleet.result import load_fleet_result
 
     before, now = load_fleet_result(base), load_fleet_result(head)
-    chosen = comparison_form(form, as_json=as_json)
-    check_comparison_file(out, [base, head])
+    chosen = comparison_form(form, out, [base, head], as_json=as_json)
     show_comparison(compare_fleets(before, now, accuracy), chosen, out)
 
 
@@ -286,19 +278,15 @@ def fit(
     fleet_file: Annotated[Path, FLEET],
     clients: Annotated[
         list[int] | None,
-        option(
+        count(
             "Clients per round to try; may be repeated.  [default: the fleet file's, twice and "
-            "half]",
-            "N",
-            min=1,
+            "half]"
         ),
     ] = None,
     epochs: Annotated[
         list[int] | None,
-        option(
+        count(
             "Local epochs to try; may be repeated.  [default: the fleet file's, twice and half]",
-            "N",
-            min=1,
             max=10_000,
         ),
     ] = None,
@@ -310,15 +298,11 @@ def fit(
             "X",
         ),
     ] = None,
-    trials: Annotated[int, option("Candidates to simulate.", "N", min=1)] = 12,
-    finalists: Annotated[int, option("Candidates to simulate for all rounds.", "N", min=1)] = 4,
-    seeds: Annotated[
-        int, option("Seeds for these; budgets must be met with each.", "N", min=1, max=1000)
-    ] = 1,
+    trials: Annotated[int, count("Candidates to simulate.")] = 12,
+    finalists: Annotated[int, count("Candidates to simulate for all rounds.")] = 4,
+    seeds: Annotated[int, count("Seeds for these; budgets must be met with each.", max=1000)] = 1,
     times: Annotated[Path | None, TIMES] = None,
-    jobs: Annotated[
-        int, option("Parallel simulations; 0 for one per core.", "N", min=0, max=4096)
-    ] = 0,
+    jobs: Annotated[int, count("Parallel simulations; 0 for one per core.", 0, max=4096)] = 0,
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:

@@ -104,7 +104,7 @@ def _package(path: Path, reports: Sequence[str], *, as_json: bool) -> dict[str, 
         text = _describe.shape_text(given.dtype, given.shape)
         _console.say(f"  output      {given.name}: {text} ({given.role})")
     _console.say("files", style="bold")
-    sizes_of_parts = _describe.show_sizes(package, path, reports)
+    sizes_of_parts = _describe.show_sizes(package, reports)
     _console.say("parameters", style="bold")
     for line in _describe.parameter_summary(manifest):
         _console.say(f"  {line}")

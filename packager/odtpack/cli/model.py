@@ -19,6 +19,7 @@ from odtpack.cli import _console, _options
 from odtpack.cli._options import (
     argument,
     command,
+    count,
     destination,
     flag,
     group,
@@ -37,7 +38,7 @@ def head(
             "global for the mean of each channel, or flatten for all of its numbers."
         ),
     ],
-    classes: Annotated[int, option("Number of classes.", "N", min=1)],
+    classes: Annotated[int, count("Number of classes.")],
     out: Annotated[Path, destination("FILE.onnx", "Model to write.")],
     seed: Annotated[int, option("Seed of the new weight.", "S", min=0)] = 0,
     name: Annotated[

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from odtpack.cli import _console, _options
-from odtpack.cli._options import argument, destination, flag, option
+from odtpack.cli._options import argument, count, destination, flag, option
 
 if TYPE_CHECKING:
     from odtpack.update.release import Installed
@@ -120,7 +120,7 @@ def sign(
         ),
     ] = None,
     release: Annotated[
-        int | None, option("Release number, for apps that refuse older releases.", "N", min=0)
+        int | None, count("Release number, for apps that refuse older releases.", 0)
     ] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:

@@ -276,13 +276,6 @@ def _with_figures(profile: sim.DeviceProfile) -> dict[str, Any]:
 
 
 def _summary(profile: sim.DeviceProfile) -> dict[str, Any]:
-    return {
-        "name": profile.name,
-        "title": profile.title,
-        "vendor": profile.vendor,
-        "soc": profile.soc,
-        "os": profile.os,
-        "validated": profile.validated,
-        "digest": profile.digest,
-        "app_memory_foreground_bytes": profile.memory_limit_bytes(),
-    }
+    names = ("name", "title", "vendor", "soc", "os", "validated", "digest")
+    own = {name: getattr(profile, name) for name in names}
+    return {**own, "app_memory_foreground_bytes": profile.memory_limit_bytes()}

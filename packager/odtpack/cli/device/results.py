@@ -137,16 +137,18 @@ def compare(
 
     before, now = sim.load_result(base), sim.load_result(head)
     budgets = None if budget is None else sim.read_budgets(budget)
-    chosen = comparison_form(form, as_json=as_json)
-    check_comparison_file(out, [base, head, budget])
+    chosen = comparison_form(form, out, [base, head, budget], as_json=as_json)
     comparison = compare_results(before, now, budgets)
     show_comparison(comparison, chosen, out)
     if comparison.over_budget:
         raise typer.Exit(_options.NOT_MET)
 
 
-def comparison_form(form: Format | None, *, as_json: bool) -> Format:
-    """The format that two options name: --json is --format json."""
+def comparison_form(
+    form: Format | None, out: Path | None, inputs: list[Path | None], *, as_json: bool
+) -> Format:
+    """The format that two options name; refuse it, or a destination that cannot be written."""
+    from odtpack.cli._files import check_writable
     from odtpack_runtime.errors import OdtpackError
 
     if as_json and form not in (None, "json"):
@@ -155,15 +157,9 @@ def comparison_form(form: Format | None, *, as_json: bool) -> Format:
             f"--json and --format {form} exclude each other",
             hint="leave one out",
         )
-    return "json" if as_json else form or "text"
-
-
-def check_comparison_file(out: Path | None, inputs: list[Path | None]) -> None:
-    """Refuse a destination that cannot be written, or is read by the same command."""
-    from odtpack.cli._files import check_writable
-
     if out is not None:
         check_writable(out, "--out", inputs)
+    return "json" if as_json else form or "text"
 
 
 def show_comparison(comparison: Comparison, form: Format, out: Path | None) -> None:
