@@ -104,12 +104,13 @@ def error(code: str, what: str, *, where: str | None = None, hint: str | None = 
     _open(stderr=True).print(text, soft_wrap=True)
 
 
-def warn(what: str) -> None:
-    """Print a warning."""
+def warn(*sentences: str) -> None:
+    """Print warnings."""
     from rich.text import Text
 
-    text = Text.assemble(("warning", "bold yellow"), f": {clean(what)}")
-    _open(stderr=True).print(text, soft_wrap=True)
+    for each in sentences:
+        text = Text.assemble(("warning", "bold yellow"), f": {clean(each)}")
+        _open(stderr=True).print(text, soft_wrap=True)
 
 
 def table(rows: Iterable[Sequence[str]], header: Sequence[str], *, figures: str = "") -> None:

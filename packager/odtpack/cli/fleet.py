@@ -152,8 +152,7 @@ def run(
     print_result(result, _console.console())
     for unknown in result.unknown:
         _console.say(f"  not counted {unknown}")
-    for sentence in of_fleet(result):
-        _console.warn(sentence)
+    _console.warn(*of_fleet(result))
     _console.wrote(folder / CHECKPOINT)
     write_reports(result, report or [])
     _console.json_result(as_json, result.model_dump(mode="json"))

@@ -118,11 +118,10 @@ def _package(path: Path, reports: Sequence[str], *, as_json: bool) -> dict[str, 
     for name, domains in manifest.operators.by_model().items():
         for domain, operators in domains.items():
             _console.say(f"  {name} ({domain}): {', '.join(operators)}")
-    sizes = {p.name: _describe.byte_size(p.dtype, p.shape) for p in manifest.parameters}
     content: dict[str, Any] = {"kind": "package", **manifest.as_dict()}
     content["sizes"] = sizes_of_parts
     for entry in content["parameters"]:
-        entry["size_bytes"] = sizes[entry["name"]]
+        entry["size_bytes"] = _describe.byte_size(entry["dtype"], entry["shape"])
     return content
 
 

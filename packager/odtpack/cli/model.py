@@ -109,8 +109,7 @@ def import_(
     )
     print_built(manifest, out)
     saved = read_checkpoint(out / manifest.files.checkpoint.path)
-    for sentence in of_properties(saved.properties):
-        _console.warn(sentence)
+    _console.warn(*of_properties(saved.properties))
     _console.json_result(as_json, {"path": str(out), **manifest.as_dict()})
 
 

@@ -142,8 +142,7 @@ def _say_report(file: str, report: ProfileReport) -> None:
         _console.say(f"  not judged  {item.subject}, for lack of {' and '.join(item.lacking)}")
         for why in dict.fromkeys(item.why):
             _console.say(f"                {why}", style="dim")
-    for warning in report.warnings:
-        _console.warn(warning)
+    _console.warn(*report.warnings)
 
 
 @command(devices, "measure")

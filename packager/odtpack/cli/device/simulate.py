@@ -228,8 +228,7 @@ def simulate(
     print_result(result, _console.console())
     if result.data.extrapolated:
         _console.warn(result.data.extrapolated)
-    for sentence in of_simulation(result):
-        _console.warn(sentence)
+    _console.warn(*of_simulation(result))
     write_reports(result, report or [])
     if budgets is None:
         say_suggestion(result)
