@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import get_args
+from collections.abc import Iterator
+from typing import Any, get_args
 
 import pytest
 import typer
@@ -28,6 +29,17 @@ COMMANDS = [
 def test_help_of_every_command_shows_an_example(run: Run, command: tuple[str, ...]) -> None:
     outcome = run(*command, "--help", code=0)
     assert " ".join(("odtpack", *command)).strip() in outcome.out.partition("Examples:")[2]
+
+
+def test_every_option_says_what_it_is() -> None:
+    def commands(command: Any) -> Iterator[Any]:
+        yield command
+        for inner in getattr(command, "commands", {}).values():
+            yield from commands(inner)
+
+    every = [*commands(_app._parser(""))]
+    assert len(every) > 40
+    assert not [(each.name, p.name) for each in every for p in each.params if not p.help]
 
 
 def test_version(run: Run) -> None:

@@ -15,14 +15,14 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import copy_context
 from typing import Annotated, Any, Final
 
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import examples, flag
+from odtpack.cli._options import command, examples, flag
 from odtpack.cli._supervisor import INTERRUPTED, TERMINATED, supervised, told
 from odtpack.cli.adapter import adapter
 from odtpack.cli.build import build, cache_key
@@ -82,149 +82,14 @@ def _root(
         raise typer.Exit(BAD_INPUT)
 
 
-def _add(command: Callable[..., None] | typer.Typer, *lines: str, name: str | None = None) -> None:
-    """Add a command, or a group of them, with its examples."""
-    if isinstance(command, typer.Typer):
-        app.add_typer(command, name=name, epilog=examples(*lines))
-    else:
-        app.command(name=name or command.__name__, epilog=examples(*lines))(command)
-
-
-_add(
-    build,
-    "odtpack build model.onnx --out package --loss cross_entropy",
-    "odtpack build model.onnx --out package --loss mse --optimizer sgd --train 'head.*'",
-    "odtpack build model.onnx --out package --loss cross_entropy --freeze 'conv1.*' \\",
-    "    --weight-decay 0.01 --output logits",
-    "odtpack build model.onnx --out package --loss cross_entropy --optimizer sgd \\",
-    "    --momentum 0.9 --optimizer-option nesterov=true --clip-norm 1 --accumulate 4",
-    "odtpack build model.onnx --out package --loss cross_entropy --weight-decay 0.05 \\",
-    "    --no-vector-decay --group 'head.*:lr=10' --schedule cosine:warmup=50",
-    "odtpack build model.onnx --out package --loss next_token --adapter lora --rank 8 \\",
-    "    --alpha 16 --on '*.q_proj' --on '*.v_proj'",
-    "odtpack build --recipe recipe.toml --if-changed",
-)
-_add(
-    fit,
-    "odtpack fit model.onnx --data digits.npz --loss cross_entropy --device pixel-8a \\",
-    "    --budget budgets.toml --out fitted",
-    "odtpack fit --recipe recipe.toml --data digits.npz --device galaxy-a12 --epochs 9 \\",
-    "    --trials 40 --jobs 4",
-)
-_add(
-    import_,
-    "odtpack import artifacts --out package",
-    "odtpack import artifacts --checkpoint from_device.ckpt --out package",
-    name="import",
-)
-_add(
-    head,
-    "odtpack head encoder.onnx --pool mean --classes 4 --out model.onnx",
-    "odtpack build model.onnx --out package --loss cross_entropy --train 'head.*'",
-)
-_add(
-    init,
-    "odtpack init model.onnx",
-    "odtpack init model.onnx --out training/recipe.toml",
-    "odtpack init --example keyword-spotting",
-)
-_add(privacy, "odtpack privacy --noise 1.1 --samples 60000 --batch-size 256 --epochs 15")
-_add(cache_key, "odtpack cache-key --recipe recipe.toml", name="cache-key")
-_add(
-    train,
-    "odtpack train package --data digits.npz --epochs 5 --out trained.ckpt",
-    "odtpack train package --data more.npz --resume trained.ckpt --out further.ckpt",
-    "odtpack train package --data digits.npz --lr 0.003 --schedule cosine:warmup=20,floor=0.1",
-)
-_add(
-    export, "odtpack export package --checkpoint trained.ckpt --outputs output --out inference.onnx"
-)
-_add(
-    ort,
-    "odtpack ort package",
-    "odtpack ort package --style both --platform arm --platform amd64 --inference",
-)
-_add(
-    config,
-    "odtpack config package --types --out operators.config",
-    "odtpack config package another --mode both --out operators.config",
-    "odtpack config package --check operators.config",
-)
-_add(
-    install,
-    "odtpack install package --android app/src/main/assets/odtpack",
-    "odtpack install package --ios Resources/odtpack",
-)
-_add(
-    inspect,
-    "odtpack inspect model.onnx",
-    "odtpack inspect package --json",
-    "odtpack inspect package --report html:sizes.html",
-    "odtpack inspect trained.ckpt",
-)
-_add(verify, "odtpack verify package", "odtpack verify package --public-key key.pub")
-_add(sign, "odtpack sign --new-key key.pem", "odtpack sign package --key key.pem")
-_add(
-    diff,
-    "odtpack diff package new-package",
-    "odtpack diff package new-package --format markdown > comment.md",
-)
-_add(
-    simulate,
-    "odtpack simulate package --data digits.npz --device pixel-8a --device pi-5",
-    "odtpack simulate package --data digits.npz --device ./my-phone.toml \\",
-    "    --budget budgets.toml --report html:report.html --report json:report.json",
-)
-_add(
-    judge,
-    "odtpack judge report.json --budget budgets.toml",
-    "odtpack judge report.json --budget budgets.toml --baseline main.json \\",
-    "    --report html:report.html",
-    "odtpack judge results/*.json --budget budgets.toml --report html:results/{name}.html",
-    "odtpack judge report.json --budget budgets.toml --badge badge.svg",
-)
-_add(history, "odtpack history results/*.json --budget budgets.toml --out history.html")
-_add(
-    compare,
-    "odtpack compare main.json report.json",
-    "odtpack compare main.json report.json --budget budgets.toml \\",
-    "    --format markdown --out comment.md",
-)
-_add(
-    compare_gradients,
-    "odtpack compare-gradients model.onnx --loss cross_entropy --torch module.py:build",
-    "odtpack compare-gradients package --torch module.py:build",
-    "",
-    "In module.py:",
-    "    def build():",
-    "        module, x, labels = Net(), torch.randn(8, 4), torch.arange(8) % 3",
-    "        loss = torch.nn.functional.cross_entropy(module(x), labels)",
-    '        return module, loss, {"input": x, "labels": labels}',
-    name="compare-gradients",
-)
-_add(explain, "odtpack explain data-shape", "odtpack explain data-shape --json")
-_add(demo, "odtpack demo", "odtpack demo --out build/demo --epochs 3")
-_add(
-    adapter,
-    "odtpack adapter export package --checkpoint trained.ckpt --out adapter",
-    "odtpack adapter import package adapter --out start.ckpt",
-    "odtpack adapter merge model.onnx adapter --out merged.onnx",
-    name="adapter",
-)
-_add(
-    data,
-    "odtpack data prepare chats.jsonl --tokenizer tokenizer.json --template chatml \\",
-    "    --length 256 --out data.npz",
-    name="data",
-)
-_add(devices, "odtpack devices list", "odtpack devices show pixel-8a", name="devices")
-_add(
-    fleet,
-    "odtpack fleet run package --fleet fleet.toml --data digits.npz",
-    "odtpack fleet demo",
-    name="fleet",
-)
-_add(ops, "odtpack ops coverage", "odtpack ops check model.onnx", name="ops")
+for _each in (
+    *(build, fit, import_, head, init, privacy, cache_key, train, export, ort, config, install),
+    *(inspect, verify, sign, diff, simulate, judge, history, compare, compare_gradients, explain),
+    demo,
+):
+    command(app)(_each)
+for _group in (adapter, data, devices, fleet, ops):
+    app.add_typer(_group, name=_group.info.name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -257,11 +122,9 @@ def _main(arguments: Sequence[str]) -> int:
             import logging  # which help has no time for
 
             logging.getLogger("onnx_ir").setLevel(logging.ERROR)  # it names shapes of unknown type
-        command = _parser(arguments[0] if arguments else "")
+        run = _parser(arguments[0] if arguments else "").main
         # What a command sets for its own output ends with it.
-        code = copy_context().run(
-            command.main, arguments, prog_name="odtpack", standalone_mode=False
-        )
+        code = copy_context().run(run, arguments, prog_name="odtpack", standalone_mode=False)
         sys.stdout.flush()
         if code == INTERRUPTED:  # typer ends so on Ctrl-C, without a word
             raise KeyboardInterrupt

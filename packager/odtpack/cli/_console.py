@@ -24,8 +24,6 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from odtpack_simulator.values.text import clean, clean_lines
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import rich.progress
     from rich.console import Console
 
@@ -106,12 +104,13 @@ def error(code: str, what: str, *, where: str | None = None, hint: str | None = 
     _open(stderr=True).print(text, soft_wrap=True)
 
 
-def warn(what: str) -> None:
-    """Print a warning."""
+def warn(*sentences: str) -> None:
+    """Print warnings."""
     from rich.text import Text
 
-    text = Text.assemble(("warning", "bold yellow"), f": {clean(what)}")
-    _open(stderr=True).print(text, soft_wrap=True)
+    for each in sentences:
+        text = Text.assemble(("warning", "bold yellow"), f": {clean(each)}")
+        _open(stderr=True).print(text, soft_wrap=True)
 
 
 def table(rows: Iterable[Sequence[str]], header: Sequence[str], *, figures: str = "") -> None:
@@ -133,12 +132,6 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str], *, figures: str 
     console().print(shown)
 
 
-def print_json(content: Any) -> None:
-    """Print JSON on stdout."""
-    sys.stdout.write(json_text(content))
-    sys.stdout.flush()
-
-
 def json_text(content: Any) -> str:
     """JSON as commands print it; only ASCII, so that every locale can hold it; NaN is null."""
     return json.dumps(_finite(content), indent=2, allow_nan=False) + "\n"
@@ -154,7 +147,8 @@ def print_plain(text: str) -> None:
 def json_result(wanted: bool, content: Any) -> None:
     """Print the result of a command as JSON, if ``--json`` asks for it."""
     if wanted:
-        print_json(content)
+        sys.stdout.write(json_text(content))
+        sys.stdout.flush()
 
 
 def wrote(*paths: object) -> None:
@@ -196,7 +190,6 @@ class Progress:
         self._title = title
         self._console = _open(stderr=True)
         self._bar: rich.progress.Progress | None = None
-        self._task: rich.progress.TaskID | None = None
         self._spoken = time.monotonic()
         if self._console.is_terminal and not os.environ.get("CI"):
             from rich import progress
@@ -209,31 +202,24 @@ class Progress:
                 console=self._console,
                 transient=True,
             )
-            self._task = self._bar.add_task(clean(title), total=None)
+            self._bar.add_task(clean(title), total=None)
 
     def __enter__(self) -> Self:
         if self._bar is not None:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 
     def update(self, done: int, total: int, title: str | None = None) -> None:
         """Report how many of how many units are done."""
-        changed = title is not None and title != self._title
-        if title is not None:
-            self._title = title
-        if self._bar is not None and self._task is not None:
-            name = clean(self._title)
-            self._bar.update(self._task, completed=done, total=total or None, description=name)
-        elif changed or time.monotonic() - self._spoken > _QUIET_SECONDS:
+        before, self._title = self._title, self._title if title is None else title
+        if self._bar is not None:
+            (task,), name = self._bar.task_ids, clean(self._title)
+            self._bar.update(task, completed=done, total=total or None, description=name)
+        elif self._title != before or time.monotonic() - self._spoken > _QUIET_SECONDS:
             self._spoken = time.monotonic()
             self.line(f"{self._title}: {done} of {total}" if done else self._title)
 

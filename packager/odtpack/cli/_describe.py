@@ -6,7 +6,6 @@ import math
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,12 +82,9 @@ def shape_text(dtype: str, shape: Iterable[int | str | None]) -> str:
 
 def parameter_summary(manifest: Manifest) -> list[str]:
     """A line for each role that occurs: how many parameters, elements and bytes."""
-    lines = []
-    for role in ROLES:
-        found = [item for item in manifest.parameters if item.role == role]
-        if found:
-            lines.append(count_line(role, [(item.dtype, item.shape) for item in found]))
-    return lines
+    rows = [(item.role, (item.dtype, item.shape)) for item in manifest.parameters]
+    found = {role: [tensor for kind, tensor in rows if kind == role] for role in ROLES}
+    return [count_line(role, tensors) for role, tensors in found.items() if tensors]
 
 
 _TRAINED_LINES = 5
@@ -167,13 +163,13 @@ _DEPTH = 2
 _WIDTH = 44
 
 
-def show_sizes(package: Package, opened: Path, reports: Sequence[str]) -> dict[str, Any]:
+def show_sizes(package: Package, reports: Sequence[str]) -> dict[str, Any]:
     """Print the sizes of a package's files and of what is in them, and write reports."""
     from rich.tree import Tree
 
     from odtpack_simulator.reports.sizes import package_anatomy, write_size_report
 
-    root = package_anatomy(package, _manifest(package, opened))
+    root = package_anatomy(package, package.path / package.manifest_name)
     tree = Tree(_line(root, root.nbytes, 0))
     for part in root.parts:
         _grow(
@@ -184,16 +180,8 @@ def show_sizes(package: Package, opened: Path, reports: Sequence[str]) -> dict[s
         )
     _console.console().print(tree, soft_wrap=True)
     for destination in reports:
-        written = write_size_report(root, destination)
-        _console.wrote(written)
+        _console.wrote(write_size_report(root, destination))
     return root.as_dict()
-
-
-def _manifest(package: Package, opened: Path) -> Path:
-    if opened.is_file():
-        return opened
-    usual = package.path / "manifest.json"
-    return usual if usual.is_file() else next(package.path.glob("*manifest.json"))
 
 
 def _grow(tree: Tree, part: Piece, total: int, depth: int) -> None:

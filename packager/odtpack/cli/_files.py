@@ -15,19 +15,21 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import remove_stale, temporary_name, write_whole
 
 if TYPE_CHECKING:
+    from odtpack.recipe import Recipe
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.reports.report import AnyResult
 
 DEFAULT_HOLDOUT = 0.2
 
 
-def find_recipe(recipe: Path | None, *, wanted: bool) -> Path | None:
-    """The recipe of a command; by default ``recipe.toml`` in the current folder."""
-    usual = Path("recipe.toml")
-    if recipe is not None or not wanted or not usual.is_file():
-        return recipe
-    _console.status(f"using {usual}")
-    return usual
+def find_recipe(recipe: Path | None, *, wanted: bool) -> Recipe | None:
+    """Read the recipe of a command; by default ``recipe.toml`` in the current folder."""
+    from odtpack.recipe import read_recipe
+
+    if recipe is None and wanted and (usual := Path("recipe.toml")).is_file():
+        _console.status(f"using {usual}")
+        recipe = usual
+    return None if recipe is None else read_recipe(recipe)
 
 
 def check_writable(

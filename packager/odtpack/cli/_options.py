@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -21,6 +22,8 @@ from odtpack.option import REQUIRED, Option, options_of
 from odtpack.spec import BuildSpec, options
 
 if TYPE_CHECKING:  # which cannot follow names that are found when this is imported
+    from odtpack.recipe import Recipe
+
     LossName = str
 
     class OptimizerName(StrEnum):
@@ -32,6 +35,8 @@ else:
     OptimizerName = StrEnum("OptimizerName", module_names("odtpack.optimizers"))
 
 
+_Command = TypeVar("_Command", bound=Callable[..., None])
+
 NOT_MET: Final = 1
 """Exit code of a command whose answer is no: over budget, nothing fits, or something differs."""
 
@@ -39,6 +44,11 @@ NOT_MET: Final = 1
 def option(text: str, metavar: str | None = None, *flags: str, **settings: Any) -> Any:
     """Declare an option by its help, what stands for its value, and its names where it has more."""
     return typer.Option(*flags, metavar=metavar, help=text, **settings)
+
+
+def count(text: str, least: int = 1, **settings: Any) -> Any:
+    """Declare an option that takes a whole number, by its help and the least of them."""
+    return option(text, "N", min=least, **settings)
 
 
 def flag(name: str, text: str) -> Any:
@@ -52,9 +62,23 @@ def examples(*lines: str) -> str:
     return "\n".join(("\b", "Examples:", *(f"  {line}" for line in lines)))
 
 
-def group(text: str) -> typer.Typer:
+def command(of: typer.Typer, name: str | None = None) -> Callable[[_Command], _Command]:
+    """Add a function as a command; the examples that end its docstring end the help."""
+
+    def decorate(function: _Command) -> _Command:
+        text, _, lines = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples:\n")
+        epilog = examples(*textwrap.dedent(lines).split("\n"))
+        called = name or function.__name__.strip("_").replace("_", "-")
+        return of.command(called, help=text, epilog=epilog)(function)
+
+    return decorate
+
+
+def group(name: str, text: str, *lines: str) -> typer.Typer:
     """A command that only has commands; alone it prints its help, and is a mistake in usage."""
-    made = typer.Typer(invoke_without_command=True, help=text, short_help=text)
+    made = typer.Typer(
+        name=name, invoke_without_command=True, help=text, short_help=text, epilog=examples(*lines)
+    )
 
     @made.callback()
     def _root(context: typer.Context) -> None:
@@ -83,12 +107,12 @@ DATA = option(
     "[data] of the recipe says.",
     "DATA.npz",
 )
-EPOCHS = option("Passes over the data.", "N", min=1)
-BATCH_SIZE = option("Samples per batch.  [default: 32]", "N", min=1)
-SEED = option("Seed of the sample order, the held-out split and dropout.", "N", min=0)
+EPOCHS = count("Passes over the data.")
+BATCH_SIZE = count("Samples per batch.  [default: 32]")
+SEED = count("Seed of the sample order, the held-out split and dropout.", 0)
 HOLDOUT = option("Share of the samples held out for evaluation.  [default: 0.2]", "SHARE")
 EVALUATION = option("Evaluation data, instead of --holdout.", "EVAL.npz", "--eval")
-TRAINERS = option("Training processes; 0 for one per core.", "N", min=0)
+TRAINERS = count("Training processes; 0 for one per core.", 0)
 TRAINED = option("Trained checkpoint.  [default: the package's]", "CK")
 OLD_PACKAGE = argument("OLD", "Package on the devices now.")
 BASE_RESULT = argument("BASE.json", "Baseline result.")
@@ -105,9 +129,6 @@ AS_JSON = flag("--json", "Print JSON on stdout.")
 RESULT_AS_JSON = flag("--json", "Print the result as JSON on stdout.")
 MANIFEST_AS_JSON = flag("--json", "Print the manifest as JSON on stdout.")
 DEMO_FOLDER = destination("DIR", "Folder for all files of the demo.")
-
-
-_Command = TypeVar("_Command", bound=Callable[..., None])
 
 
 StyleChoice = Literal["fixed", "runtime", "both"]
@@ -197,16 +218,15 @@ def _kind(option: Option) -> Any:
     return option.type if option.is_number or option.type is bool else str
 
 
-def overlay(
-    given: Mapping[str, Any], recipe: BuildSpec | None, command: str = "build"
-) -> BuildSpec:
+def overlay(given: Mapping[str, Any], read: Recipe | None, command: str = "build") -> BuildSpec:
     """What to build: each option that was given takes the place of the recipe's key."""
+    recipe = BuildSpec(model=Path()) if read is None else BuildSpec.of(read)
     given = {
         key: value.value if isinstance(value, StrEnum) else value
         for key, value in given.items()
         if value not in (None, (), [])
     }
-    if recipe is None:
+    if read is None:
         for name, key in (("MODEL.onnx", "model"), ("--loss", "loss")):
             if key not in given and not (key == "loss" and "losses" in given):
                 from odtpack.errors import OdtpackError
@@ -216,7 +236,6 @@ def overlay(
                     f"{name} is missing, and no --recipe gives it",
                     hint=f"odtpack {command} --help",
                 )
-        recipe = BuildSpec(model=Path())
     values = {each.name: given[each.name] for each in options() if each.flag and each.name in given}
     if values.keys() & {"clip_norm", "clip_value"}:
         values = {"clip_norm": None, "clip_value": None, **values}

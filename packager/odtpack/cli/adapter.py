@@ -8,7 +8,7 @@ from shlex import quote
 from typing import Annotated
 
 from odtpack.cli import _console, _options
-from odtpack.cli._options import argument, destination, examples, flag, group, option
+from odtpack.cli._options import argument, command, destination, flag, group, option
 
 _BASE, _ADAPTER = "base.onnx", "adapter.onnx_adapter"
 
@@ -38,6 +38,10 @@ def export(
 
     Writes adapter_model.safetensors and adapter_config.json. PEFT does not have bitfit: for it
     only the files of ONNX Runtime are written.
+
+    Examples:
+        odtpack adapter export package --checkpoint trained.ckpt --out adapter
+        odtpack adapter export package --checkpoint trained.ckpt --out adapter --onnxruntime
     """
     from odtpack.cli._files import check_creatable
     from odtpack.cli.export import inference_of, load_state
@@ -106,6 +110,9 @@ def import_(
     """Write a checkpoint of a package with the values of a PEFT adapter.
 
     The package must have been built with an adapter of the same kind, rank and layers.
+
+    Examples:
+        odtpack adapter import package adapter --out start.ckpt
     """
     from odtpack.cli._files import check_writable
     from odtpack_runtime import CheckpointState, Package, load_adapter
@@ -129,7 +136,11 @@ def merge(
     out: Annotated[Path, destination("FILE.onnx", "Model to write.")],
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Merge an adapter into the weights of its forward model."""
+    """Merge an adapter into the weights of its forward model.
+
+    Examples:
+        odtpack adapter merge model.onnx adapter --out merged.onnx
+    """
     from odtpack.adapters.merge import merge_adapter
     from odtpack.cli._files import check_writable, write_file
     from odtpack_runtime.package.adapter import read_peft
@@ -137,25 +148,18 @@ def merge(
     check_writable(out, "--out", [model])
     beside = out.resolve().parent == model.resolve().parent
     content = merge_adapter(
-        model,
-        read_peft(adapter),
-        beside=beside,
-        remark=lambda text: _console.say(f"note: {text}"),
+        model, read_peft(adapter), beside=beside, remark=lambda text: _console.say(f"note: {text}")
     )
     write_file(out, content)
     _console.json_result(as_json, {"path": str(out)})
 
 
-adapter = group("Convert adapters to and from PEFT and ONNX Runtime.")
-adapter.command(
-    epilog=examples(
-        "odtpack adapter export package --checkpoint trained.ckpt --out adapter",
-        "odtpack adapter export package --checkpoint trained.ckpt --out adapter --onnxruntime",
-    )
-)(export)
-adapter.command(
-    "import", epilog=examples("odtpack adapter import package adapter --out start.ckpt")
-)(import_)
-adapter.command(epilog=examples("odtpack adapter merge model.onnx adapter --out merged.onnx"))(
-    merge
+adapter = group(
+    "adapter",
+    "Convert adapters to and from PEFT and ONNX Runtime.",
+    "odtpack adapter export package --checkpoint trained.ckpt --out adapter",
+    "odtpack adapter import package adapter --out start.ckpt",
+    "odtpack adapter merge model.onnx adapter --out merged.onnx",
 )
+for _each in (export, import_, merge):
+    command(adapter)(_each)

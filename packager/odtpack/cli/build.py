@@ -50,15 +50,27 @@ def build(
     as_json: Annotated[bool, _options.MANIFEST_AS_JSON] = False,
     **given: Any,
 ) -> None:
-    """Build a training package from a forward ONNX model.
+    r"""Build a training package from a forward ONNX model.
 
     Writes training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint and
     manifest.json. The same model and options give the same bytes, except for files in ORT
     format, whose initializers ONNX Runtime orders, and the measured losses of the self-check.
+
+    Examples:
+        odtpack build model.onnx --out package --loss cross_entropy
+        odtpack build model.onnx --out package --loss mse --optimizer sgd --train 'head.*'
+        odtpack build model.onnx --out package --loss cross_entropy --freeze 'conv1.*' \
+            --weight-decay 0.01 --output logits
+        odtpack build model.onnx --out package --loss cross_entropy --optimizer sgd \
+            --momentum 0.9 --optimizer-option nesterov=true --clip-norm 1 --accumulate 4
+        odtpack build model.onnx --out package --loss cross_entropy --weight-decay 0.05 \
+            --no-vector-decay --group 'head.*:lr=10' --schedule cosine:warmup=50
+        odtpack build model.onnx --out package --loss next_token --adapter lora --rank 8 \
+            --alpha 16 --on '*.q_proj' --on '*.v_proj'
+        odtpack build --recipe recipe.toml --if-changed
     """
     from odtpack.cli._files import find_recipe
     from odtpack.cli._options import overlay
-    from odtpack.recipe import BuildSpec, read_recipe
 
     if sample is not None and given["runtime"] == ORT_TRAINING:
         from odtpack.errors import OdtpackError
@@ -69,9 +81,8 @@ def build(
             "onnxruntime-training",
             hint="leave --sample or --target out",
         )
-    recipe = find_recipe(recipe, wanted=model is None)
-    read = None if recipe is None else read_recipe(recipe)
-    spec = overlay({"model": model, **given}, None if read is None else BuildSpec.of(read))
+    read = find_recipe(recipe, wanted=model is None)
+    spec = overlay({"model": model, **given}, read)
     folder = out or (None if read is None else read.package)
     if folder is None:
         from odtpack.errors import OdtpackError
@@ -154,12 +165,13 @@ def cache_key(
 
     It depends on the keys of the recipe that affect the package, the model and its external
     data, and the versions of odtpack, onnx, onnx-ir and onnxruntime.
+
+    Examples:
+        odtpack cache-key --recipe recipe.toml
     """
     from odtpack.recipe import BuildSpec, read_recipe
     from odtpack.recipe import key as keys
 
     found = keys.cache_key(BuildSpec.of(read_recipe(recipe)))
-    if as_json:
-        _console.print_json({"cache_key": found})
-    else:
-        _console.print_plain(f"{found}\n")  # without rich, whose import takes longer than the rest
+    # Without rich, whose import takes longer than the rest.
+    _console.print_plain(_console.json_text({"cache_key": found}) if as_json else f"{found}\n")

@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 from odtpack.cli import _console, _options
-from odtpack.cli._options import argument, destination, examples, group, takes_spec
+from odtpack.cli._options import argument, command, destination, group, takes_spec
 from odtpack.spec import TextSpec
 
 if TYPE_CHECKING:
@@ -31,11 +31,17 @@ def prepare(
     as_json: Annotated[bool, _options.AS_JSON] = False,
     **given: Any,
 ) -> None:
-    """Make samples for a language model from conversations or texts.
+    r"""Make samples for a language model from conversations or texts.
 
     Writes input_ids, attention_mask, position_ids and labels, each [samples, length]. Labels are
     -100 on prompts and padding, so that only answers are learned. Needs tokenizers: pip install
     tokenizers.
+
+    Examples:
+        odtpack data prepare chats.jsonl --tokenizer tokenizer.json --template chatml \
+            --length 256 --out data.npz
+        odtpack data prepare questions.jsonl --tokenizer tokenizer.json --length 128 \
+            --prompt-field question --answer-field reply --pack --out data.npz
     """
     from odtpack.cli._files import check_writable
 
@@ -89,12 +95,10 @@ def as_samples(
         yield made.get(data, data), evaluation and made.get(evaluation, evaluation)
 
 
-data = group("Make data for training.")
-data.command(
-    epilog=examples(
-        "odtpack data prepare chats.jsonl --tokenizer tokenizer.json --template chatml \\",
-        "    --length 256 --out data.npz",
-        "odtpack data prepare questions.jsonl --tokenizer tokenizer.json --length 128 \\",
-        "    --prompt-field question --answer-field reply --pack --out data.npz",
-    )
-)(prepare)
+data = group(
+    "data",
+    "Make data for training.",
+    "odtpack data prepare chats.jsonl --tokenizer tokenizer.json --template chatml \\",
+    "    --length 256 --out data.npz",
+)
+command(data)(prepare)

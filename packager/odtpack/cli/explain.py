@@ -21,7 +21,12 @@ def explain(
     ] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Explain an error code: what it means, its typical cause, what to do."""
+    """Explain an error code: what it means, its typical cause, what to do.
+
+    Examples:
+        odtpack explain data-shape
+        odtpack explain data-shape --json
+    """
     from odtpack_runtime.errors import error_codes
 
     _console.results(as_json=as_json)

@@ -63,6 +63,9 @@ def export(
     cache and packed weights are unchanged. Weights go to M.onnx.data. For other packages --model
     does the same; without it, products with quantized weights become standard operators, and a
     decoder has no cache.
+
+    Examples:
+        odtpack export package --checkpoint trained.ckpt --outputs output --out inference.onnx
     """
     from odtpack.cli._files import check_writable
     from odtpack_runtime import OdtpackError, Package
@@ -265,6 +268,10 @@ def ort(
 
     A minimal build of ONNX Runtime reads this format only. Existing files in ORT format are
     replaced, and the manifest lists the new ones.
+
+    Examples:
+        odtpack ort package
+        odtpack ort package --style both --platform arm --platform amd64 --inference
     """
     from odtpack.ort.files import add_ort_files
     from odtpack_runtime import OdtpackError, Package
@@ -328,6 +335,11 @@ def config(
     ONNX Runtime's build takes the file as --include_ops_by_config. The check runs every model
     with every session option that an app may use, and compares the kernels that ran with the
     file. Exit code 1 if an operator or type is missing or unused.
+
+    Examples:
+        odtpack config package --types --out operators.config
+        odtpack config package another --mode both --out operators.config
+        odtpack config package --check operators.config
     """
     from odtpack.cli._files import check_writable
     from odtpack_runtime import OdtpackError, Package

@@ -10,13 +10,8 @@ import typer
 
 import odtpack_simulator as sim
 from odtpack.cli import _console, _options
-from odtpack.cli._options import destination, examples, flag, group, option
-from odtpack.cli.device.results import (
-    Format,
-    check_comparison_file,
-    comparison_form,
-    show_comparison,
-)
+from odtpack.cli._options import command, count, destination, flag, group, option
+from odtpack.cli.device.results import Format, comparison_form, show_comparison
 from odtpack.cli.device.simulate import REPORT, STRICT
 
 if TYPE_CHECKING:
@@ -53,22 +48,26 @@ def run(
     ray: Annotated[str | None, option("Ray cluster that trains, or 'local'.", "ADDRESS")] = None,
     seeds: Annotated[
         int,
-        option(
+        count(
             "Number of seeds, starting from the fleet file's; shows the variation. Budgets "
             "must be met with each.",
-            "N",
-            min=1,
             max=1000,
         ),
     ] = 1,
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
-    """Simulate federated training: each client trains for real, on a virtual clock.
+    r"""Simulate federated training: each client trains for real, on a virtual clock.
 
     Exit code 0 within the budgets of the fleet file, 1 over budget or where a check that needs no
     budget fails, 2 for bad input. The state is written after every round: --resume continues a
     stopped run, with bit-identical results.
+
+    Examples:
+        odtpack fleet run package --fleet fleet.toml --data digits.npz
+        odtpack fleet run package --fleet fleet.toml --data digits.npz --out build/fleet \
+            --report html:fleet.html --report json:fleet.json
+        odtpack fleet run package --fleet fleet.toml --data digits.npz --out build/fleet --resume
     """
     from odtpack.cli._describe import of_fleet
     from odtpack.cli._files import (
@@ -153,8 +152,7 @@ def run(
     print_result(result, _console.console())
     for unknown in result.unknown:
         _console.say(f"  not counted {unknown}")
-    for sentence in of_fleet(result):
-        _console.warn(sentence)
+    _console.warn(*of_fleet(result))
     _console.wrote(folder / CHECKPOINT)
     write_reports(result, report or [])
     _console.json_result(as_json, result.model_dump(mode="json"))
@@ -219,13 +217,16 @@ def compare(
 
     With three or more seeds on both sides, a difference within the spread of the seeds is
     neither better nor worse.
+
+    Examples:
+        odtpack fleet compare before.json fleet.json
+        odtpack fleet compare before.json fleet.json --accuracy 0.9 --format markdown
     """
     from odtpack_simulator.fleet.judge import compare_fleets
     from odtpack_simulator.fleet.result import load_fleet_result
 
     before, now = load_fleet_result(base), load_fleet_result(head)
-    chosen = comparison_form(form, as_json=as_json)
-    check_comparison_file(out, [base, head])
+    chosen = comparison_form(form, out, [base, head], as_json=as_json)
     show_comparison(compare_fleets(before, now, accuracy), chosen, out)
 
 
@@ -241,6 +242,9 @@ def demo(
 
     The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
     scikit-learn). It needs neither a server nor a network.
+
+    Examples:
+        odtpack fleet demo --out build/fleet-demo
     """
     from odtpack.build import build_package
     from odtpack.cli.device.demo import DATA, MODEL, make_folder, read_digits, write_data
@@ -273,19 +277,15 @@ def fit(
     fleet_file: Annotated[Path, FLEET],
     clients: Annotated[
         list[int] | None,
-        option(
+        count(
             "Clients per round to try; may be repeated.  [default: the fleet file's, twice and "
-            "half]",
-            "N",
-            min=1,
+            "half]"
         ),
     ] = None,
     epochs: Annotated[
         list[int] | None,
-        option(
+        count(
             "Local epochs to try; may be repeated.  [default: the fleet file's, twice and half]",
-            "N",
-            min=1,
             max=10_000,
         ),
     ] = None,
@@ -297,25 +297,26 @@ def fit(
             "X",
         ),
     ] = None,
-    trials: Annotated[int, option("Candidates to simulate.", "N", min=1)] = 12,
-    finalists: Annotated[int, option("Candidates to simulate for all rounds.", "N", min=1)] = 4,
-    seeds: Annotated[
-        int, option("Seeds for these; budgets must be met with each.", "N", min=1, max=1000)
-    ] = 1,
+    trials: Annotated[int, count("Candidates to simulate.")] = 12,
+    finalists: Annotated[int, count("Candidates to simulate for all rounds.")] = 4,
+    seeds: Annotated[int, count("Seeds for these; budgets must be met with each.", max=1000)] = 1,
     times: Annotated[Path | None, TIMES] = None,
-    jobs: Annotated[
-        int, option("Parallel simulations; 0 for one per core.", "N", min=0, max=4096)
-    ] = 0,
+    jobs: Annotated[int, count("Parallel simulations; 0 for one per core.", 0, max=4096)] = 0,
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
-    """Find clients per round, local epochs and a learning rate that meet a fleet's budgets.
+    r"""Find clients per round, local epochs and a learning rate that meet a fleet's budgets.
 
     Simulates candidates for a third of the rounds, continues the better ones, and shows the Pareto
     set of accuracy, days, traffic and energy.
 
     Exit code 0 if a candidate meets every budget that could be judged, 1 if none does, 2 for bad
     input.
+
+    Examples:
+        odtpack fleet fit package --fleet fleet.toml --data digits.npz
+        odtpack fleet fit package --fleet fleet.toml --data digits.npz --clients 10 \
+            --clients 20 --epochs 1 --epochs 3 --lr 0.05 --lr 0.1 --seeds 3 --json > fit.json
     """
     from odtpack.fit.federated import FleetFitRequest, fit_fleet, fleet_space
     from odtpack.fit.study import optuna
@@ -408,26 +409,11 @@ def _table(rows: Sequence[Tried]) -> None:
     _console.table([cells(each) for each in rows], header, figures=",".join((*figures, "energy")))
 
 
-fleet = group("Simulate federated training by a fleet of devices.")
-fleet.command(
-    epilog=examples(
-        "odtpack fleet run package --fleet fleet.toml --data digits.npz",
-        "odtpack fleet run package --fleet fleet.toml --data digits.npz --out build/fleet \\",
-        "    --report html:fleet.html --report json:fleet.json",
-        "odtpack fleet run package --fleet fleet.toml --data digits.npz --out build/fleet --resume",
-    )
-)(run)
-fleet.command(
-    epilog=examples(
-        "odtpack fleet compare before.json fleet.json",
-        "odtpack fleet compare before.json fleet.json --accuracy 0.9 --format markdown",
-    )
-)(compare)
-fleet.command(
-    epilog=examples(
-        "odtpack fleet fit package --fleet fleet.toml --data digits.npz",
-        "odtpack fleet fit package --fleet fleet.toml --data digits.npz --clients 10 \\",
-        "    --clients 20 --epochs 1 --epochs 3 --lr 0.05 --lr 0.1 --seeds 3 --json > fit.json",
-    )
-)(fit)
-fleet.command(epilog=examples("odtpack fleet demo --out build/fleet-demo"))(demo)
+fleet = group(
+    "fleet",
+    "Simulate federated training by a fleet of devices.",
+    "odtpack fleet run package --fleet fleet.toml --data digits.npz",
+    "odtpack fleet demo",
+)
+for _each in (run, compare, fit, demo):
+    command(fleet)(_each)

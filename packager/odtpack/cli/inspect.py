@@ -31,6 +31,12 @@ def inspect(
 
     For a forward model it lists the parameters for --train and --freeze of odtpack build, and
     which operators have a gradient.
+
+    Examples:
+        odtpack inspect model.onnx
+        odtpack inspect package --json
+        odtpack inspect package --report html:sizes.html
+        odtpack inspect trained.ckpt
     """
     _console.results(as_json=as_json, reports=report)
     kind = _kind(path)
@@ -98,7 +104,7 @@ def _package(path: Path, reports: Sequence[str], *, as_json: bool) -> dict[str, 
         text = _describe.shape_text(given.dtype, given.shape)
         _console.say(f"  output      {given.name}: {text} ({given.role})")
     _console.say("files", style="bold")
-    sizes_of_parts = _describe.show_sizes(package, path, reports)
+    sizes_of_parts = _describe.show_sizes(package, reports)
     _console.say("parameters", style="bold")
     for line in _describe.parameter_summary(manifest):
         _console.say(f"  {line}")
@@ -112,11 +118,10 @@ def _package(path: Path, reports: Sequence[str], *, as_json: bool) -> dict[str, 
     for name, domains in manifest.operators.by_model().items():
         for domain, operators in domains.items():
             _console.say(f"  {name} ({domain}): {', '.join(operators)}")
-    sizes = {p.name: _describe.byte_size(p.dtype, p.shape) for p in manifest.parameters}
     content: dict[str, Any] = {"kind": "package", **manifest.as_dict()}
     content["sizes"] = sizes_of_parts
     for entry in content["parameters"]:
-        entry["size_bytes"] = sizes[entry["name"]]
+        entry["size_bytes"] = _describe.byte_size(entry["dtype"], entry["shape"])
     return content
 
 

@@ -18,8 +18,9 @@ from odtpack import __version__
 from odtpack.cli import _console, _options
 from odtpack.cli._options import (
     argument,
+    command,
+    count,
     destination,
-    examples,
     flag,
     group,
     option,
@@ -37,7 +38,7 @@ def head(
             "global for the mean of each channel, or flatten for all of its numbers."
         ),
     ],
-    classes: Annotated[int, option("Number of classes.", "N", min=1)],
+    classes: Annotated[int, count("Number of classes.")],
     out: Annotated[Path, destination("FILE.onnx", "Model to write.")],
     seed: Annotated[int, option("Seed of the new weight.", "S", min=0)] = 0,
     name: Annotated[
@@ -54,6 +55,10 @@ def head(
 
     The head is pooling over the tokens and a linear layer, head.weight and head.bias; its
     output, logits, replaces the encoder's outputs.
+
+    Examples:
+        odtpack head encoder.onnx --pool mean --classes 4 --out model.onnx
+        odtpack build model.onnx --out package --loss cross_entropy --train 'head.*'
     """
     from odtpack.cli._files import check_writable, write_file
     from odtpack.model.head import add_head
@@ -89,6 +94,10 @@ def import_(
 
     Parameters, optimizer state and properties come from the checkpoint. Inputs, outputs and
     parameters keep their names.
+
+    Examples:
+        odtpack import artifacts --out package
+        odtpack import artifacts --checkpoint from_device.ckpt --out package
     """
     from odtpack.cli._describe import of_properties
     from odtpack.cli.build import print_built
@@ -100,8 +109,7 @@ def import_(
     )
     print_built(manifest, out)
     saved = read_checkpoint(out / manifest.files.checkpoint.path)
-    for sentence in of_properties(saved.properties):
-        _console.warn(sentence)
+    _console.warn(*of_properties(saved.properties))
     _console.json_result(as_json, {"path": str(out), **manifest.as_dict()})
 
 
@@ -131,6 +139,11 @@ def init(
     It can be built unchanged: odtpack build --recipe recipe.toml. recipe.schema.json beside it
     lets editors complete and check the keys. With --example, write a project with a network,
     data, a recipe, budgets, a CI file and training loops for apps.
+
+    Examples:
+        odtpack init model.onnx
+        odtpack init model.onnx --out training/recipe.toml
+        odtpack init --example keyword-spotting
     """
     from odtpack.cli._files import check_writable, write_file
     from odtpack.errors import OdtpackError
@@ -161,16 +174,15 @@ def init(
     _console.json_result(as_json, {"path": str(out), "schema": str(schema)})
 
 
-ops = group("List the operators that have a gradient, or check those of a model.")
-
-
-@ops.command(
-    epilog=examples(
-        "odtpack ops coverage",
-        "odtpack ops coverage Conv LSTM",
-        "odtpack ops coverage --how none --json",
-    )
+ops = group(
+    "ops",
+    "List the operators that have a gradient, or check those of a model.",
+    "odtpack ops coverage",
+    "odtpack ops check model.onnx",
 )
+
+
+@command(ops)
 def coverage(
     operators: Annotated[
         list[str] | None, argument("OPERATOR", "Operators to show. Default: all.")
@@ -186,6 +198,11 @@ def coverage(
     rule: it has a gradient rule. expansion: it is expanded into the operators of its definition.
     rewritten: it is replaced in the patterns of docs/operators.md. no gradient: it is constant
     almost everywhere, so its gradient is zero. none: it cannot be differentiated.
+
+    Examples:
+        odtpack ops coverage
+        odtpack ops coverage Conv LSTM
+        odtpack ops coverage --how none --json
     """
     from odtpack.errors import OdtpackError, near_names
     from odtpack.package.coverage import coverage as table
@@ -218,11 +235,7 @@ def coverage(
     _console.json_result(as_json, {"operators": [dataclasses.asdict(row) for row in shown]})
 
 
-@ops.command(
-    epilog=examples(
-        "odtpack ops check model.onnx", "odtpack ops check model.onnx --train 'head.*' --json"
-    )
-)
+@command(ops)
 def check(
     model: Annotated[Path, _options.MODEL],
     train: Annotated[
@@ -243,6 +256,10 @@ def check(
     """Find the nodes of a model that block gradients, and say what to do about each.
 
     Exit code 0 if every parameter can be trained, 1 if a node blocks a gradient.
+
+    Examples:
+        odtpack ops check model.onnx
+        odtpack ops check model.onnx --train 'head.*' --json
     """
     from odtpack.errors import OdtpackError
     from odtpack.model.loading import load_model
@@ -382,6 +399,16 @@ def compare_gradients(
 
     Takes the options of build for a MODEL.onnx. Exit code 0 if every gradient is PyTorch's, 1 if
     one differs. Needs PyTorch: pip install torch.
+
+    Examples:
+        odtpack compare-gradients model.onnx --loss cross_entropy --torch module.py:build
+        odtpack compare-gradients package --torch module.py:build
+
+        In module.py:
+            def build():
+                module, x, labels = Net(), torch.randn(8, 4), torch.arange(8) % 3
+                loss = torch.nn.functional.cross_entropy(module(x), labels)
+                return module, loss, {"input": x, "labels": labels}
     """
     from odtpack.cli._options import overlay
     from odtpack.cli._twin import compared, read_twin

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from odtpack.cli import _console, _options
-from odtpack.cli._options import argument, destination, flag, option
+from odtpack.cli._options import argument, count, destination, flag, option
 
 if TYPE_CHECKING:
     from odtpack.update.release import Installed
@@ -30,6 +30,10 @@ def diff(
     Shows differences in files, operators, settings, versions, inputs and parameters; what
     happens to trained checkpoints and to the optimizer's state; whether the app must change
     its calls; and whether a reduced build of ONNX Runtime must be rebuilt.
+
+    Examples:
+        odtpack diff package new-package
+        odtpack diff package new-package --format markdown > comment.md
     """
     from odtpack.cli._files import check_writable, write_text
     from odtpack.update.diff import diff_packages, headline, markdown, plain, sections
@@ -70,6 +74,10 @@ def install(
     """Copy models, checkpoint and manifest of a package into an app.
 
     Unchanged files are not written again, so that the app's build stays up to date.
+
+    Examples:
+        odtpack install package --android app/src/main/assets/odtpack
+        odtpack install package --ios Resources/odtpack
     """
     from odtpack.errors import OdtpackError
     from odtpack.update.release import NO_COMPRESS
@@ -112,7 +120,7 @@ def sign(
         ),
     ] = None,
     release: Annotated[
-        int | None, option("Release number, for apps that refuse older releases.", "N", min=0)
+        int | None, count("Release number, for apps that refuse older releases.", 0)
     ] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
@@ -120,6 +128,10 @@ def sign(
 
     Writes manifest.sig: an Ed25519 signature of the manifest, which holds the hash of every
     other file. Needs the package cryptography: pip install cryptography.
+
+    Examples:
+        odtpack sign --new-key key.pem
+        odtpack sign package --key key.pem
     """
     from odtpack.cli._files import check_writable
     from odtpack.errors import OdtpackError
@@ -204,6 +216,10 @@ def verify(
     Checks the signature, the manifest, the hash of every file, that there are no other files,
     that models and checkpoint match the manifest, and that the first training steps on
     generated data give the recorded losses. Exit code 2 reports the first problem.
+
+    Examples:
+        odtpack verify package
+        odtpack verify package --public-key key.pub
     """
     import dataclasses
 

@@ -41,11 +41,7 @@ class FleetSettings:
 
     def aspects(self) -> dict[str, Value]:
         """What it chose in each dimension, for the search."""
-        return {
-            "clients": self.clients,
-            "epochs": self.epochs,
-            "learning rate": self.learning_rate,
-        }
+        return {"clients": self.clients, "epochs": self.epochs, "learning rate": self.learning_rate}
 
     def of(self, fleet: FleetFile) -> FleetFile:
         """A fleet run this way. ``minimum`` and ``buffer`` keep their share of the clients."""

@@ -6,7 +6,7 @@ import abc
 import math
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -182,9 +182,9 @@ class Block(abc.ABC):
         """A copy of the open base model with all shapes that can be inferred."""
         return onnx.shape_inference.infer_shapes(current(type(self).__name__).model)
 
-    def _write(self, names: Sequence[str], equation: Equation) -> tuple[str, ...]:
-        """Write nodes that read the named values; return the names of the results."""
-        return current(type(self).__name__).write(type(self).__name__, names, equation)
+    def _write(self, names: Sequence[str], equation: Equation) -> str:
+        """Write nodes that read the named values; return the name of the first result."""
+        return current(type(self).__name__).write(type(self).__name__, names, equation)[0]
 
 
 __all__ = [
@@ -217,18 +217,23 @@ class _Operator(Block):
     """Writes the operator that a class of this module is named after."""
 
     _op_type: ClassVar[str]
+    _attributes: Mapping[str, Any] = {}
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if not hasattr(cls, "_op_type") and not cls.__name__.startswith("_"):
             cls._op_type = cls.__name__
 
+    def _node(self, *names: str) -> str:
+        return self._write(
+            names, lambda op, values: op.emit(self._op_type, values, **self._attributes)
+        )
+
 
 class _Binary(_Operator):
     def build(self, input_name1: str, input_name2: str) -> str:
         """Write the node; the inputs broadcast."""
-        names = [input_name1, input_name2]
-        return self._write(names, lambda op, values: op.emit(self._op_type, values))[0]
+        return self._node(input_name1, input_name2)
 
 
 class Add(_Binary):
@@ -249,14 +254,11 @@ class Div(_Binary):
 
 class _Unary(_Operator):
     def __init__(self, **attributes: Any) -> None:
-        super().__init__()
         self._attributes = attributes
 
     def build(self, input_name: str) -> str:
         """Write the node."""
-        return self._write(
-            [input_name], lambda op, values: op.emit(self._op_type, values, **self._attributes)
-        )[0]
+        return self._node(input_name)
 
 
 class Sigmoid(_Unary):
@@ -292,34 +294,30 @@ class Pow(Block):
     """x^exponent."""
 
     def __init__(self, exponent: float) -> None:
-        super().__init__()
         self._exponent = exponent
 
     def build(self, pow_input_name: str) -> str:
         """Write the node."""
-        return self._write([pow_input_name], lambda op, x: [op.Pow(x[0], self._exponent)])[0]
+        return self._write([pow_input_name], lambda op, x: [op.Pow(x[0], self._exponent)])
 
 
 class Constant(Block):
     """A float32 scalar."""
 
     def __init__(self, value_float: float) -> None:
-        super().__init__()
         self._value = value_float
 
     def build(self) -> str:
         """Store the number; return its name."""
-        return self._write([], lambda op, _: [op.constant(np.float32(self._value))])[0]
+        return self._write([], lambda op, _: [op.constant(np.float32(self._value))])
 
 
-class SequenceConstruct(Block):
+class SequenceConstruct(_Operator):
     """A sequence of tensors."""
 
     def build(self, *sequence_input_names: str) -> str:
         """Write the node."""
-        return self._write(
-            sequence_input_names, lambda op, values: op.emit("SequenceConstruct", values)
-        )[0]
+        return self._node(*sequence_input_names)
 
 
 class ReduceAllL2(Block):
@@ -334,21 +332,20 @@ class ReduceAllL2(Block):
                     op.Concat(*(op.reshape(value, -1) for value in values), axis=0), keepdims=0
                 )
             ],
-        )[0]
+        )
 
 
 class Clip(Block):
     """Limit elements to ``clip_min`` and ``clip_max``, each of which may be None."""
 
     def __init__(self, clip_min: float | None = None, clip_max: float | None = None) -> None:
-        super().__init__()
         self._bounds = [clip_min, clip_max]
 
     def build(self, clip_input_name: str) -> str:
         """Write the node."""
         bounds = self._bounds if self._bounds[1] is not None else self._bounds[:1]
         bounds = bounds if any(bound is not None for bound in bounds) else []
-        return self._write([clip_input_name], lambda op, x: [op.Clip(x[0], *bounds)])[0]
+        return self._write([clip_input_name], lambda op, x: [op.Clip(x[0], *bounds)])
 
 
 class PassThrough(Block):
@@ -364,14 +361,13 @@ class StopGradient(Block):
 
     def build(self, input_name: str) -> str:
         """Write the node."""
-        return self._write([input_name], lambda op, x: [stop(op, x[0])])[0]
+        return self._write([input_name], lambda op, x: [stop(op, x[0])])
 
 
 class InputLike(Block):
     """A graph input with type and shape of another value."""
 
     def __init__(self, like: str) -> None:
-        super().__init__()
         self._like = like
 
     def build(self, input_name: str | None = None) -> str:
@@ -390,7 +386,7 @@ class InputLike(Block):
         return accessor.add_input(ir.Value(name=name, type=model.type, shape=model.shape))
 
 
-class LabelEncoder(Block):
+class LabelEncoder(_Operator):
     """Replaces keys by values: ``ai.onnx.ml`` LabelEncoder, through which no gradient flows.
 
     Args:
@@ -417,9 +413,8 @@ class LabelEncoder(Block):
         values_int64s: Sequence[int] | None = None,
         values_strings: Sequence[str] | None = None,
     ) -> None:
-        super().__init__()
-        self._attributes: dict[str, Any] = {
-            "default_float": default_float, "default_int64": default_int64,
+        self._attributes = {
+            "domain": "ai.onnx.ml", "default_float": default_float, "default_int64": default_int64,
             "default_string": default_string, "keys_floats": keys_floats,
             "keys_int64s": keys_int64s, "keys_strings": keys_strings,
             "values_floats": values_floats, "values_int64s": values_int64s,
@@ -429,24 +424,18 @@ class LabelEncoder(Block):
     def build(self, label_encoder_input_name: str) -> str:
         """Write the node."""
         current("LabelEncoder").import_domain("ai.onnx.ml", 2)
-        return self._write(
-            [label_encoder_input_name],
-            lambda op, values: op.emit(
-                "LabelEncoder", values, domain="ai.onnx.ml", **self._attributes
-            ),
-        )[0]
+        return self._node(label_encoder_input_name)
 
 
-class Cast(Block):
+class Cast(_Operator):
     """Another element type: a member of ``onnx.TensorProto.DataType``."""
 
     def __init__(self, to: int) -> None:
-        super().__init__()
-        self._to = int(to)
+        self._attributes = {"to": int(to)}
 
     def build(self, cast_input_name: str) -> str:
         """Write the node."""
-        return self._write([cast_input_name], lambda op, x: [op.Cast(x[0], to=self._to)])[0]
+        return self._node(cast_input_name)
 
 
 class Linear(Block):
@@ -472,7 +461,6 @@ class Linear(Block):
         alpha: float = 1.0,
         beta: float = 1.0,
     ) -> None:
-        super().__init__()
         for name, size in (("in_features", in_features), ("out_features", out_features)):
             if size < 1:
                 raise OdtpackError("bad-size", f"{name} is {size}; it must be 1 or more")

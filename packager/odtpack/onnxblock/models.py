@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 
-import numpy as np
 import onnx
 import onnx.numpy_helper
 import onnx_ir as ir
@@ -244,14 +243,8 @@ def save_checkpoint(
     )
     if len(trainable | frozen) < sum(len(tensors) for tensors in parameters):
         raise OdtpackError("named-twice", "two of the parameters have one name")
-    if nominal_checkpoint:
-        trainable, frozen = (
-            {name: np.empty(0, array.dtype) for name, array in arrays.items()}
-            for arrays in (trainable, frozen)
-        )
-    write_checkpoint(
-        path_to_checkpoint, CheckpointData(trainable, frozen, nominal=nominal_checkpoint)
-    )
+    data = CheckpointData(trainable, frozen)
+    write_checkpoint(path_to_checkpoint, data.without_values() if nominal_checkpoint else data)
 
 
 def load_checkpoint_to_model(

@@ -47,7 +47,6 @@ class ClipGradNorm(Block):
     """
 
     def __init__(self, max_norm: float) -> None:
-        super().__init__()
         if not 0 < max_norm < float("inf"):
             raise OdtpackError("bad-hyperparameter", f"max_norm is {max_norm}; it must be above 0")
         self.max_norm = float(max_norm)
@@ -60,7 +59,7 @@ class ClipGradNorm(Block):
             scale = op.Div(self.max_norm, op.Add(norm, NORM_EPSILON))
             return [op.Mul(values[0], op.Min(scale, 1.0))]
 
-        return self._write([gradients_name], clipped)[0]
+        return self._write([gradients_name], clipped)
 
 
 class SGDOptimizer(Block):

@@ -374,10 +374,7 @@ def _complement(value: ir.Value | None) -> ir.Value | None:
 
 
 def _found(
-    name: str,
-    options: dict[str, object],
-    prediction: ir.Value | None,
-    target: ir.Value | None,
+    name: str, options: dict[str, object], prediction: ir.Value | None, target: ir.Value | None
 ) -> FoundLoss | None:
     if prediction is None or target is None or dims_of(prediction) is None:
         return None

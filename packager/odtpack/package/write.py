@@ -318,12 +318,7 @@ def _stage(
         staged["checkpoint_data"] = tensors
     if graphs.task.spec.nominal:
         staged["nominal_checkpoint"] = scratch / f"{prefix}nominal_checkpoint"
-        empty = CheckpointData(
-            {n: np.empty(0, a.dtype) for n, a in data.trainable.items()},
-            {n: np.empty(0, a.dtype) for n, a in data.frozen.items()},
-            nominal=True,
-        )
-        write_checkpoint(staged["nominal_checkpoint"], empty)
+        write_checkpoint(staged["nominal_checkpoint"], data.without_values())
     return staged
 
 

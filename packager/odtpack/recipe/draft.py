@@ -27,71 +27,7 @@ SCHEMA_NAME: Final = "recipe.schema.json"
 _MOST_LINES: Final = 40
 _USUAL_TARGET: Final = (1, 20)
 
-_OPTIONAL: Final = """
-# outputs = ["logits"]       # further values that the models return
-# sizes = []                 # axes that are fixed, as in "tokens=512"
-# stop_gradient = []         # values that no gradient passes, as after detach
-# prediction = false         # no accuracy: the evaluation model returns the loss only
-{head}
-[optimizer]
-kind = "adamw"               # {optimizers}
-# weight_decay = 0.01
-# decay_vectors = false      # no decay for biases and scales of normalizations
-
-# [adapter]                  # a small adapter in place of the model's own parameters
-# kind = "lora"              # lora, dora, ia3, bitfit or prompt
-# on = [{on}]
-# rank = 8
-# alpha = 16
-
-# [clip]
-# norm = 1.0                 # or: value = 0.5
-
-# [privacy]                  # clip each sample's gradient, and add noise
-# clip_norm = 1.0
-# noise_multiplier = 1.0
-
-# [[groups]]                 # the first group whose pattern matches counts
-# parameters = {pattern}
-# learning_rate_scale = 10.0
-# weight_decay = 0.0
-
-# [schedule]
-# kind = "cosine"            # constant, linear, cosine, step or multistep
-# warmup_steps = 100
-# floor = 0.1
-# learning_rate = 0.003
-
-# [batch]
-# size = 32                  # samples of an optimizer step
-# micro_batch = 8            # samples that the model sees at once
-
-# [data]                     # texts that become samples of a language model
-# tokenizer = "tokenizer.json"
-# template = "chatml"        # llama3, gemma, plain, or a file of Jinja
-# length = 256               # tokens of a sample
-
-# [memory]
-# budget = "60 MB"           # of training at its peak; activations are recomputed to fit
-
-# [formats]
-# ort = true                 # models in ORT format, too
-# nominal = true             # a checkpoint without values, too
-# self_check = false         # no first steps for devices to compare theirs with
-
-# [target]
-# onnxruntime = "{version}"       # oldest version that must load the package
-# platforms = ["android", "ios"]
-# sessions = "small"         # less memory for more time; not with glibc's defaults
-
-# budgets = "budgets.toml"     # above all tables; or limits in tables:
-# [budgets]
-# package_size = "12 MB"
-# peak_memory = "200 MB"
-# [budgets.class.android]
-# step_latency = {{ limit = "50 ms", level = "warn" }}
-"""
-
+_TEMPLATE: Final = Path(__file__).with_name("recipe.toml.in")
 _HEAD: Final = """
 # [head]                     # classes for an encoder that has none
 # pool = "mean"              # over its tokens; or: cls, the first of them
@@ -112,34 +48,18 @@ def draft(model: Path, folder: Path) -> str:
     lowest = oldest_runtime([loaded])
     version = lowest.name if lowest.version > _USUAL_TARGET else "{}.{}".format(*_USUAL_TARGET)
     *others, last = choices.module_names("odtpack.optimizers")
-    optimizers = f"{', '.join(others)} or {last}"
     dims = dims_of(loaded.graph.outputs[0])
     head = _HEAD if dims is not None and len(dims) == _TOKENS_AND_WIDTH else ""
-    optional = _OPTIONAL.format(
-        pattern=pattern, on=on, version=version, optimizers=optimizers, head=head
-    )
-    outputs, rest = optional.split("\n[optimizer]", 1)
-    return "\n".join(
-        [
-            f"#:schema {SCHEMA_NAME}",
-            "# Build it with: odtpack build --recipe recipe.toml",
-            "",
-            f"model = {toml_value(relative(model, folder))}",
-            'package = "package"',
-            outputs.strip(),
-            "",
-            "[loss]",
-            f"# {reason}",
-            f"kind = {toml_value(kind)}",
-            "",
-            "[parameters]",
-            "# Without patterns all are trained. They are:",
-            *_listed(modules),
-            f"# train = [{pattern}]",
-            "# freeze = []",
-            "",
-            f"[optimizer]{rest}",
-        ]
+    return _TEMPLATE.read_text(encoding="utf-8").format(
+        model=toml_value(relative(model, folder)),
+        head=head,
+        reason=reason,
+        kind=toml_value(kind),
+        listed="".join(f"{line}\n" for line in _listed(modules)),
+        pattern=pattern,
+        optimizers=f"{', '.join(others)} or {last}",
+        on=on,
+        version=version,
     )
 
 

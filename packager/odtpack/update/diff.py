@@ -662,21 +662,12 @@ def sections(diff: PackageDiff) -> Iterator[Section]:
     """Yield what there is to say, the most important first."""
     yield Section("Trained checkpoints", (), tuple(_verdict_lines(diff.verdict)))
     yield Section("App", (), tuple(_app_lines(diff)))
-    rows = [
-        (
-            file.file,
-            _size(file.old_size),
-            _size(file.new_size),
-            _change(file.old_size, file.new_size),
-        )
-        for file in diff.files
-        if file.changed
-    ]
-    rows.append(
-        ("together", _size(diff.old_size), _size(diff.new_size),
-         _change(diff.old_size, diff.new_size))
-    )  # fmt: skip
-    yield Section("Files", ("File", "Old", "New", "Change"), tuple(rows), "Old,New,Change")
+    files = [(each.file, each.old_size, each.new_size) for each in diff.files if each.changed]
+    rows = tuple(
+        (file, _size(old), _size(new), _change(old, new))
+        for file, old, new in (*files, ("together", diff.old_size, diff.new_size))
+    )
+    yield Section("Files", ("File", "Old", "New", "Change"), rows, "Old,New,Change")
     if diff.operators:
         yield Section(
             "Operators",

@@ -238,6 +238,14 @@ class CheckpointData:
     # training carry none. None for what was not read from a file.
     checked: bool | None = None
 
+    def without_values(self) -> CheckpointData:
+        """Names and types of the parameters alone."""
+        trainable, frozen = (
+            {name: np.empty(0, array.dtype) for name, array in arrays.items()}
+            for arrays in (self.trainable, self.frozen)
+        )
+        return CheckpointData(trainable, frozen, nominal=True)
+
 
 def check_property(name: object, value: object) -> PropertyValue:
     """Return a property's value as the format keeps it."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import odtpack_simulator as sim
 from odtpack.cli import _console, _options
-from odtpack.cli._options import flag, option
+from odtpack.cli._options import count, flag
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -44,13 +44,17 @@ _INTERRUPTIONS: Final = 3  # one of each kind
 
 def demo(
     out: Annotated[Path, _options.DEMO_FOLDER] = Path("odtpack-demo"),
-    epochs: Annotated[int, option("Passes over the data on the device.", "N", min=1)] = 5,
+    epochs: Annotated[int, count("Passes over the data on the device.")] = 5,
     as_json: Annotated[bool, flag("--json", "Print the figures as JSON on stdout.")] = False,
 ) -> None:
     """Build, train and replay a digit classifier, and write a report.
 
     The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
     scikit-learn).
+
+    Examples:
+        odtpack demo
+        odtpack demo --out build/demo --epochs 3
     """
     from odtpack_runtime import CheckpointState
     from odtpack_simulator.replay.job import split

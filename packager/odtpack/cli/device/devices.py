@@ -10,18 +10,28 @@ import typer
 
 import odtpack_simulator as sim
 from odtpack.cli import _completion, _console, _options
-from odtpack.cli._options import argument, destination, examples, group, option
+from odtpack.cli._options import argument, command, destination, group, option
 
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile_check import ProfileReport
 
 
-devices = group("List, show, check, measure and import device profiles.")
+devices = group(
+    "devices",
+    "List, show, check, measure and import device profiles.",
+    "odtpack devices list",
+    "odtpack devices show pixel-8a",
+)
 
 
-@devices.command("list", epilog=examples("odtpack devices list", "odtpack devices list --json"))
+@command(devices, "list")
 def list_devices(as_json: Annotated[bool, _options.AS_JSON] = False) -> None:
-    """List the device profiles that ship with odtpack."""
+    """List the device profiles that ship with odtpack.
+
+    Examples:
+        odtpack devices list
+        odtpack devices list --json
+    """
     from odtpack_simulator.values.units import format_bytes
 
     _console.results(as_json=as_json)
@@ -47,10 +57,7 @@ def list_devices(as_json: Annotated[bool, _options.AS_JSON] = False) -> None:
     _console.json_result(as_json, [_summary(profile) for profile in profiles])
 
 
-@devices.command(
-    "show",
-    epilog=examples("odtpack devices show pixel-8a", "odtpack devices show ./phone.toml --json"),
-)
+@command(devices, "show")
 def show_device(
     device: Annotated[
         str,
@@ -62,7 +69,12 @@ def show_device(
     ],
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Show every figure of a device profile with unit, kind and source."""
+    """Show every figure of a device profile with unit, kind and source.
+
+    Examples:
+        odtpack devices show pixel-8a
+        odtpack devices show ./phone.toml --json
+    """
     _console.results(as_json=as_json)
     profile = sim.load_profile(device)
     _console.say(f"{profile.title} ({profile.name})", style="bold")
@@ -79,12 +91,7 @@ def show_device(
     _console.json_result(as_json, _with_figures(profile))
 
 
-@devices.command(
-    "check",
-    epilog=examples(
-        "odtpack devices check my-phone.toml", "odtpack devices check phone.toml tablet.toml --json"
-    ),
-)
+@command(devices, "check")
 def check_devices(
     files: Annotated[
         list[str],
@@ -100,6 +107,10 @@ def check_devices(
 
     Reports errors with their place (exit code 2). For a valid profile, lists what a simulation can
     judge, what it cannot and which figures are missing, and suspicious values.
+
+    Examples:
+        odtpack devices check my-phone.toml
+        odtpack devices check phone.toml tablet.toml --json
     """
     from odtpack_runtime.errors import OdtpackError
     from odtpack_simulator.device.profile_check import check_profile
@@ -131,17 +142,10 @@ def _say_report(file: str, report: ProfileReport) -> None:
         _console.say(f"  not judged  {item.subject}, for lack of {' and '.join(item.lacking)}")
         for why in dict.fromkeys(item.why):
             _console.say(f"                {why}", style="dim")
-    for warning in report.warnings:
-        _console.warn(warning)
+    _console.warn(*report.warnings)
 
 
-@devices.command(
-    "measure",
-    epilog=examples(
-        "odtpack devices measure --out my-machine.toml",
-        "odtpack devices measure --out edge.toml --name acme/edge-1 --title 'Edge 1' --threads 4",
-    ),
-)
+@command(devices, "measure")
 def measure_devices(
     out: Annotated[
         Path, destination("FILE.toml", "Profile to write. The storage of its folder is measured.")
@@ -161,6 +165,10 @@ def measure_devices(
 
     Measures matrix products, a convolution, memory bandwidth, the allocator and the storage
     that the file is written to, in less than two minutes. Run nothing else meanwhile.
+
+    Examples:
+        odtpack devices measure --out my-machine.toml
+        odtpack devices measure --out edge.toml --name acme/edge-1 --title 'Edge 1' --threads 4
     """
     from odtpack_simulator.measure.host import BUSY
     from odtpack_simulator.measure.measured_profile import measure_device
@@ -177,13 +185,7 @@ def measure_devices(
     _finish(profile, out, as_json)
 
 
-@devices.command(
-    "import",
-    epilog=examples(
-        "odtpack devices import measured.json --out pixel.toml --name google/pixel-8a \\",
-        "  --title 'Pixel 8a' --os android --like pixel-8a",
-    ),
-)
+@command(devices, "import")
 def import_device(
     measured: Annotated[
         Path, argument("MEASURED.json", "Output of a training kit's benchmark on the device.")
@@ -210,10 +212,14 @@ def import_device(
     ] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Write a profile from what a training kit measured on a phone.
+    r"""Write a profile from what a training kit measured on a phone.
 
     Every kit has a benchmark that an app can run on its device; it writes JSON. The profile
     has validated = true, and intervals from the spread of the repetitions.
+
+    Examples:
+        odtpack devices import measured.json --out pixel.toml --name google/pixel-8a \
+          --title 'Pixel 8a' --os android --like pixel-8a
     """
     from odtpack_simulator.measure.measured_profile import imported_profile, load_measurements
 
@@ -269,13 +275,6 @@ def _with_figures(profile: sim.DeviceProfile) -> dict[str, Any]:
 
 
 def _summary(profile: sim.DeviceProfile) -> dict[str, Any]:
-    return {
-        "name": profile.name,
-        "title": profile.title,
-        "vendor": profile.vendor,
-        "soc": profile.soc,
-        "os": profile.os,
-        "validated": profile.validated,
-        "digest": profile.digest,
-        "app_memory_foreground_bytes": profile.memory_limit_bytes(),
-    }
+    names = ("name", "title", "vendor", "soc", "os", "validated", "digest")
+    own = {name: getattr(profile, name) for name in names}
+    return {**own, "app_memory_foreground_bytes": profile.memory_limit_bytes()}

@@ -11,7 +11,7 @@ import typer
 
 import odtpack_simulator as sim
 from odtpack.cli import _completion, _console, _options
-from odtpack.cli._options import LossName, OptimizerName, destination, option
+from odtpack.cli._options import LossName, OptimizerName, count, destination, option
 from odtpack.cli.device.simulate import STRICT
 
 if TYPE_CHECKING:
@@ -48,11 +48,9 @@ def fit(
     ] = None,
     batch_size: Annotated[
         list[int] | None,
-        option(
+        count(
             "Batch size to try, whole and as micro-batches. May be repeated.  [default: 16, "
-            "32 and 64]",
-            "N",
-            min=1,
+            "32 and 64]"
         ),
     ] = None,
     optimizer: Annotated[
@@ -67,25 +65,21 @@ def fit(
         option("Learning rate to try; may be repeated.  [default: three for each optimizer]", "X"),
     ] = None,
     epochs: Annotated[int, _options.EPOCHS] = 3,
-    trials: Annotated[int, option("Candidates to train.", "N", min=1)] = 24,
-    finalists: Annotated[
-        int, option("Candidates to simulate on every device, at most.", "N", min=1)
-    ] = 6,
+    trials: Annotated[int, count("Candidates to train.")] = 24,
+    finalists: Annotated[int, count("Candidates to simulate on every device, at most.")] = 6,
     seed: Annotated[
-        int, option("Seed of the candidates, the sample order and the held-out split.", "N", min=0)
+        int, count("Seed of the candidates, the sample order and the held-out split.", 0)
     ] = 0,
     holdout: Annotated[float | None, _options.HOLDOUT] = None,
     evaluation: Annotated[Path | None, _options.EVALUATION] = None,
     threads: Annotated[
-        int | None,
-        option("Threads within an operator.  [default: the recipe's, or 1]", "N", min=1),
+        int | None, count("Threads within an operator.  [default: the recipe's, or 1]")
     ] = None,
     jobs: Annotated[
         int,
-        option(
+        count(
             "Parallel build and training processes, 0 for one per core. Timings run alone.",
-            "N",
-            min=0,
+            0,
             max=4096,
         ),
     ] = 1,
@@ -105,7 +99,7 @@ def fit(
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
-    """Find recipes that meet the budgets on every device.
+    r"""Find recipes that meet the budgets on every device.
 
     Searches batch and micro-batch, what is frozen, optimizer, learning rate and the storage of
     frozen weights by real training, and shows the Pareto set of metric, memory, time and energy.
@@ -113,6 +107,12 @@ def fit(
 
     Exit code 0 if a candidate meets every budget that could be judged, 1 if none does, 2 for bad
     input.
+
+    Examples:
+        odtpack fit model.onnx --data digits.npz --loss cross_entropy --device pixel-8a \
+            --budget budgets.toml --out fitted
+        odtpack fit --recipe recipe.toml --data digits.npz --device galaxy-a12 --epochs 9 \
+            --trials 40 --jobs 4
     """
     from odtpack.cli._files import check_share, find_recipe
     from odtpack.cli._options import overlay
@@ -123,7 +123,6 @@ def fit(
     from odtpack.fit import fit as search
     from odtpack.fit.space import SearchConstraints
     from odtpack.fit.study import optuna
-    from odtpack.recipe import BuildSpec, read_recipe
     from odtpack_simulator.replay.executor import default_jobs, make_executor
 
     optuna()  # before anything is read
@@ -131,10 +130,9 @@ def fit(
         raise OdtpackError(
             "usage", "--data is missing: candidates are trained for real", hint="odtpack fit --help"
         )
-    recipe = find_recipe(recipe, wanted=model is None)
-    read = None if recipe is None else read_recipe(recipe)
+    read = find_recipe(recipe, wanted=model is None)
     options = {"model": model, "loss": loss, "loss_option": loss_option, "freeze": freeze}
-    settings = overlay(options, None if read is None else BuildSpec.of(read), "fit")
+    settings = overlay(options, read, "fit")
     if threads is not None:
         settings = dataclasses.replace(settings, threads=threads)
     names = device or ([] if read is None else read.devices())

@@ -40,13 +40,20 @@ def judge(
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
-    """Judge results by budgets without measuring again.
+    r"""Judge results by budgets without measuring again.
 
     Of several results, {name} in the path of a report or badge is the name of the result's file,
     and --json prints a list.
 
     Exit code 0 within budget, 1 if any result is over budget, 2 for bad input. Without a budget,
     only checks that need none are made, and a suggested budget is printed.
+
+    Examples:
+        odtpack judge report.json --budget budgets.toml
+        odtpack judge report.json --budget budgets.toml --baseline main.json \
+            --report html:report.html
+        odtpack judge results/*.json --budget budgets.toml --report html:results/{name}.html
+        odtpack judge report.json --budget budgets.toml --badge badge.svg
     """
     from odtpack.cli import _files
     from odtpack_runtime.errors import OdtpackError
@@ -115,26 +122,33 @@ def compare(
     out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Compare two results of simulate, and show regressions by device.
+    r"""Compare two results of simulate, and show regressions by device.
 
     Devices whose verdict changed come first. Devices with equal changes share a row; JSON lists
     each device. A change of a measured time within its interval is noise, and times of
     different hosts are not compared. Markdown fits in a comment on GitHub.
+
+    Examples:
+        odtpack compare main.json report.json
+        odtpack compare main.json report.json --budget budgets.toml \
+            --format markdown --out comment.md
     """
     from odtpack_simulator.figures.compare import compare as compare_results
 
     before, now = sim.load_result(base), sim.load_result(head)
     budgets = None if budget is None else sim.read_budgets(budget)
-    chosen = comparison_form(form, as_json=as_json)
-    check_comparison_file(out, [base, head, budget])
+    chosen = comparison_form(form, out, [base, head, budget], as_json=as_json)
     comparison = compare_results(before, now, budgets)
     show_comparison(comparison, chosen, out)
     if comparison.over_budget:
         raise typer.Exit(_options.NOT_MET)
 
 
-def comparison_form(form: Format | None, *, as_json: bool) -> Format:
-    """The format that two options name: --json is --format json."""
+def comparison_form(
+    form: Format | None, out: Path | None, inputs: list[Path | None], *, as_json: bool
+) -> Format:
+    """The format that two options name; refuse it, or a destination that cannot be written."""
+    from odtpack.cli._files import check_writable
     from odtpack_runtime.errors import OdtpackError
 
     if as_json and form not in (None, "json"):
@@ -143,15 +157,9 @@ def comparison_form(form: Format | None, *, as_json: bool) -> Format:
             f"--json and --format {form} exclude each other",
             hint="leave one out",
         )
-    return "json" if as_json else form or "text"
-
-
-def check_comparison_file(out: Path | None, inputs: list[Path | None]) -> None:
-    """Refuse a destination that cannot be written, or is read by the same command."""
-    from odtpack.cli._files import check_writable
-
     if out is not None:
         check_writable(out, "--out", inputs)
+    return "json" if as_json else form or "text"
 
 
 def show_comparison(comparison: Comparison, form: Format, out: Path | None) -> None:
@@ -192,6 +200,9 @@ def history(
     """Show the trend of each device and budget on one page.
 
     Results are ordered by the time at which they were made.
+
+    Examples:
+        odtpack history results/*.json --budget budgets.toml --out history.html
     """
     from odtpack.cli._files import check_writable, write_file
     from odtpack_simulator.reports.history import render_history

@@ -10,7 +10,7 @@ import typer
 
 import odtpack_simulator as sim
 from odtpack.cli import _completion, _console, _options
-from odtpack.cli._options import flag, option
+from odtpack.cli._options import count, flag, option
 from odtpack_simulator.device.kits import Kit, Loop
 
 if TYPE_CHECKING:
@@ -64,11 +64,7 @@ def simulate(
     evaluation: Annotated[Path | None, _options.EVALUATION] = None,
     threads: Annotated[
         int | None,
-        option(
-            "Threads within an operator, for memory and times.  [default: the package's]",
-            "N",
-            min=1,
-        ),
+        count("Threads within an operator, for memory and times.  [default: the package's]"),
     ] = None,
     state: Annotated[
         Literal["foreground", "background"],
@@ -115,43 +111,44 @@ def simulate(
         float, option("Sessions, or background windows, in a day.", "X")
     ] = 1.0,
     save_every: Annotated[
-        int | None, option("Steps between checkpoints.  [default: one per session]", "N", min=1)
+        int | None, count("Steps between checkpoints.  [default: one per session]")
     ] = None,
-    pieces: Annotated[
-        int, option("Number of equal parts in which the data arrive.", "N", min=1)
-    ] = 1,
+    pieces: Annotated[int, count("Number of equal parts in which the data arrive.")] = 1,
     interruptions: Annotated[
         int,
-        option(
+        count(
             "Number of interruptions of a second training: killed in a step or a save, or "
             "warned of low memory, then resumed.",
-            "N",
-            min=0,
+            0,
         ),
     ] = 3,
     baseline: Annotated[
         Path | None, option("Result to compare with, for budgets such as '+5 %'.", "RESULT.json")
     ] = None,
-    jobs: Annotated[int, option("Parallel replays; 0 for one per core.", "N", min=0)] = 0,
+    jobs: Annotated[int, count("Parallel replays; 0 for one per core.", 0)] = 0,
     ray: Annotated[
         str | None, option("Ray cluster for the replays, or 'local'.", "ADDRESS")
     ] = None,
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
-    """Replay real training under the limits of devices, and judge it.
+    r"""Replay real training under the limits of devices, and judge it.
 
     The training runs once for all devices: without limits, timed, interrupted and resumed, and
     shortened under every memory limit near its peak. Exit code 0 within budget, 1 over budget,
     2 for bad input. Without a budget, only what needs none is judged: memory limits and low-memory
     warnings of devices, finite losses, whether the training learns and finishes, and resumed
     weights. A suggested budget is printed then.
+
+    Examples:
+        odtpack simulate package --data digits.npz --device pixel-8a --device pi-5
+        odtpack simulate package --data digits.npz --device ./my-phone.toml \
+            --budget budgets.toml --report html:report.html --report json:report.json
     """
     from odtpack.cli import _fit
     from odtpack.cli._describe import of_simulation
     from odtpack.cli._files import check_reports, check_share, find_recipe, write_reports
     from odtpack.cli.data import as_samples
-    from odtpack.recipe import read_recipe
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.campaign import make_policy
     from odtpack_simulator.device.app import default_footprint
@@ -161,8 +158,7 @@ def simulate(
 
     # Inputs are checked before anything long runs.
     share = check_share(holdout, other=evaluation)
-    recipe = find_recipe(recipe, wanted=not device or data.suffix == ".jsonl")
-    read = None if recipe is None else read_recipe(recipe)
+    read = find_recipe(recipe, wanted=not device or data.suffix == ".jsonl")
     profiles = load_devices(device or ([] if read is None else read.devices()))
     budgets = None if budget is None else sim.read_budgets(budget)
     if read is not None:
@@ -177,7 +173,7 @@ def simulate(
     check_reports(
         report or [],
         outside=opened,
-        inputs=[data, evaluation, budget, baseline, recipe, *own],
+        inputs=[data, evaluation, budget, baseline, read and read.path, *own],
         as_json=as_json,
     )
     before = None if baseline is None else sim.load_result(baseline)
@@ -232,8 +228,7 @@ def simulate(
     print_result(result, _console.console())
     if result.data.extrapolated:
         _console.warn(result.data.extrapolated)
-    for sentence in of_simulation(result):
-        _console.warn(sentence)
+    _console.warn(*of_simulation(result))
     write_reports(result, report or [])
     if budgets is None:
         say_suggestion(result)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from odtpack.cli import _console, _options
-from odtpack.cli._options import destination, flag, option
+from odtpack.cli._options import count, destination, flag, option
 
 if TYPE_CHECKING:
     from odtpack.privacy import PrivateRecord
@@ -83,6 +83,11 @@ def train(
     written after every epoch: a stopped training keeps its finished epochs. The package is not
     changed. The previous save is kept as CK.previous; --resume CK uses it, with a warning, if
     CK is damaged.
+
+    Examples:
+        odtpack train package --data digits.npz --epochs 5 --out trained.ckpt
+        odtpack train package --data more.npz --resume trained.ckpt --out further.ckpt
+        odtpack train package --data digits.npz --lr 0.003 --schedule cosine:warmup=20,floor=0.1
     """
     import numpy as np
     import onnxruntime
@@ -91,7 +96,6 @@ def train(
     from odtpack.cli._files import check_share, check_writable, find_recipe
     from odtpack.cli.data import as_samples
     from odtpack.privacy import PrivateRecord
-    from odtpack.recipe import read_recipe
     from odtpack_runtime import CheckpointState, OdtpackError, Optimizer, Package
     from odtpack_runtime.files.atomic import refuse_link
     from odtpack_runtime.package.self_check import cannot_teach
@@ -109,12 +113,11 @@ def train(
         )
     share = check_share(holdout, other=evaluation)
     target = out or opened.path.with_name(f"{opened.path.name}.ckpt")
-    recipe = find_recipe(recipe, wanted=data.suffix == ".jsonl")
-    check_writable(target, "--out", [data, evaluation, recipe], outside=opened)
+    read = find_recipe(recipe, wanted=data.suffix == ".jsonl")
+    check_writable(target, "--out", [data, evaluation, read and read.path], outside=opened)
     refuse_link(target)  # now, and not when it is trained
     size = _fit.choose_batch_size(opened, batch_size)
     whole = opened.manifest.fixed_batch is not None
-    read = None if recipe is None else read_recipe(recipe)
     with as_samples(read, data, evaluation) as (given, others):
         arrays = opened.load_data(given)
         held_out = None if others is None else opened.load_data(others)
@@ -306,7 +309,7 @@ def _figures(figures: Evaluation) -> str:
 
 def privacy(
     noise: Annotated[float, option("Noise multiplier, as for --privacy-noise.", "S", min=0)],
-    samples: Annotated[int, option("Samples to train on.", "N", min=1)],
+    samples: Annotated[int, count("Samples to train on.")],
     batch_size: Annotated[int, option("Expected batch size.", "B", min=1)] = 32,
     epochs: Annotated[int, option("Passes over the samples.", "E", min=1)] = 5,
     delta: Annotated[
@@ -319,6 +322,9 @@ def privacy(
 
     It bounds what the trained parameters reveal of one sample. It holds if samples are drawn
     independently, as odtpack train does. Computed by Rényi differential privacy (dp-accounting).
+
+    Examples:
+        odtpack privacy --noise 1.1 --samples 60000 --batch-size 256 --epochs 15
     """
     from odtpack.privacy import epsilon
 
