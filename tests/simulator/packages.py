@@ -175,15 +175,12 @@ class Case:
             "checkpoint": str(package.checkpoint),
             "folder": str(folder),
             "data": {name: str(self.folder / f"{name}.npy") for name in ("input", "labels")},
-            "samples": len(self.inputs),
-            "batch_size": self.batch_size,
-            "epochs": 1,
-            "seed": 3,
-            "full_batches": False,
             "learning_rate": 0.01,
             "threads": 1,
         }
-        return Job(**(arguments | changes))  # type: ignore[arg-type]
+        order = {name: changes.pop(name) for name in SamplePlan.__slots__ if name in changes}
+        schedule = dataclasses.replace(self.schedule, **order)  # type: ignore[arg-type]
+        return Job(schedule=schedule, **(arguments | changes))  # type: ignore[arg-type]
 
     @property
     def schedule(self) -> SamplePlan:

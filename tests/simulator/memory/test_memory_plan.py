@@ -21,10 +21,10 @@ from odtpack_runtime import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.app import memory_fit
 from odtpack_simulator.device.kits import Sharing
-from odtpack_simulator.memory.arena import session_use
+from odtpack_simulator.memory.arena import SessionUse, session_use
 from odtpack_simulator.memory.memory_plan import plan_arenas, plan_memory
 from odtpack_simulator.memory.planning import MEASURED_AS, Item, MemoryPlan, Phase
-from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.job import Job, SamplePlan
 from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from tests import zoo
 from tests.model.test_inputs import speech
@@ -63,7 +63,7 @@ def test_parts_sum_to_the_peak(name: str, case: Callable[[str], Case]) -> None:
     assert max(point.live_bytes for point in plan.timeline) <= max(
         phase.nbytes for phase in plan.phases if phase.name in ("training step", "optimizer step")
     )
-    without = plan_memory(this.package, this.shapes, sharing="none")
+    without = plan_memory(this.package, this.shapes, SessionUse("none", False))
     assert max(point.live_bytes for point in without.timeline) == max(
         phase.nbytes
         for phase in without.phases
@@ -97,7 +97,7 @@ def test_larger_batch_needs_more(case: Callable[[str], Case], sharing: Sharing) 
     this = case("cnn")
     twice = {name: (2 * shape[0], *shape[1:]) for name, shape in this.shapes.items()}
     one, two = (
-        plan_memory(this.package, sizes, sharing=sharing).predicted().breakdown
+        plan_memory(this.package, sizes, SessionUse(sharing, False)).predicted().breakdown
         for sizes in (this.shapes, twice)
     )
     assert 1.8 * one.activations < two.activations
@@ -192,8 +192,8 @@ def _replayed(
     job = Job(
         "train", str(package.training_model), str(package.eval_model),
         str(package.optimizer_model), str(package.checkpoint), str(folder),
-        {name: str(folder / f"{name}.npy") for name in ("input", "labels")}, len(inputs), size,
-        epochs=1, seed=0, full_batches=True, learning_rate=1e-3, threads=1,
+        {name: str(folder / f"{name}.npy") for name in ("input", "labels")},
+        SamplePlan(len(inputs), size, 1, 0, full_batches=True), learning_rate=1e-3, threads=1,
     )  # fmt: skip
     return package, job, {"input": (size, *inputs.shape[1:]), "labels": (size,)}
 
@@ -212,7 +212,7 @@ def test_mobilenet(tmp_path: Path) -> None:
     measured = run_training_child(with_sessions(job, package, use))
     assert measured.outcome == "completed"
     assert max(each.nbytes for each in first) == pytest.approx(measured.peak_bytes, rel=0.025)
-    plan = plan_memory(package, shapes, **use._asdict())
+    plan = plan_memory(package, shapes, use)
     assert measured.peak_bytes < plan.peak.nbytes < 1.08 * measured.peak_bytes
 
 
@@ -282,13 +282,8 @@ def test_predicted_and_measured(
         optimizer_model=str(package.optimizer_model),
         checkpoint=str(package.checkpoint),
         folder=str(tmp_path),
-        accumulation_steps=accumulate,
         data={name: str(tmp_path / f"{name}.npy") for name in ("input", "labels")},
-        samples=200,
-        batch_size=32,
-        epochs=1,
-        seed=3,
-        full_batches=False,
+        schedule=SamplePlan(200, 32, 1, 3, accumulation_steps=accumulate),
         learning_rate=0.001,
         threads=1,
     )

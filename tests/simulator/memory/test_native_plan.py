@@ -30,7 +30,7 @@ from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import memory_options
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
-from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.job import Job, SamplePlan
 from odtpack_simulator.replay.replay import hold, with_sessions
 from odtpack_simulator.reports.simulation import kit_words
 from odtpack_simulator.result import Policy
@@ -78,8 +78,8 @@ def packed(name: str, folder: Path) -> tuple[Package, Job, dict[str, tuple[int, 
     job = Job(
         "train", str(package.training_model), str(package.eval_model),
         str(package.optimizer_model), str(package.checkpoint), str(folder),
-        {each: str(folder / f"{each}.npy") for each in arrays}, len(inputs), size,
-        epochs=2, seed=0, full_batches=True, learning_rate=1e-3, threads=1,
+        {each: str(folder / f"{each}.npy") for each in arrays},
+        SamplePlan(len(inputs), size, 2, 0, full_batches=True), learning_rate=1e-3, threads=1,
     )  # fmt: skip
     return package, job, {each: (size, *array.shape[1:]) for each, array in arrays.items()}
 
@@ -90,12 +90,12 @@ def test_the_plan_is_what_a_process_takes(name: str, tmp_path: Path) -> None:
     package, job, shapes = packed(name, tmp_path)
     use = session_use(package.manifest, "cpp", native=True)._replace(sharing="none")
     assert use.native
-    plan = plan_memory(package, shapes, threads=1, **use._asdict())
+    plan = plan_memory(package, shapes, use, threads=1)
     measured = hold(with_sessions(job, package, use))
     assert measured.outcome == "completed"
     assert plan.peak.nbytes == pytest.approx(measured.peak_bytes, rel=0.03)
     # It is another plan than that of the bodies.
-    bodies = plan_memory(package, shapes, threads=1, **use._replace(native=False)._asdict())
+    bodies = plan_memory(package, shapes, use._replace(native=False), threads=1)
     assert plan.peak.nbytes != bodies.peak.nbytes
 
 
@@ -104,9 +104,7 @@ def test_each_thread_packs_operands_of_its_own(tmp_path: Path) -> None:
     use = session_use(package.manifest, "cpp", native=True)
 
     def packs(native: bool, threads: int) -> list[int]:
-        plan = plan_memory(
-            package, shapes, threads=threads, **use._replace(native=native)._asdict()
-        )
+        plan = plan_memory(package, shapes, use._replace(native=native), threads=threads)
         return [each.nbytes for each in plan.peak.items if each.name == "native kernels at work"]
 
     assert packs(False, 4) == []
@@ -197,7 +195,7 @@ def test_fit_and_fleets_follow_the_kit(monkeypatch: pytest.MonkeyPatch, tmp_path
     for kit in ("swift", "kotlin"):
         use = session_use(package.manifest, kit)
         assert use.native == (kit == "swift")
-        assert peaks[kit] == plan_memory(package, shapes, **use._asdict()).peak.nbytes
+        assert peaks[kit] == plan_memory(package, shapes, use).peak.nbytes
     assert peaks["swift"] != peaks["kotlin"]
     fleet = parse_fleet(FLEET)
     data = split_data({name: np.load(path) for name, path in job.data.items()}, 0)

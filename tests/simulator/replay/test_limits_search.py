@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odtpack_simulator.replay import replay
-from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.job import Job, SamplePlan
 from odtpack_simulator.replay.replay import FAR, ReplayResult, check_limits
 
-JOB = Job(
-    "train", "", "", "", "", "", {}, 1, 1, 1, 0, full_batches=False, learning_rate=1, threads=1
-)
+JOB = Job("train", "", "", "", "", "", {}, SamplePlan(1, 1, 1, 0), learning_rate=1, threads=1)
 
 
 def gigabytes(number: int) -> int:
