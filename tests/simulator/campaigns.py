@@ -53,8 +53,8 @@ def latency(
 ) -> DeviceLatency:
     return DeviceLatency(
         step_ms=step,
-        first_step_ms=first,
-        session_creation_ms=creation,
+        first_step_ms=first or step,
+        session_creation_ms=creation or ms(0),
         checkpoint_load_ms=load,
         checkpoint_save_ms=save,
         basis="test",

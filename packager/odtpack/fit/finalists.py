@@ -104,12 +104,12 @@ def _not_judged(checks: Iterable[Check]) -> list[Check]:
 
 def time_of(device: DeviceResult) -> Interval | None:
     """Seconds of work until the training is done."""
-    return None if device.campaign is None else device.campaign.active_s
+    return device.campaign.active_s
 
 
 def energy_of(device: DeviceResult) -> Interval | None:
     """Joules above idle of the whole training."""
-    return None if device.campaign is None else device.campaign.energy_j
+    return device.campaign.energy_j
 
 
 def _worst(intervals: Iterable[Interval | None]) -> float | None:
@@ -171,7 +171,6 @@ def reasons(results: Iterable[SimulationResult]) -> list[NotJudged]:
         NotJudged(figure=names[each.figure], reason=f"{device.title}: {each.reason}"[:4000])
         for result in results
         for device in result.devices
-        if device.campaign is not None
         for each in device.campaign.not_judged
         if each.figure in names
     ]
