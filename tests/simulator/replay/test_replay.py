@@ -466,7 +466,7 @@ def test_a_worker_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def learned(metric: float, held_out: int) -> SimulationResult:
     training = {"metric_after": metric, "metric_interval": wilson(metric, held_out)}
-    data = {"held_out_samples": held_out}
+    data = {"held_out_samples": held_out, "evaluated_samples": held_out}
     return changed(make_result([DEVICE]), training=training, data=data)
 
 
