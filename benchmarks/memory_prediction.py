@@ -20,7 +20,7 @@ from odtpack.artifacts import OptimType
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.app import memory_fit
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.job import Job, SamplePlan
 from odtpack_simulator.replay.replay import run_training_child
 from scripts.harness import head, options, row, scratch
 from tests import zoo
@@ -56,16 +56,17 @@ def job_of(
         data[name] = str(folder / f"{name}.npy")
         np.save(data[name], array)
     files = (package.training_model, package.eval_model, package.optimizer_model)
-    usual = {"seed": 0, "full_batches": False, "threads": 1}
+    order = {name: settings.pop(name) for name in SamplePlan.__slots__ if name in settings}
+    schedule = SamplePlan(samples, **{"seed": 0} | order)
     return Job(
-        "train", *map(str, files), str(package.checkpoint), str(folder), data, samples,
-        **usual | settings,
+        "train", *map(str, files), str(package.checkpoint), str(folder), data, schedule,
+        **{"threads": 1} | settings,
     )  # fmt: skip
 
 
 def shapes(job: Job) -> dict[str, tuple[int, ...]]:
     """Shape of one batch of each input."""
-    size = job.batch_size
+    size = job.schedule.batch_size
     return {name: (size, *np.load(file, "r").shape[1:]) for name, file in job.data.items()}
 
 

@@ -169,7 +169,7 @@ def measure(given: argparse.Namespace) -> Iterator[Row]:
 def _row(built: Built, loop: Loop, threads: int, batch_size: int, limits: Sequence[float]) -> Row:
     package = built.package
     use = session_use(package.manifest, "cpp", loop)
-    plan = plan_memory(package, built.shapes(batch_size), threads=threads, **use._asdict())
+    plan = plan_memory(package, built.shapes(batch_size), use, threads=threads)
     with scratch() as folder:
         app = App(folder, built, batch_size, threads, loop)
         first, second = app.measure()

@@ -32,7 +32,7 @@ from odtpack.build import build_package
 from odtpack.choices import Storage
 from odtpack.optimizers import SGD, Adafactor, AdamW, Lion
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.job import Job, SamplePlan
 from scripts.harness import ROOT, scratch
 from tests.exported import sequence, vision
 from tests.exported.export import export
@@ -405,8 +405,10 @@ class Built:
         files = (package.training_model, package.eval_model, package.optimizer_model)
         job = Job(
             "train", *map(str, files), str(package.checkpoint), str(folder), self.data,
-            self.case.samples(batch_size), batch_size, epochs=1, seed=3, full_batches=True,
-            learning_rate=1e-4, threads=threads, accumulation_steps=self.case.accumulation_steps,
+            SamplePlan(
+                self.case.samples(batch_size), batch_size, 1, 3, True, self.case.accumulation_steps
+            ),
+            learning_rate=1e-4, threads=threads,
         )  # fmt: skip
         return dataclasses.replace(job, **changes)
 

@@ -35,7 +35,7 @@ def main() -> None:
         stepped = kit in STEP_MODEL_KITS and session_use(manifest, kit).step_model
         for loop in ("step", "train") if stepped else ("train",):
             use = session_use(manifest, kit, loop)
-            plan = plan_memory(built.package, built.shapes(size), threads=1, **use._asdict())
+            plan = plan_memory(built.package, built.shapes(size), use, threads=1)
             before, peak = measure(built, kit, loop, size)
             taken, planned = peak - before, plan.peak.nbytes / 1e6
             cells = (f"{planned:.2f} MB", f"{taken:.2f} MB", f"{taken - planned:+.2f} MB")

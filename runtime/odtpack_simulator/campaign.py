@@ -349,7 +349,7 @@ def device_times(
     works = (
         latency.session_creation_ms,
         latency.checkpoint_load_ms,
-        latency.first_step_ms or step,
+        latency.first_step_ms,
         step,
         latency.checkpoint_save_ms,
     )
@@ -395,15 +395,12 @@ def _left_out(profile: DeviceProfile, latency: DeviceLatency) -> list[NotJudged]
     # Without throttling, times are too low. Without the idle power, on the other hand, energy is
     # too high: it is all that the device takes.
     missing: list[tuple[str, str]] = []
-    if latency.session_creation_ms is None:
-        missing.append(("session_creation_ms", "it was not measured"))
-    if latency.first_step_ms is None:
-        missing.append(("first_step_ms", "it was not measured, and counts as any other step"))
-    for figure, direction in (("checkpoint_load_ms", "read"), ("checkpoint_save_ms", "write")):
+    for figure, key in (
+        ("checkpoint_load_ms", "storage.read"),
+        ("checkpoint_save_ms", "storage.write"),
+    ):
         if getattr(latency, figure) is None:
-            known = profile.storage_bandwidth("read" if direction == "read" else "write")
-            why = "it was not measured" if known else _absent(profile, f"storage.{direction}")
-            missing.append((figure, why))
+            missing.append((figure, _absent(profile, key)))
     if profile.load_watts() is not None and profile.idle_watts() is None:
         missing.append(("power.idle", _absent(profile, "power.idle")))
     if profile.sustained() is None:

@@ -169,7 +169,7 @@ class Spent:
 
     ms: float
     cpu_ms: float
-    all_cpu_ms: Sequence[float] = ()  # The same of each repetition; it is their median
+    all_cpu_ms: Sequence[float]  # The same of each repetition; it is their median
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,7 +285,6 @@ class HostTiming:
 
     def host_latency(self) -> HostLatency:
         """The measurements as the result of a simulation stores them."""
-        creations = self.session_creation.all_cpu_ms
         return HostLatency(
             first_step_ms=self.first_step_ms,
             steps_ms=list(self.steady.steps_ms),
@@ -293,7 +292,7 @@ class HostTiming:
             p50_ms=self.quantile_ms(0.5),
             p90_ms=self.quantile_ms(0.9),
             session_creation_ms=self.session_creation.ms,
-            session_creation_cpu_ms=self._interval(creations, 0.5) if creations else None,
+            session_creation_cpu_ms=self._interval(self.session_creation.all_cpu_ms, 0.5),
             checkpoint_load_ms=self.checkpoint_load.ms,
             checkpoint_save_ms=self.checkpoint_save.ms,
             checkpoint_bytes=self.checkpoint_bytes,

@@ -178,18 +178,18 @@ class HostLatency(Part):
     the faster to the slower of two calibrations, and ``busy`` why no time is judged.
     """
 
-    first_step_ms: NonNegative | None
-    steps_ms: list[NonNegative]
+    first_step_ms: NonNegative
+    steps_ms: list[NonNegative] = Field(min_length=1)
     by_operator: list[OperatorCost]
-    p50_ms: Interval | None = None
-    p90_ms: Interval | None = None
-    session_creation_ms: NonNegative | None = None
-    session_creation_cpu_ms: Interval | None = None
-    checkpoint_load_ms: NonNegative | None = None
-    checkpoint_save_ms: NonNegative | None = None
-    checkpoint_bytes: Bytes | None = None
-    waited_share: float | None = Field(default=None, ge=0, le=1)
-    drift: float | None = Field(default=None, ge=1)
+    p50_ms: Interval
+    p90_ms: Interval
+    session_creation_ms: NonNegative
+    session_creation_cpu_ms: Interval
+    checkpoint_load_ms: NonNegative
+    checkpoint_save_ms: NonNegative
+    checkpoint_bytes: Bytes
+    waited_share: float = Field(ge=0, le=1)
+    drift: float = Field(ge=1)
     busy: Text | None = None
 
 
@@ -205,7 +205,8 @@ class DeviceLatency(Part):
     """Host times carried to the device; either a step time or the reason why there is none.
 
     ``step_ms`` is the median steady step before the device throttles, ``p90_ms``
-    its 90th percentile. Loading and saving are null where the storage is unknown.
+    its 90th percentile. Loading and saving are null where the storage is unknown, and all are
+    where there is no step time.
     """
 
     step_ms: Interval | None
@@ -223,6 +224,9 @@ class DeviceLatency(Part):
     def _figure_or_reason(self) -> DeviceLatency:
         if self.step_ms is None and not self.not_judged:
             msg = "latency without step_ms needs not_judged, the reason"
+            raise ValueError(msg)
+        if self.step_ms and not (self.first_step_ms and self.session_creation_ms):
+            msg = "latency with step_ms needs first_step_ms and session_creation_ms"
             raise ValueError(msg)
         return self
 
@@ -310,7 +314,7 @@ class MemoryInfo(Part):
     """Memory of the training step, device-independent.
 
     Of several kits in a result (see :class:`DeviceMemory`) it is that of the one that needs most:
-    ``sharing`` says how its sessions allocate memory; null in results of earlier versions.
+    ``sharing`` says how its sessions allocate memory.
     ``mapped_bytes`` are those of frozen weights in a file that is mapped: clean pages, which the
     system drops and reads again, and which no limit of memory is about. They are no part of
     any other figure; null where all weights are in memory. ``gpu_bytes`` are planned for the GPU's
@@ -321,12 +325,12 @@ class MemoryInfo(Part):
 
     predicted: PredictedMemory
     measured_peak_bytes: Bytes | None
-    phases: list[PhasePeak] = Field(default_factory=list)
+    phases: list[PhasePeak]
     timeline: list[TimelinePoint]
     tensors_at_peak: list[PeakTensor]
     changes: list[PlannedChange] | None = None
-    shapes: dict[Text, list[Count]] | None = None
-    sharing: Sharing | None = None
+    shapes: dict[Text, list[Count]]
+    sharing: Sharing
     mapped_bytes: Bytes | None = None
     gpu_bytes: Bytes | None = None
 
@@ -341,9 +345,9 @@ class DeviceMemory(Part):
     """Memory of the replay, and of the app around it, against what this device gives one app.
 
     The limit holds for the process: ``app_bytes`` is what the app holds without the training, and
-    ``runtime_bytes`` what ONNX Runtime's library and the kit's process do; both are null in
-    results of earlier versions, which count neither. ``kit`` is what the app trains with,
-    ``sharing`` whether its sessions share an arena, and ``loop`` how it makes its steps.
+    ``runtime_bytes`` what ONNX Runtime's library and the kit's process do. ``kit`` is what the app
+    trains with, ``sharing`` whether its sessions share an arena, and ``loop`` how it makes its
+    steps. ``app_kind`` is null where the budgets say what the app holds.
     ``native`` is whether its sessions run native kernels; null where a package has no such nodes.
 
     ``outcome``: the planned peak, with its margin, ``fits`` the limit; it is ``close``, within the
@@ -374,14 +378,14 @@ class DeviceMemory(Part):
     held_bytes: Bytes | None = None
     warning_bytes: Bytes | None = None
     gpu_own_bytes: Bytes | None = None
-    phase: Text | None = None
-    app_bytes: Bytes | None = None
+    phase: Text
+    app_bytes: Bytes
     app_kind: SourceKind | None = None
-    app_source: Text | None = None
-    runtime_bytes: Bytes | None = None
-    kit: Kit | None = None
-    sharing: Sharing | None = None
-    loop: Loop | None = None
+    app_source: Text
+    runtime_bytes: Bytes
+    kit: Kit
+    sharing: Sharing
+    loop: Loop
     native: bool | None = None
     unbounded: bool = False
     detail: Text = ""
@@ -389,7 +393,7 @@ class DeviceMemory(Part):
     @property
     def others_bytes(self) -> int:
         """What the process holds besides the training: the app, ONNX Runtime, the kit's process."""
-        return (self.app_bytes or 0) + (self.runtime_bytes or 0)
+        return self.app_bytes + self.runtime_bytes
 
     @property
     def need_bytes(self) -> int:
@@ -448,8 +452,7 @@ class HeldOutFall(Part):
 class TrainingInfo(Part):
     """What the training did to the loss and to the metric on the held-out samples.
 
-    ``learning_rate`` is that of every step, or the one that a schedule starts from; null in results
-    of earlier versions.
+    ``learning_rate`` is that of every step, or the one that a schedule starts from.
     ``metric_interval`` is the 95 % Wilson score interval of ``metric_after``:
     on few held-out samples it is wide, and a floor inside it proves little. ``skipped_batches`` are
     those whose loss or gradients were not finite, and ``not_finite`` says what was, of the last.
@@ -459,7 +462,7 @@ class TrainingInfo(Part):
     """
 
     losses: list[Loss]
-    learning_rate: NonNegative | None = None
+    learning_rate: NonNegative
     eval_loss_before: Loss
     eval_loss_after: Loss
     metric_name: Text | None = None
@@ -517,14 +520,14 @@ class InterruptionInfo(Part):
     detail: Text = ""
 
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
 MAX_RESULT_BYTES: Final = 64 * 1024 * 1024
 
 
 class PackageInfo(Part):
     """The training package that was replayed.
 
-    ``trained_layers`` counts the trained matrices and filters; null where it was not counted.
+    ``trained_layers`` counts the trained matrices and filters.
     ``adapter_bytes`` are those of an adapter's parameters, null if the package trains none.
     """
 
@@ -532,7 +535,7 @@ class PackageInfo(Part):
     manifest_sha256: str = Field(pattern="^[0-9a-f]{64}$")
     trainable_parameters: Count
     total_parameters: Count
-    trained_layers: Count | None = None
+    trained_layers: Count
     parameter_bytes: Bytes
     package_bytes: Bytes
     adapter_bytes: Bytes | None = None
@@ -549,63 +552,52 @@ class DataInfo(Part):
     """The data and the schedule of the replay; ``steps`` are the optimizer's.
 
     ``trained_steps`` and ``trained_samples`` are those that the replay really trained: of a
-    very long training a part. Null in results of earlier versions, which trained all.
+    very long training a part.
     ``tokens_per_sample`` are the tokens of one sequence, padding included; null of other data.
     ``evaluated_apart`` says that the held-out samples, the last of ``samples``, are a file's own.
     ``batch_size`` is that of the largest batch that occurs, less than ``asked_batch_size`` where a
-    part of the data has fewer samples; that is null in results of earlier versions.
+    part of the data has fewer samples.
     ``step_samples`` are those of the largest optimizer step that occurs, less than
-    ``accumulation_steps`` batches where a pass has fewer; null in results of earlier versions.
+    ``accumulation_steps`` batches where a pass has fewer.
     ``evaluated_samples`` of the held-out samples were evaluated: fewer where the model fixes the
-    batch, as those that fill none are left out, or where only a part was trained; null in results
-    of earlier versions.
-    ``sha256`` is that of all samples as they are trained and evaluated on; null in results of
-    earlier versions.
+    batch, as those that fill none are left out, or where only a part was trained.
+    ``sha256`` is that of all samples as they are trained and evaluated on.
     """
 
     samples: Count
     train_samples: Count
     held_out_samples: Count
     batch_size: Count
-    accumulation_steps: Count = 1
+    accumulation_steps: Count
     epochs: Count
     steps: Count
     seed: int
-    trained_steps: Count | None = None
-    trained_samples: Count | None = None
+    trained_steps: Count
+    trained_samples: Count
     tokens_per_sample: Count | None = None
-    evaluated_apart: bool = False
-    asked_batch_size: Count | None = None
-    step_samples: Count | None = None
-    evaluated_samples: Count | None = None
-    sha256: str | None = Field(default=None, pattern="^[0-9a-f]{64}$")
-
-    @property
-    def evaluated(self) -> int:
-        """Held-out samples that losses and metrics are of."""
-        return self.held_out_samples if self.evaluated_samples is None else self.evaluated_samples
+    evaluated_apart: bool
+    asked_batch_size: Count
+    step_samples: Count
+    evaluated_samples: Count
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
     @property
     def held_out(self) -> str:
-        """The same in words: ``32 of 37 held-out samples``."""
-        of = "" if self.evaluated == self.held_out_samples else f" of {self.held_out_samples}"
-        return f"{self.evaluated}{of} held-out samples"
-
-    @property
-    def samples_per_step(self) -> int:
-        """Samples of the largest optimizer step, the batches that it accumulates together."""
-        return self.step_samples or self.batch_size * self.accumulation_steps
+        """What losses and metrics are of, in words: ``32 of 37 held-out samples``."""
+        all_of_them = self.evaluated_samples == self.held_out_samples
+        of = "" if all_of_them else f" of {self.held_out_samples}"
+        return f"{self.evaluated_samples}{of} held-out samples"
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Tokens of that step."""
-        return (self.tokens_per_sample or 0) * self.samples_per_step or None
+        """Tokens of the largest optimizer step."""
+        return (self.tokens_per_sample or 0) * self.step_samples or None
 
     @property
     def small_evaluation(self) -> str | None:
         """What is said where no evaluation is as large as a batch; None where one is."""
-        if self.sha256 is None or self.held_out_samples >= self.batch_size:
-            return None  # earlier versions planned the evaluation of a whole batch
+        if self.held_out_samples >= self.batch_size:
+            return None
         count = 0 if self.evaluated_samples == 0 else self.held_out_samples
         of = f"evaluations of {count} sample{'s' * (count != 1)}" if count else "no evaluation"
         return f"memory is that of {of}, and an app that evaluates whole batches may need more"
@@ -613,13 +605,13 @@ class DataInfo(Part):
     @property
     def smaller_batch(self) -> str | None:
         """What is said where no batch or step is as large as was asked for; None where one is."""
-        if self.asked_batch_size not in (None, self.batch_size):
+        if self.asked_batch_size != self.batch_size:
             return (
                 f"the largest batch has {self.batch_size:,} sample{'s' * (self.batch_size != 1)}, "
                 f"not the {self.asked_batch_size:,} asked for: memory and times are those of this "
                 "one"
             )
-        batches = math.ceil(self.samples_per_step / max(1, self.batch_size))
+        batches = math.ceil(self.step_samples / max(1, self.batch_size))
         if batches >= self.accumulation_steps:
             return None
         return (
@@ -628,20 +620,13 @@ class DataInfo(Part):
         )
 
     @property
-    def made_steps(self) -> int:
-        """Steps that the replay really trained."""
-        return self.steps if self.trained_steps is None else self.trained_steps
-
-    @property
     def extrapolated(self) -> str | None:
         """What was trained of a training that is too long to be replayed whole; None if all."""
-        if self.trained_steps is None or self.trained_steps >= self.steps:
+        if self.trained_steps >= self.steps:
             return None
-        of = (
-            ""
-            if self.trained_samples in (None, self.samples)
-            else (f" on {self.trained_samples:,} of {self.samples:,} samples")
-        )
+        of = ""
+        if self.trained_samples != self.samples:
+            of = f" on {self.trained_samples:,} of {self.samples:,} samples"
         return (
             f"{self.trained_steps:,} of {self.steps:,} steps were trained{of}: losses and metrics "
             "are those of that part; times, energy and days follow from the whole schedule"
@@ -657,8 +642,8 @@ class HostInfo(Part):
     os: Text
     python: Text
     onnxruntime: Text
-    gemm_gflops: NonNegative | None
-    memory_bandwidth_gbs: NonNegative | None
+    gemm_gflops: NonNegative
+    memory_bandwidth_gbs: NonNegative
 
 
 class DeviceResult(Part):
@@ -671,8 +656,8 @@ class DeviceResult(Part):
     profile_digest: str = Field(pattern="^[0-9a-f]{64}$")
     memory: DeviceMemory
     latency: DeviceLatency
-    campaign: DeviceCampaign | None = None
-    training: DeviceTraining | None
+    campaign: DeviceCampaign
+    training: DeviceTraining
     figures: list[ProfileFigure]
     checks: list[Check] = Field(default_factory=list)
     verdict: Verdict = "not judged"
@@ -687,12 +672,12 @@ class DeviceResult(Part):
 class SimulationResult(Part):
     """One replay of one package, for any number of devices, each named once."""
 
-    schema_version: Literal[3] = SCHEMA_VERSION
+    schema_version: Literal[4] = SCHEMA_VERSION
     tool_version: Text
     package: PackageInfo
     data: DataInfo
-    origin: Origin = Origin()
-    policy: Policy = Policy()
+    origin: Origin
+    policy: Policy
     host: HostInfo
     training: TrainingInfo
     interruption: InterruptionInfo | None = None
@@ -749,11 +734,6 @@ class Subject:
             raise ValueError(msg)
         return self.device
 
-    @property
-    def campaign(self) -> DeviceCampaign:
-        """The device's campaign; without one nothing of it is known."""
-        return self.on.campaign or DeviceCampaign()
-
 
 def load_result(path: str | os.PathLike[str]) -> SimulationResult:
     """Read a result file that :meth:`SimulationResult.to_json` wrote.
@@ -761,20 +741,18 @@ def load_result(path: str | os.PathLike[str]) -> SimulationResult:
     Raises:
         OdtpackError: Absent, larger than 64 MiB, not JSON, or not a result of this version.
     """
-    return read_record(path, SimulationResult, MAX_RESULT_BYTES, SCHEMA_VERSION)
+    return read_record(path, SimulationResult, MAX_RESULT_BYTES)
 
 
 Record = TypeVar("Record", bound=Part)
-_OTHERS: Final = {
+_KINDS: Final = {
     "rounds": ("odtpack fleet run", "use odtpack fleet compare"),
     "latency_host": ("odtpack simulate", "use odtpack judge, compare or history"),
 }
 """A key that only one kind of result has: what writes that kind, and what reads it."""
 
 
-def read_record(
-    path: str | os.PathLike[str], record: type[Record], most_bytes: int, version: int
-) -> Record:
+def read_record(path: str | os.PathLike[str], record: type[Record], most_bytes: int) -> Record:
     """Read a file that :meth:`Part.to_json` wrote."""
     file = Path(path)
     data = read_bounded(file, limit=most_bytes, code="result", what="result file")
@@ -791,15 +769,19 @@ def read_record(
             ) from error
         for each in error.errors(include_url=False):
             unknown = str(each["loc"][0]) if each["type"] == "extra_forbidden" else ""
-            if len(each["loc"]) == 1 and unknown in _OTHERS:
-                writer, hint = _OTHERS[unknown]
+            if len(each["loc"]) == 1 and unknown in _KINDS:
+                writer, hint = _KINDS[unknown]
                 what = f"this is a result of {writer}"
                 raise OdtpackError("result-invalid", what, where=str(file), hint=hint) from error
         key, problem = first_problem(error, record)
         if key == "schema_version":
-            problem += f"; this odtpack reads version {version}"
+            problem += f"; this odtpack reads version {record.model_fields[key].default}"
+        writer = next(of for own, (of, _) in _KINDS.items() if own in record.model_fields)
         raise OdtpackError(
-            "result-invalid", f"the result file is wrong at {key}: {problem}", where=str(file)
+            "result-invalid",
+            f"the result file is wrong at {key}: {problem}",
+            where=str(file),
+            hint=f"run {writer} again, which writes a whole result of this version",
         ) from error
 
 

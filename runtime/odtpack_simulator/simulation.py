@@ -14,9 +14,9 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import onnxruntime
@@ -24,7 +24,6 @@ import onnxruntime
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.scratch import scratch_folder
-from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.native import has_native_nodes
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SessionInfo
@@ -97,6 +96,10 @@ class SettleTask:
     limits: tuple[int, ...]
     planned: int  # Planned peak in bytes
 
+    def run(self) -> Mapping[int, LimitOutcome]:
+        """For each limit near the peak, the replay that settles it."""
+        return check_limits(self.job, self.limits, self.planned)
+
 
 @dataclass(frozen=True, slots=True)
 class InterruptTask:
@@ -107,42 +110,29 @@ class InterruptTask:
     count: int
     save_every: int
 
+    def run(self) -> tuple[InterruptionInfo, Mapping[str, int]]:
+        """How it went, and peaks by phase of a process that went on from a checkpoint."""
+        begun: list[int] = []
+        resumed: dict[str, int] = {}
 
-Task = SettleTask | InterruptTask
+        def take(message: Message) -> None:
+            """Listen for a process that begins with a checkpoint, and is not warned."""
+            match message["event"]:
+                case "started":
+                    begun.clear()
+                case "begun":
+                    begun.append(message["step"])
+                case "trained" if len(begun) == 1 and begun[0] > 0:
+                    resumed.clear()
+                    resumed.update(resumed_phases(message["phase_peaks"]))
+
+        more = {"seed": self.seed, "count": self.count, "save_every": self.save_every}
+        return interrupt(self.job, **more, on_message=take), resumed
 
 
-@dataclass(frozen=True, slots=True)
-class TaskResult:
-    """What a task found; the fields of the other kind are empty."""
-
-    settled: Mapping[int, LimitOutcome] = field(default_factory=dict)
-    interruption: InterruptionInfo | None = None
-    # Peaks by phase of a process that went on from a checkpoint.
-    resumed: Mapping[str, int] = field(default_factory=dict)
-
-
-def run_task(task: Task) -> TaskResult:
+def run_task(task: SettleTask | InterruptTask) -> Any:
     """Run one task: the work of an executor."""
-    if isinstance(task, SettleTask):
-        return TaskResult(check_limits(task.job, task.limits, task.planned))
-    begun: list[int] = []
-    resumed: dict[str, int] = {}
-
-    def take(message: Message) -> None:
-        """Listen for a process that begins with a checkpoint, and is not warned of low memory."""
-        match message["event"]:
-            case "started":
-                begun.clear()
-            case "begun":
-                begun.append(message["step"])
-            case "trained" if len(begun) == 1 and begun[0] > 0:
-                resumed.clear()
-                resumed.update(resumed_phases(message["phase_peaks"]))
-
-    info = interrupt(
-        task.job, seed=task.seed, count=task.count, save_every=task.save_every, on_message=take
-    )
-    return TaskResult(interruption=info, resumed=resumed)
+    return task.run()
 
 
 MOST_STEPS: Final = 10_000
@@ -259,11 +249,11 @@ def simulate(
             use: plan_memory(
                 opened,
                 shapes,
+                use,
                 threads=threads,
                 evaluated=whole_schedule.evaluated_samples,
                 samples=whole_schedule.pass_samples,
                 steps=whole_schedule.steps,
-                **use._asdict(),
             )
             for use in uses
         }
@@ -293,7 +283,7 @@ def simulate(
             raise OdtpackError(
                 "replay-killed", f"The training was killed without any limit set: {free.detail}."
             )
-        tasks: list[Task] = [
+        tasks: list[SettleTask | InterruptTask] = [
             SettleTask(
                 with_sessions(_within(job, f"limits-{number}"), opened, use),
                 tuple(sorted({app.room for app in apps if app.sessions == use and app.room})),
@@ -308,9 +298,10 @@ def simulate(
         done = (executor or LocalExecutor()).map(
             run_task, tasks, files=[opened.path, Path(folder)], on_done=reporter.done
         )
-    phases = highest(free.phase_peaks, done[-1].resumed)
+    interrupted, resumed = done[-1] if interruptions else (None, {})
+    phases = highest(free.phase_peaks, resumed)
     measured = free.peak_bytes and max([free.peak_bytes, *phases.values()])
-    settled = {use: task.settled for use, task in zip(plans, done, strict=False)}
+    settled = dict(zip(plans, done, strict=False))
     by_piece = whole_schedule.steps_by_piece()
     result = SimulationResult(
         tool_version=tool_version(),
@@ -337,16 +328,9 @@ def simulate(
         policy=policy,
         host=_host_info(timing, threads),
         training=_training_info(free, job),
-        interruption=done[-1].interruption if interruptions else None,
+        interruption=interrupted,
         latency_host=timing.host_latency(),
-        memory=_memory_info(plans[most], measured, phases, most, manifest).model_copy(
-            update={
-                "shapes": {name: list(shape) for name, shape in shapes.items()},
-                "gpu_bytes": plan_gpu_memory(opened, shapes, step_model=most.step_model)
-                if timing.gpu and manifest.segments is None
-                else None,
-            }
-        ),
+        memory=_memory_info(opened, shapes, most, plans[most], measured, phases, on_gpu=timing.gpu),
         devices=[
             _device_result(
                 app,
@@ -384,7 +368,7 @@ def _fits(judged: SimulationResult) -> bool:
 
 def _with_changes(result: SimulationResult, package: Package, use: SessionUse) -> SimulationResult:
     """The result with the changes that need less memory, planned."""
-    shapes = result.memory.shapes or {}
+    shapes = result.memory.shapes
     data, pieces = result.data, result.policy.pieces
     held, train = data.held_out_samples, data.train_samples
     evaluated = held - held % (package.manifest.fixed_batch or 1)
@@ -406,7 +390,7 @@ def judge_again(
         judge: As for :func:`simulate`.
     """
     judged, memory = judge(result), result.memory
-    if _fits(judged) or memory.changes is not None or not memory.shapes:
+    if _fits(judged) or memory.changes is not None:
         return judged
     if result.policy.session_options == "default":
         return judged
@@ -415,7 +399,7 @@ def judge_again(
         if package.manifest_sha256 != result.package.manifest_sha256:
             return judged
         most = max(result.devices, key=lambda device: device.memory.predicted_peak_bytes)
-        use = _session_use(package, most.memory.kit or kit_of(most.os), most.os, result.policy)
+        use = _session_use(package, most.memory.kit, most.os, result.policy)
     except OdtpackError:  # or there is no library to plan with
         return judged
     return judge(_with_changes(result, package, use))
@@ -496,21 +480,21 @@ def _package_info(package: Package, given: Path) -> PackageInfo:
 
 
 def _training_info(run: ReplayResult, job: Job) -> TrainingInfo:
-    counts = run.metric_counts
+    before, after = run.before, run.after
     return TrainingInfo(
         losses=run.losses,
         learning_rate=job.learning_rate,
-        eval_loss_before=run.eval_loss_before,
-        eval_loss_after=run.eval_loss_after,
+        eval_loss_before=before.loss,
+        eval_loss_after=after.loss,
         metric_name="accuracy" if job.logits is not None else None,
-        metric_before=run.metric_before,
-        metric_after=run.metric_after,
-        metric_interval=wilson_interval(*counts) if counts is not None else None,
-        perplexity_before=run.perplexity_before,
-        perplexity_after=run.perplexity_after,
-        tokens=run.tokens,
+        metric_before=before.metric,
+        metric_after=after.metric,
+        metric_interval=wilson_interval(after.right or 0, after.total) if after.total else None,
+        perplexity_before=before.perplexity,
+        perplexity_after=after.perplexity,
+        tokens=after.tokens,
         curve=run.curve,
-        held_out_fall=held_out_fall(run.groups_before, run.groups_after),
+        held_out_fall=held_out_fall(before.groups, after.groups),
         skipped_batches=run.skipped,
         overflows=run.overflows,
         not_finite=run.not_finite,
@@ -518,13 +502,16 @@ def _training_info(run: ReplayResult, job: Job) -> TrainingInfo:
 
 
 def _memory_info(
+    package: Package,
+    shapes: Mapping[str, Sequence[int]],
+    use: SessionUse,
     plan: MemoryPlan,
     measured: int | None,
     phases: Mapping[str, int],
-    use: SessionUse,
-    manifest: Manifest,
+    *,
+    on_gpu: bool,
 ) -> MemoryInfo:
-    modules, segments = manifest.module_names(), manifest.segments
+    modules, segments = package.manifest.module_names(), package.manifest.segments
     mapped = () if segments is None or use.weights_bytes else segments.tensors
     return MemoryInfo(
         predicted=plan.predicted(),
@@ -533,6 +520,10 @@ def _memory_info(
         sharing=use.sharing,
         timeline=list(plan.timeline),
         tensors_at_peak=[_renamed(tensor, modules) for tensor in plan.tensors_at_peak()],
+        shapes={name: list(shape) for name, shape in shapes.items()},
+        gpu_bytes=plan_gpu_memory(package, shapes, step_model=use.step_model)
+        if on_gpu and segments is None
+        else None,
         mapped_bytes=sum(w.nbytes for w in mapped) or None,
     )
 

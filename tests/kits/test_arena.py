@@ -68,7 +68,7 @@ def need_and_plan(
     use = session_use(opened.manifest, "cpp", loop)
     assert found["kernels"] is use.native
     shapes = {name: array.shape for name, array in data.items()}
-    planned = plan_memory(opened, shapes, **use._asdict()).peak.nbytes
+    planned = plan_memory(opened, shapes, use).peak.nbytes
     return max(needs), planned
 
 

@@ -198,9 +198,7 @@ def test_weights_of_one_segment_are_in_memory(
     data = save_batch(tmp_path, input_ids=ids, labels=ids)
     task = {"package": package, "data": data, "steps": 5, "evaluate": True}
     read, fetched = (train({**task, "fetched": each}, "node")["taken"] for each in (False, True))
-    plan = plan_memory(
-        opened, dict.fromkeys(data, ids.shape), sharing=session_use(opened.manifest, "js").sharing,
-        weights_bytes=held,
-    )  # fmt: skip
+    use = session_use(opened.manifest, "js")._replace(weights_bytes=held)
+    plan = plan_memory(opened, dict.fromkeys(data, ids.shape), use)
     assert fetched - read > 0.7 * total
     assert 0 < read - plan.peak.nbytes < 64 * 2**20

@@ -130,7 +130,7 @@ def test_the_plan_is_what_an_app_needs(tmp_path: Path) -> None:
         lives = {**task, "save": saved}, {**task, "checkpoint": saved}
         measured.append(max(map(_need, lives)))
         shapes = dict.fromkeys(data, size)
-        plan = plan_memory(opened, shapes, threads=1, sharing=use.sharing)
+        plan = plan_memory(opened, shapes, use, threads=1)
         planned.append(plan.peak.nbytes)
     # Classes and compiled methods, with any batch.
     java = measured[0] - planned[0]

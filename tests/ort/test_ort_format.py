@@ -32,7 +32,7 @@ from odtpack_runtime.package.records import SessionInfo
 from odtpack_runtime.session.options import default_session_options
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_arenas, plan_memory
-from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.job import Job, SamplePlan
 from odtpack_simulator.replay.replay import run_training_child, with_sessions
 from tests import zoo
 from tests.model_text import LEVELS
@@ -370,7 +370,7 @@ def _job(package: Package) -> Job:
     data = {name: str(folder / f"{name}.npy") for name in ("input", "labels")}
     files = (package.training_model, package.eval_model, package.optimizer_model)
     job = Job(
-        "train", *map(str, files), str(package.checkpoint), str(folder), data, 5 * SIZE, SIZE,
-        epochs=1, seed=0, full_batches=True, learning_rate=1e-3, threads=1,
+        "train", *map(str, files), str(package.checkpoint), str(folder), data,
+        SamplePlan(5 * SIZE, SIZE, 1, 0, full_batches=True), learning_rate=1e-3, threads=1,
     )  # fmt: skip
     return with_sessions(job, package, session_use(package.manifest))

@@ -214,7 +214,7 @@ def test_empty_measurements() -> None:
         make_result(["web/phone"]),
         training=dict.fromkeys(("eval_loss_before", "eval_loss_after", "metric_after"))
         | {"losses": []},
-        latency_host={"steps_ms": [], "by_operator": [], "first_step_ms": None},
+        latency_host={"steps_ms": [0.0], "by_operator": []},
         memory={"timeline": [], "tensors_at_peak": [], "measured_peak_bytes": None},
     )
     page = Page(render_html(judge(result)).decode("utf-8"))

@@ -29,7 +29,7 @@ from odtpack_simulator.reports.simulation import (
     simulation_report,
     unknown_rows,
 )
-from odtpack_simulator.result import InterruptionInfo, NotJudged, SimulationResult
+from odtpack_simulator.result import DeviceCampaign, InterruptionInfo, NotJudged, SimulationResult
 from odtpack_simulator.values.figure import WORST_FIRST, Check, shortened
 from odtpack_simulator.values.text import clean
 from odtpack_simulator.values.units import (
@@ -204,7 +204,7 @@ def test_the_time_to_finish_is_that_of_the_campaign() -> None:
     result = stored_result(["google/pixel-8a"])
     figure = cells(result, device)[TOPICS.index("Finish")].figure
     assert figure == format_value(device.campaign.active_s.typical, "s")
-    bare = changed(device, campaign=None, checks=[])
+    bare = changed(device, campaign=DeviceCampaign(), checks=[])
     for topic in ("Sessions", "Energy", "Finish"):
         assert cells(result, bare)[TOPICS.index(topic)].figure == "–"
 

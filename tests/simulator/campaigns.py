@@ -42,8 +42,8 @@ def latency(
     load: Interval | None = None, save: Interval | None = None,
 ) -> DeviceLatency:  # fmt: skip
     return DeviceLatency(
-        step_ms=step, first_step_ms=first, session_creation_ms=creation, checkpoint_load_ms=load,
-        checkpoint_save_ms=save, basis="test",
+        step_ms=step, first_step_ms=first or step, session_creation_ms=creation or ms(0),
+        checkpoint_load_ms=load, checkpoint_save_ms=save, basis="test",
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from odtpack_simulator.result import (
     MemoryBreakdown,
     MemoryInfo,
     OperatorCost,
+    Origin,
     PackageInfo,
     PeakTensor,
     PhasePeak,
@@ -50,16 +51,8 @@ from tests.simulator.factory_campaign import (
 STEPS = 240
 FORWARD = ["Conv", "Relu", "Conv", "Relu", "MaxPool", "Conv", "Relu", "Flatten", "Gemm", "Softmax"]
 BACKWARD = [
-    "Mul",
-    "MatMul",
-    "ReduceSum",
-    "Where",
-    "MatMul",
-    "ConvTranspose",
-    "Where",
-    "Pad",
-    "MatMul",
-]
+    "Mul", "MatMul", "ReduceSum", "Where", "MatMul", "ConvTranspose", "Where", "Pad", "MatMul"
+]  # fmt: skip
 
 
 def make_result(
@@ -75,11 +68,10 @@ def make_result(
         names: Shipped profiles to include, all by default.
         scale: Factor on the memory of everything that grows with the batch.
         policy: How the app trains, in the foreground by default.
-        app: Whether the app around the training counts, as it does since it is simulated; without
-            it the whole limit is the training's, which makes for plain figures.
+        app: Whether the app around the training and ONNX Runtime's library take memory; without
+            them the whole limit is the training's, which makes for plain figures.
     """
     policy = policy or Policy()
-    footprint = default_footprint if app else _no_app
     breakdown = MemoryBreakdown(
         parameters=4_820_000,
         gradients=4_820_000,
@@ -97,56 +89,39 @@ def make_result(
         timeline=_timeline(breakdown),
         tensors_at_peak=_tensors(breakdown),
         changes=_changes(breakdown),
+        shapes={"input": [64, 1, 28, 28], "labels": [64]},
+        sharing="shared",
     )
     generator = np.random.default_rng(7)
     host_step = 41.3
     steps = host_step * generator.lognormal(0.0, 0.03, STEPS - 1)
     devices = [
-        _device(load_profile(name), breakdown.total, measured, host_step, policy, footprint)
+        _device(load_profile(name), breakdown.total, measured, host_step, policy, app)
         for name in (list_profiles() if names is None else names)
     ]
     return SimulationResult(
         tool_version="0.1.0",
         package=PackageInfo(
-            path="build/digits-cnn",
-            manifest_sha256="4f0c" * 16,
-            trainable_parameters=1_205_000,
-            total_parameters=1_205_000,
-            trained_layers=4,
-            parameter_bytes=4_820_000,
-            package_bytes=5_361_200,
-            loss="cross_entropy",
-            optimizer="adamw",
+            path="build/digits-cnn", manifest_sha256="4f0c" * 16, trainable_parameters=1_205_000,
+            total_parameters=1_205_000, trained_layers=4, parameter_bytes=4_820_000,
+            package_bytes=5_361_200, loss="cross_entropy", optimizer="adamw",
         ),
         data=DataInfo(
-            samples=6_000,
-            train_samples=5_120,
-            held_out_samples=880,
-            batch_size=64,
-            epochs=3,
-            steps=STEPS,
-            seed=7,
+            samples=6_000, train_samples=5_120, held_out_samples=880, batch_size=64,
+            accumulation_steps=1, epochs=3, steps=STEPS, seed=7, trained_steps=STEPS,
+            trained_samples=6_000, evaluated_apart=False, asked_batch_size=64, step_samples=64,
+            evaluated_samples=880, sha256="7a31" * 16,
         ),
+        origin=Origin(),
         policy=policy,
         host=HostInfo(
-            cpu="AMD EPYC 9575F",
-            cores=2,
-            threads=1,
-            os="Linux 6.8",
-            python="3.11.2",
-            onnxruntime="1.31.1",
-            gemm_gflops=118.4,
-            memory_bandwidth_gbs=13.7,
+            cpu="AMD EPYC 9575F", cores=2, threads=1, os="Linux 6.8", python="3.11.2",
+            onnxruntime="1.31.1", gemm_gflops=118.4, memory_bandwidth_gbs=13.7,
         ),
         training=TrainingInfo(
-            losses=_losses(generator),
-            eval_loss_before=2.318,
-            eval_loss_after=0.1142,
-            metric_name="accuracy",
-            metric_before=0.094,
-            metric_after=0.9659,
-            metric_interval=(0.9518, 0.976),
-            curve=evaluations(),
+            losses=_losses(generator), learning_rate=0.001, eval_loss_before=2.318,
+            eval_loss_after=0.1142, metric_name="accuracy", metric_before=0.094,
+            metric_after=0.9659, metric_interval=(0.9518, 0.976), curve=evaluations(),
             held_out_fall=HeldOutFall(groups=68, samples=880, fall=2.2038, low=2.1521, high=2.2555),
         ),
         interruption=interruption(),
@@ -157,13 +132,13 @@ def make_result(
             p50_ms=Interval(low=40.9, typical=41.3, high=41.8),
             p90_ms=Interval(low=42.6, typical=42.9, high=43.3),
             session_creation_ms=48.2,
-            checkpoint_load_ms=9.6,
-            checkpoint_save_ms=21.4,
-            checkpoint_bytes=CHECKPOINT_BYTES,
+            session_creation_cpu_ms=Interval(low=46.6, typical=47.1, high=47.9),
+            checkpoint_load_ms=9.6, checkpoint_save_ms=21.4, checkpoint_bytes=CHECKPOINT_BYTES,
+            waited_share=0.0, drift=1.02,
         ),
         memory=memory,
         devices=devices,
-    )
+    )  # fmt: skip
 
 
 def rebuilt(result: SimulationResult, *what: object) -> SimulationResult:
@@ -240,20 +215,17 @@ def _timeline(breakdown: MemoryBreakdown) -> list[TimelinePoint]:
 
 def _tensors(breakdown: MemoryBreakdown) -> list[PeakTensor]:
     big = breakdown.activations
-    return [
-        PeakTensor(name="features.0/Conv_output_0", bytes=int(big * 0.34), kind="activations"),
-        PeakTensor(name="features.1/Relu_output_0", bytes=int(big * 0.34), kind="activations"),
-        PeakTensor(name="features.3/Conv_output_0", bytes=int(big * 0.17), kind="activations"),
-        PeakTensor(name="features.4/Relu_output_0", bytes=int(big * 0.085), kind="activations"),
-        PeakTensor(
-            name="optimizer moments", bytes=breakdown.optimizer_state, kind="optimizer_state"
-        ),
-        PeakTensor(name="classifier.1.weight", bytes=3_211_264, kind="parameters"),
-        PeakTensor(
-            name="classifier.1.weight_grad.accumulation.buffer", bytes=3_211_264, kind="gradients"
-        ),
-        PeakTensor(name="input", bytes=breakdown.inputs, kind="inputs"),
+    rows = [
+        ("features.0/Conv_output_0", int(big * 0.34), "activations"),
+        ("features.1/Relu_output_0", int(big * 0.34), "activations"),
+        ("features.3/Conv_output_0", int(big * 0.17), "activations"),
+        ("features.4/Relu_output_0", int(big * 0.085), "activations"),
+        ("optimizer moments", breakdown.optimizer_state, "optimizer_state"),
+        ("classifier.1.weight", 3_211_264, "parameters"),
+        ("classifier.1.weight_grad.accumulation.buffer", 3_211_264, "gradients"),
+        ("input", breakdown.inputs, "inputs"),
     ]
+    return [PeakTensor(name=name, bytes=nbytes, kind=kind) for name, nbytes, kind in rows]  # type: ignore[arg-type]
 
 
 def _operators() -> list[OperatorCost]:
@@ -282,17 +254,13 @@ def _operators() -> list[OperatorCost]:
     ]
 
 
-def _no_app(profile: DeviceProfile) -> None:
-    """Nothing is known of an app: a result of an earlier version."""
-
-
 def _device(
     profile: DeviceProfile,
     predicted: int,
     measured: int,
     host_step: float,
     policy: Policy,
-    footprint: Callable[[DeviceProfile], AppFootprint | None],
+    app: bool,
 ) -> DeviceResult:
     limit = profile.memory_limit(policy.state)
     entitled = profile.memory.app_limit_entitled
@@ -300,44 +268,31 @@ def _device(
     entitled_bytes = (
         int(entitled.interval("bytes").typical) if isinstance(entitled, Quantity) else None
     )
-    app, kit = footprint(profile), kit_of(profile.os)
-    others = 0 if app is None else app.nbytes + RUNTIME_LIBRARY_BYTES
-    room = None if limit_bytes is None else max(0, limit_bytes - others)
+    kit = kit_of(profile.os)
+    own = default_footprint(profile) if app else AppFootprint(0, None, "no app")
+    library = RUNTIME_LIBRARY_BYTES if app else 0
+    room = None if limit_bytes is None else max(0, limit_bytes - own.nbytes - library)
     near = room is not None and with_margin(predicted) <= room < 2 * predicted
     latency = _latency(profile, host_step)
     return DeviceResult(
-        name=profile.name,
-        title=profile.title,
-        os=profile.os,
-        validated=profile.validated,
+        name=profile.name, title=profile.title, os=profile.os, validated=profile.validated,
         profile_digest=profile.digest,
         memory=DeviceMemory(
-            limit_bytes=limit_bytes,
-            limit_kind=limit.kind if limit else None,
-            limit_source=limit.source if limit else None,
-            limit_state=policy.state,
-            entitled_limit_bytes=entitled_bytes,
-            predicted_peak_bytes=predicted,
-            measured_peak_bytes=measured,
-            held="rlimit" if near else None,
+            limit_bytes=limit_bytes, limit_kind=limit.kind if limit else None,
+            limit_source=limit.source if limit else None, limit_state=policy.state,
+            entitled_limit_bytes=entitled_bytes, predicted_peak_bytes=predicted,
+            measured_peak_bytes=measured, held="rlimit" if near else None,
             held_bytes=room if near else None,
             warning_bytes=None if limit_bytes is None else int(0.7 * limit_bytes),
-            app_bytes=app and app.nbytes,
-            app_kind=app and app.kind,
-            app_source=app and app.source,
-            runtime_bytes=app and RUNTIME_LIBRARY_BYTES,
-            kit=kit,
+            phase="step", app_bytes=own.nbytes, app_kind=own.kind, app_source=own.source,
+            runtime_bytes=library, kit=kit, loop="step",
             sharing="shared" if KITS[kit] else "own",
         ),
         latency=latency,
         campaign=campaign(profile, latency.step_ms, policy, STEPS),
-        training=DeviceTraining(
-            outcome="completed",
-            steps_done=STEPS,
-            final_loss=0.0931,
-        ),
+        training=DeviceTraining(outcome="completed", steps_done=STEPS, final_loss=0.0931),
         figures=profile.figures(),
-    )
+    )  # fmt: skip
 
 
 def _latency(profile: DeviceProfile, host_step: float) -> DeviceLatency:
@@ -364,15 +319,12 @@ def _latency(profile: DeviceProfile, host_step: float) -> DeviceLatency:
         checkpoint_save_ms=interval(31.0),
         threads=profile.training_threads() or 1,
         by_class=[
-            ClassTime(
-                operator_class="compute", host_ms=0.722 * host_step, device_ms=step.scaled(0.7)
-            ),
-            ClassTime(
-                operator_class="memory", host_ms=0.257 * host_step, device_ms=step.scaled(0.28)
-            ),
-            ClassTime(
-                operator_class="other", host_ms=0.021 * host_step, device_ms=step.scaled(0.02)
-            ),
+            ClassTime(operator_class=kind, host_ms=here * host_step, device_ms=step.scaled(there))  # type: ignore[arg-type]
+            for kind, here, there in (
+                ("compute", 0.722, 0.7),
+                ("memory", 0.257, 0.28),
+                ("other", 0.021, 0.02),
+            )
         ],
         basis="host times by operator class, carried over by matrix rate and memory bandwidth",
     )

@@ -143,23 +143,26 @@ class Case:
     def job(self, folder: Path, **changes: object) -> Job:
         """A training of this package in a child that may write to ``folder``."""
         data = {name: str(self.folder / f"{name}.npy") for name in ("input", "labels")}
-        options = {"data": data, "samples": len(self.inputs), "batch_size": self.batch_size}
-        return job_of(self.package, folder, **(options | changes))
+        return job_of(self.package, folder, self.schedule, **({"data": data} | changes))
 
     @property
     def schedule(self) -> SamplePlan:
         return SamplePlan(len(self.inputs), self.batch_size, 1, 3)
 
 
-def job_of(package: Package, folder: Path, **changes: object) -> Job:
-    """An epoch of a package on data that the changes name, in a child that writes to ``folder``."""
+def job_of(package: Package, folder: Path, schedule: SamplePlan, **changes: object) -> Job:
+    """A training on data that the changes name, in a child that writes to ``folder``.
+
+    Changes are of the job's fields or of the schedule's.
+    """
     models = ("training_model", "eval_model", "optimizer_model", "checkpoint")
     arguments: dict[str, object] = {
         "task": "train", **{name: str(getattr(package, name)) for name in models},
-        "folder": str(folder), "epochs": 1, "seed": 3, "full_batches": False,
-        "learning_rate": 0.01, "threads": 1,
+        "folder": str(folder), "learning_rate": 0.01, "threads": 1,
     }  # fmt: skip
-    return Job(**(arguments | changes))  # type: ignore[arg-type]
+    order = {name: changes.pop(name) for name in SamplePlan.__slots__ if name in changes}
+    schedule = dataclasses.replace(schedule, **order)  # type: ignore[arg-type]
+    return Job(schedule=schedule, **(arguments | changes))  # type: ignore[arg-type]
 
 
 def job_on(
@@ -169,10 +172,9 @@ def job_on(
     for name, array in data.items():
         np.save(folder / f"{name}.npy", array)
     files = {name: str(folder / f"{name}.npy") for name in data}
-    samples = len(next(iter(data.values())))
-    options = {"data": files, "samples": samples, "batch_size": batch_size}
+    schedule = SamplePlan(len(next(iter(data.values()))), batch_size, 1, 3)
     shapes = {name: (batch_size, *array.shape[1:]) for name, array in data.items()}
-    return job_of(package, folder, **(options | changes)), shapes
+    return job_of(package, folder, schedule, **({"data": files} | changes)), shapes
 
 
 Cases = Callable[[str], Case]

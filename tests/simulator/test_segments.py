@@ -23,7 +23,7 @@ from odtpack_simulator.device.kits import Kit, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, OsClass
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.latency import measure_host
-from odtpack_simulator.memory.arena import session_use
+from odtpack_simulator.memory.arena import SessionUse, session_use
 from odtpack_simulator.memory.execution_order import reads, trained_layers
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planning import whole_graph
@@ -236,16 +236,16 @@ def test_of_a_kit_that_cannot_share_an_arena(
     job = with_sessions(job_of(package, *size, tmp_path), package, use)
     job = dataclasses.replace(job, max_steps=9)
     found = run_training_child(job).peak_bytes
-    plan = plan_memory(package, shapes(*size), sharing=use.sharing)
+    plan = plan_memory(package, shapes(*size), SessionUse(use.sharing, False))
     assert plan.peak.nbytes / found - 1 == pytest.approx(0, abs=0.05)
     own = run_training_child(dataclasses.replace(job, sharing="own")).peak_bytes
     assert own > 1.3 * found
-    assert plan_memory(package, shapes(*size), sharing="own").peak.nbytes > 1.3 * found
+    assert plan_memory(package, shapes(*size), SessionUse("own", False)).peak.nbytes > 1.3 * found
 
 
 def test_a_simulation_of_an_app_in_kotlin(folder: Path, tmp_path: Path) -> None:
     package = Package.open(folder / "int4")
-    peak = plan_memory(package, shapes(2, 64), sharing="none").peak.nbytes
+    peak = plan_memory(package, shapes(2, 64), SessionUse("none", False)).peak.nbytes
     limit = int(1.3 * peak) + 3 * 10**7  # with what the JVM takes besides
     phones, policy = [make_profile("phone", limit)], Policy(kit=kit_of("android"))
     (phone,) = simulated(package.path, tmp_path, 4, phones, policy=policy, **JUDGED).devices
@@ -264,7 +264,7 @@ def test_a_simulation_of_an_app_in_javascript(
     # The segments with the most hold three matrices of an MLP and a norm.
     mlp = [name for name in sizes if ".0.mlp." in name or ".0.post_attention" in name]
     held = sum(sizes[name] for name in mlp) + (sum(sizes.values()) if system == "web" else 0)
-    mapped = plan_memory(package, shapes(2, 64), sharing="none").peak.nbytes
+    mapped = plan_memory(package, shapes(2, 64), SessionUse("none", False)).peak.nbytes
     limit = 2 * (mapped + held) + 10**8  # with what Node takes besides
     profile = make_profile("any", limit).model_copy(update={"os": system})
     result = simulated(package.path, tmp_path, 4, [profile], policy=Policy(kit="js"), **JUDGED)

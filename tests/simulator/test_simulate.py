@@ -518,9 +518,9 @@ def test_times_are_those_of_a_step_that_occurs(folder: Path, state: AppState) ->
     few, many = (
         of_recipe(folder, profile, batch_size=size, epochs=3, policy=policy) for size in (32, BATCH)
     )
-    assert (few.data.samples_per_step, few.data.steps) == (40, 3)
+    assert (few.data.step_samples, few.data.steps) == (40, 3)
     assert "a pass has 2 batches, fewer than the 3 to accumulate" in simulation_report(few).summary
-    assert (many.data.samples_per_step, many.data.smaller_batch) == (12, None)
+    assert (many.data.step_samples, many.data.smaller_batch) == (12, None)
     latency, saved = many.devices[0].latency, many.latency_host.checkpoint_bytes or 0
     share = 10 / 12 if state == "foreground" else 1.0
     step = latency.step_ms and latency.step_ms.scaled(share)  # None on a busy machine

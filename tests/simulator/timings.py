@@ -49,9 +49,9 @@ def message(**changes: Any) -> dict[str, Any]:
             row("Gemm", 4, 5.0, 400e6, 4e6),
             row("Mul", 6, 3.0, None, 30e6),
         ],
-        "session_creation": {"ms": 50.0, "cpu_ms": 40.0},
-        "checkpoint_load": {"ms": 5.0, "cpu_ms": 2.0},
-        "checkpoint_save": {"ms": 20.0, "cpu_ms": 3.0},
+        "session_creation": {"ms": 50.0, "cpu_ms": 40.0, "all_cpu_ms": [40.0]},
+        "checkpoint_load": {"ms": 5.0, "cpu_ms": 2.0, "all_cpu_ms": [2.0]},
+        "checkpoint_save": {"ms": 20.0, "cpu_ms": 3.0, "all_cpu_ms": [3.0]},
         "checkpoint_bytes": 12_000_000,
         "model_bytes": 600_000,
     } | changes

@@ -163,7 +163,6 @@ def reasons(results: Iterable[SimulationResult]) -> list[NotJudged]:
         NotJudged(figure=names[each.figure], reason=f"{device.title}: {each.reason}"[:4000])
         for result in results
         for device in result.devices
-        if device.campaign is not None
         for each in device.campaign.not_judged
         if each.figure in names
     ]

@@ -124,7 +124,7 @@ def error_limits(profile: DeviceProfile, budgets: Budgets, key: str) -> Iterator
     """Limits of one metric on a device that are errors to exceed, and where they stand."""
     for placed in budgets.for_device(profile.name, profile.os).get(key, ()):
         if placed.level == "error" and placed.kind == "absolute":
-            yield placed.limit, placed.location
+            yield placed.figure, placed.location
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,9 +216,7 @@ def build_and_plan(order: Order) -> Planned:
             for kit in order.kits
         }
         peak = max(
-            plan_memory(
-                package, shapes, evaluated=order.evaluated, samples=order.samples, **use._asdict()
-            )
+            plan_memory(package, shapes, use, evaluated=order.evaluated, samples=order.samples)
             .bounded()
             .peak.nbytes
             for use in uses

@@ -234,11 +234,11 @@ def train(trial: Trial) -> Trained:
     if done.skipped:
         problem = f"{done.skipped} batches were skipped, the last in {done.not_finite}"
         return Trained(peak_bytes=done.peak_bytes, problem=problem)
-    if done.eval_loss_before is not None and done.eval_loss_after is None:
+    if done.before.loss is not None and done.after.loss is None:
         return Trained(
             peak_bytes=done.peak_bytes, problem="the loss on held-out samples was not finite"
         )
-    loss = done.eval_loss_after
-    if done.eval_loss_before is None and done.losses:
+    loss = done.after.loss
+    if done.before.loss is None and done.losses:
         loss = done.losses[-1]
-    return Trained(done.metric_after, loss, done.peak_bytes, curve=tuple(curve))
+    return Trained(done.after.metric, loss, done.peak_bytes, curve=tuple(curve))

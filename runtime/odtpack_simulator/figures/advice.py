@@ -47,7 +47,7 @@ def for_memory(result: SimulationResult, device: DeviceResult, limit_bytes: floa
     changes = result.memory.changes
     others = device.memory.others_bytes
     if limit_bytes <= 0 and others:
-        runtime = runtime_words(device.memory.kit, device.memory.runtime_bytes or 0)
+        runtime = runtime_words(device.memory.kit, device.memory.runtime_bytes)
         return (
             f"the app and {runtime} alone take {format_bytes(others)}: "
             "app_footprint in the budgets says what the app holds"
@@ -91,7 +91,7 @@ def _kinds(change: PlannedChange) -> frozenset[str]:
 
 
 def _in_words(result: SimulationResult, change: PlannedChange) -> str:
-    batch, in_all = result.data.batch_size, result.data.samples_per_step
+    batch, in_all = result.data.batch_size, result.data.step_samples
     parts = []
     if change.micro_batch:
         size = f"micro-batches of {change.micro_batch} instead of {batch} samples"
@@ -121,7 +121,7 @@ def for_step_latency(result: SimulationResult, limit_ms: float, time: Interval |
         worst = max(costs, key=lambda cost: cost.share)
         text = f"{worst.op_type[:100]} takes {round(100 * worst.share)} % of the step"
         layers = result.package.trained_layers
-        if layers is not None and layers > 1:
+        if layers > 1:
             text += (
                 f": freeze the first of the {layers} trained layers to drop part of the backward "
                 "pass"
@@ -223,7 +223,7 @@ def samples_to_tell(metric: float, floor: float) -> int | None:
 
 def for_small_data(result: SimulationResult, floor: float) -> str:
     """How many samples to hold out so that the metric is significant."""
-    metric, held = result.training.metric_after, result.data.evaluated
+    metric, held = result.training.metric_after, result.data.evaluated_samples
     needed = None if metric is None else samples_to_tell(metric, floor)
     if needed is None or needed <= held:
         return "hold out more samples, or set the floor further below what was reached"
@@ -261,7 +261,7 @@ def _times(numerator: float, denominator: float) -> float:
 def _opening(subject: Subject, end: End) -> float:
     """Share of the work that goes into opening and saving, however few steps are made."""
     # A piece of data takes a session at least, each of which is opened and saved once.
-    restart, active = subject.campaign.restart_s, subject.campaign.active_s
+    restart, active = subject.on.campaign.restart_s, subject.on.campaign.active_s
     if restart is None or active is None or active.typical <= 0:
         return 0.0
     share: float = getattr(restart, end) / getattr(active, end)
@@ -301,7 +301,7 @@ def _fewer_steps(subject: Subject, limit: float, interval: Interval, shown: str)
 def for_time(subject: Subject, limit: float, interval: Interval, unit: Unit) -> str:
     """Fewer steps; where the device throttles for long, pauses."""
     text = _fewer_steps(subject, limit, interval, format_limit(limit, unit))
-    throttled = subject.campaign.throttled_share
+    throttled = subject.on.campaign.throttled_share
     if throttled is not None and throttled.typical >= 0.2:
         share = format_percent(throttled.typical)
         text += f"; the device throttles for {share} of the time: shorter sessions let it cool"
@@ -319,7 +319,7 @@ def for_energy(subject: Subject, limit: float, interval: Interval, unit: Unit) -
 
 def for_battery_per_session(subject: Subject, limit: float, interval: Interval, unit: Unit) -> str:
     """In how many shorter sessions the training would keep the limit."""
-    campaign = subject.campaign
+    campaign = subject.on.campaign
     sessions, active = campaign.sessions, campaign.active_s
     if limit <= 0 or sessions is None or active is None:
         return "shorter sessions, or train while the device charges"
@@ -355,7 +355,7 @@ def for_sessions(subject: Subject, limit: float, interval: Interval, unit: Unit)
         )
     many = "session" if limit == 1 else "sessions"
     texts = [_fewer_steps(subject, limit, interval, f"{format_number(limit)} {many}")]
-    repeated = subject.campaign.repeated_steps
+    repeated = subject.on.campaign.repeated_steps
     steps = subject.result.data.steps
     if repeated is not None and steps and repeated.typical >= 0.05 * steps:
         texts.append(_save_more_often(subject, repeated))
@@ -366,7 +366,7 @@ def for_sessions(subject: Subject, limit: float, interval: Interval, unit: Unit)
 
 def for_days(subject: Subject, limit: float, interval: Interval, unit: Unit) -> str:
     """More sessions a day, or fewer in all."""
-    sessions = subject.campaign.sessions
+    sessions = subject.on.campaign.sessions
     whole = math.floor(limit)
     if whole < 1 or sessions is None:
         return for_sessions(subject, limit, interval, unit)
@@ -384,7 +384,7 @@ def for_written(subject: Subject, limit: float, interval: Interval, unit: Unit) 
     """Fewer checkpoints, or smaller ones."""
     del unit
     texts = []
-    known = subject.campaign.sessions
+    known = subject.on.campaign.sessions
     size, every = subject.result.latency_host.checkpoint_bytes, subject.result.policy.save_every
     if known is not None and size:
         sessions = max(1.0, known.typical)

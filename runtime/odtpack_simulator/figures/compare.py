@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from pydantic import Field
 
@@ -162,6 +162,38 @@ def _percent(change: float, base: float) -> float | None:
     return percent if math.isfinite(percent) else None
 
 
+class Compared(NamedTuple):
+    """A device in one of two results, and what it is compared by."""
+
+    title: str
+    validated: bool
+    figures: Sequence[Figure]
+    verdict: Verdict | None = None
+
+
+def compared_devices(
+    metrics: Mapping[str, Metric[Source]],
+    base: Mapping[str, Compared],
+    head: Mapping[str, Compared],
+) -> list[DeviceComparison]:
+    """The devices of the head by their names, then those that only the base has."""
+    found = []
+    for name, each in {**head, **{k: v for k, v in base.items() if k not in head}}.items():
+        before, now = base.get(name), head.get(name)
+        found.append(
+            DeviceComparison(
+                name=name,
+                title=each.title,
+                validated=each.validated,
+                presence="both" if before and now else "new" if now else "removed",
+                verdict_before=before and before.verdict,
+                verdict=now and now.verdict,
+                figures=changes(metrics, before.figures, now.figures) if before and now else [],
+            )
+        )
+    return found
+
+
 def differences(pairs: Iterable[tuple[str, object, object]]) -> list[str]:
     """A sentence for each name whose values before and now differ."""
     return [
@@ -186,36 +218,22 @@ def compare(
     # `base`: The baseline result; its own checks do not count.
     budgeted = budgets or Budgets()
     judged = judge(head, budgeted, baseline=base)
-    verdicts = {device.name: device.verdict for device in judged.devices}
-    before = {device.name: device for device in base.devices}
     # Without tables of devices that the base does not have.
-    own = {name: section for name, section in budgeted.devices.items() if name in before}
+    names = {device.name for device in base.devices}
+    own = {name: section for name, section in budgeted.devices.items() if name in names}
     judged_before = judge(base, replace(budgeted, devices=own), baseline=base)
-    verdicts_before = {device.name: device.verdict for device in judged_before.devices}
-    devices = []
-    kept = {device.name for device in head.devices}
-    for device in [*head.devices, *(d for d in base.devices if d.name not in kept)]:
-        old = before.get(device.name)
-        new = device if device.name in kept else None
-        both = old is not None and new is not None
-        devices.append(
-            DeviceComparison(
-                name=device.name,
-                title=device.title,
-                validated=device.validated,
-                presence="both" if both else "new" if new is not None else "removed",
-                verdict_before=verdicts_before.get(device.name),
-                verdict=verdicts.get(device.name),
-                figures=changes(METRICS, figures_of(base, old), figures_of(head, new))
-                if both
-                else [],
-            )
-        )
+    before, now = (
+        {
+            d.name: Compared(d.title, d.validated, figures_of(result, d), verdict.verdict)
+            for d, verdict in zip(result.devices, after.devices, strict=True)
+        }
+        for result, after in ((base, judged_before), (head, judged))
+    )
     return Comparison(
         tool_version=head.tool_version,
         notes=_notes(base, head),
         package=changes(METRICS, figures_of(base), figures_of(head)),
-        devices=devices,
+        devices=compared_devices(METRICS, before, now),
         checks=[
             FailedCheck(
                 device=None if device is None else device.title,
@@ -271,17 +289,13 @@ def _notes(base: SimulationResult, head: SimulationResult) -> list[str]:
         ("session options", lambda r: r.policy.session_options),
         ("entitled to more memory", lambda r: "yes" if r.policy.entitled else "no"),
         ("native kernels", lambda r: "the kit's" if r.policy.native is None else r.policy.native),
+        ("learning rate", lambda r: r.training.learning_rate),
+        ("SHA-256 of the data", lambda r: r.data.sha256),
     )
     notes += differences((name, read(base), read(head)) for name, read in rows)
-    for name, *values in (
-        ("learning rate", base.training.learning_rate, head.training.learning_rate),
-        ("SHA-256 of the data", base.data.sha256, head.data.sha256),
-    ):
-        if None not in values:  # results of earlier versions do not say it
-            notes += differences([(name, *values)])
     arenas = {device.name: device.memory.sharing for device in base.devices}
     changed = [
-        (arenas[device.name] or "not said", device.memory.sharing or "not said")
+        (arenas[device.name], device.memory.sharing)
         for device in head.devices
         if device.name in arenas and device.memory.sharing != arenas[device.name]
     ]

@@ -29,13 +29,12 @@ from odtpack_simulator.device.app import (
 )
 from odtpack_simulator.device.profile import list_profiles
 from odtpack_simulator.figures import advice
-from odtpack_simulator.figures.limits import Budgets, PlacedLimit
+from odtpack_simulator.figures.limits import Budgets, Limit
 from odtpack_simulator.figures.metric import Metric, chance, incomparable
 from odtpack_simulator.figures.simulated import METRICS, figures_of
 from odtpack_simulator.memory.process_memory import MAPPED_FROM
 from odtpack_simulator.replay.paired_loss import ENOUGH_GROUPS, FEWEST_GROUPS
 from odtpack_simulator.result import (
-    DeviceCampaign,
     DeviceMemory,
     DeviceResult,
     HeldOutFall,
@@ -92,13 +91,13 @@ def device_checks(
     limit, device = _memory_limit(result, device, close)
     checks = [limit]
     training = device.training
-    if training and training.outcome == "killed" and device.memory.outcome != "killed":
-        of = f"{training.steps_done} of {result.data.made_steps} steps"
+    if training.outcome == "killed" and device.memory.outcome != "killed":
+        of = f"{training.steps_done} of {result.data.trained_steps} steps"
         why = shortened(training.detail) if training.detail else "the replay was ended"
         checks.append(
             Check(
                 metric="steps_done",
-                limit=result.data.made_steps,
+                limit=result.data.trained_steps,
                 actual=training.steps_done,
                 status="fail",
                 message=f"{why} ({of})",
@@ -108,8 +107,8 @@ def device_checks(
         checks.append(_low_memory_warning(result, device, device.memory.warning_bytes))
     if result.memory.gpu_bytes is not None:
         checks.append(_gpu_memory(device.memory, result.memory.gpu_bytes))
-    if device.campaign is not None and device.campaign.endless is not None:
-        checks.append(_finishes(result, device, device.campaign))
+    if device.campaign.endless is not None:
+        checks.append(_finishes(result, device))
     return checks, device
 
 
@@ -184,9 +183,9 @@ def _memory_limit(
             f"{format_bytes(room)}: simulate with this app_footprint"
         )
     elif outcome == "killed":
-        steps = f" after {device.training.steps_done} steps" if device.training else ""
         message = (
-            f"the replay hit the memory limit{steps} and was ended, although a peak of "
+            f"the replay hit the memory limit after {device.training.steps_done} steps and was "
+            "ended, although a peak of "
             f"{format_bytes(peak)} is planned: the plan is too low, please report it"
         )
         if memory.others_bytes and room is not None:
@@ -210,8 +209,7 @@ def _memory_limit(
             f"{_process(memory)} is {share} of the {format_bytes(limit)}{source} "
             f"that an app gets {_where(memory)}"
         )
-        if memory.phase is not None:
-            message += f"; the highest phase is {memory.phase}"
+        message += f"; the highest phase is {memory.phase}"
         outcome = typically
         if at_worst == "fits":
             status = "pass"
@@ -275,8 +273,8 @@ def _process(memory: DeviceMemory) -> str:
 def _beside(memory: DeviceMemory) -> str:
     """What the process holds besides the training, in words that follow a figure of it."""
     known = memory.app_kind or "by the budgets"
-    app = f"{format_bytes(memory.app_bytes or 0)} of the app ({known})"
-    runtime = memory.runtime_bytes or 0
+    app = f"{format_bytes(memory.app_bytes)} of the app ({known})"
+    runtime = memory.runtime_bytes
     return f" beside {app} and {format_bytes(runtime)} of {runtime_words(memory.kit, runtime)}"
 
 
@@ -329,8 +327,9 @@ def _gpu_memory(memory: DeviceMemory, on_gpu: int) -> Check:
     )
 
 
-def _finishes(result: SimulationResult, device: DeviceResult, campaign: DeviceCampaign) -> Check:
+def _finishes(result: SimulationResult, device: DeviceResult) -> Check:
     """A training of which every window ends before anything was saved gets nowhere."""
+    campaign = device.campaign
     typically = campaign.endless == "typical"
     default = "it never finishes" if typically else "in the worst case it never finishes"
     reasons = (each.reason for each in campaign.not_judged if "never finishes" in each.reason)
@@ -408,7 +407,7 @@ def _outcome(fall: HeldOutFall | None, losses: Losses, held: int) -> tuple[Check
 NO_BASELINE: Final = (
     "no baseline was given: odtpack judge RESULT.json --budget budgets.toml --baseline BASE.json"
 )
-Limits = Mapping[str, Sequence[PlacedLimit]]  # Limits by key of their metric
+Limits = Mapping[str, Sequence[Limit]]  # Limits by key of their metric
 Source = TypeVar("Source")
 
 
@@ -436,11 +435,11 @@ def limit_checks(
 
 
 def _resolved(
-    placed: PlacedLimit, figure: Figure, baseline: Sequence[Figure] | str
+    placed: Limit, figure: Figure, baseline: Sequence[Figure] | str
 ) -> tuple[float | None, Figure | None, str]:
     """The limit in the figure's unit, the baseline's figure, and why there is no limit."""
     if placed.kind == "absolute":
-        return placed.limit, None, ""
+        return placed.figure, None, ""
     if isinstance(baseline, str):
         return None, None, baseline
     base = next(each for each in baseline if each.metric == figure.metric)
@@ -450,7 +449,7 @@ def _resolved(
     if reason:
         return None, base, reason
     share = abs(base.value) / 100.0 if placed.kind == "percent" else 1.0
-    limit = base.value + placed.limit * share
+    limit = base.value + placed.figure * share
     if not math.isfinite(limit):
         return None, base, "the limit is beyond all numbers"
     return limit, base, ""
@@ -458,7 +457,7 @@ def _resolved(
 
 def _check(
     metric: Metric[Source],
-    placed: PlacedLimit,
+    placed: Limit,
     figure: Figure,
     limit: float | None,
     base: Figure | None,
@@ -502,7 +501,7 @@ def _check(
                 text = f"{said}: the {side} {allowed}"
     return Check(
         metric=metric.key,
-        limit=placed.limit if placed.kind == "absolute" else limit,
+        limit=placed.figure if placed.kind == "absolute" else limit,
         actual=actual,
         baseline=None if base is None else base.value,
         unit=figure.unit,
@@ -513,8 +512,8 @@ def _check(
     )
 
 
-def _against(metric: Metric[Source], placed: PlacedLimit, base: Figure) -> str:
-    sign, amount = "-" if metric.better == "higher" else "+", abs(placed.limit)
+def _against(metric: Metric[Source], placed: Limit, base: Figure) -> str:
+    sign, amount = "-" if metric.better == "higher" else "+", abs(placed.figure)
     change = f"{amount:g} %" if placed.kind == "percent" else format_value(amount, metric.unit)
     return f"{sign}{change} against the {base.shown} of the baseline"
 
@@ -628,7 +627,7 @@ def _stand_in(own: list[Check], always: list[Check], limits: Limits) -> list[Che
 
 
 def _small_data(
-    result: SimulationResult, figure: Figure, placed: PlacedLimit, floor: float
+    result: SimulationResult, figure: Figure, placed: Limit, floor: float
 ) -> list[Check]:
     """Whether the held-out samples are enough to distinguish the metric from its floor."""
     if figure.noise is None:
@@ -637,7 +636,7 @@ def _small_data(
     inside = low < floor < high
     shown = format_percent if figure.unit == "share" else format_number
     ends, least = f"{shown(low)} to {shown(high)}", shown(floor)
-    held, name = result.data.evaluated, figure.basis.how
+    held, name = result.data.evaluated_samples, figure.basis.how
     message = f"the floor {least} lies outside the 95 % interval of {name}, {ends}"
     if inside:
         message = (

@@ -18,7 +18,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
@@ -78,9 +78,9 @@ _LARGEST: Final = 1e300  # whole numbers of TOML have no end; NaN is not at most
 _SIGNED = re.compile(r"\s*([+-])\s*(\S.*)")
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """The value of a limit, in the unit of its metric."""
+@dataclass(frozen=True)
+class Limit:
+    """A limit of a metric, in its unit."""
 
     # `figure` is the limit itself (`absolute`), or how far a figure may be above, or below zero
     # under, that of a baseline: in percent of it (`percent`), or in the metric's unit
@@ -88,20 +88,23 @@ class Bound:
 
     figure: float
     kind: Kind = "absolute"
+    level: CheckLevel = "error"  # What exceeding it means
+    close: CheckLevel = "error"  # What exceeding it by less than a margin means
+    location: str = ""  # Where it was set: file and line
 
 
-class Limit(Part):
-    """One limit of one metric, and what exceeding it means."""
+class _Limit(Part):
+    """One limit as it stands in a table."""
 
-    limit: InstanceOf[Bound]
+    limit: InstanceOf[Limit]
     level: CheckLevel = "error"
 
 
-def _read(value: object, metric: Metric[Subject]) -> Bound:
+def _read(value: object, metric: Metric[Subject]) -> Limit:
     """Read the value of a key: absolute, or with a sign against a baseline."""
     signed = _SIGNED.fullmatch(value) if isinstance(value, str) else None
     if signed is None:
-        bound = Bound(_absolute(value, metric))
+        bound = Limit(_absolute(value, metric))
     else:
         sign, text = signed.groups()
         allowed = "-" if metric.better == "higher" else "+"
@@ -111,9 +114,9 @@ def _read(value: object, metric: Metric[Subject]) -> Bound:
             raise ValueError(msg)
         factor = -1.0 if sign == "-" else 1.0
         if text.rstrip().endswith("%"):
-            bound = Bound(factor * parse_quantity(text, "percentage", 100.0), "percent")
+            bound = Limit(factor * parse_quantity(text, "percentage", 100.0), "percent")
         else:
-            bound = Bound(factor * _difference(text, metric), "difference")
+            bound = Limit(factor * _difference(text, metric), "difference")
     most = 100.0 if bound.kind == "percent" else metric.most or math.inf
     floor = metric.better == "higher"
     if floor and (bound.figure < 0 if bound.kind == "absolute" else -bound.figure >= most):
@@ -176,7 +179,7 @@ def _one_limit(metric: Metric[Subject]) -> Any:
             return value
         return {**value, "limit": _read(value["limit"], metric)}
 
-    return Annotated[Limit, BeforeValidator(build)]
+    return Annotated[_Limit, BeforeValidator(build)]
 
 
 def _variant(value: object) -> str:
@@ -320,17 +323,6 @@ class _File(Part):
 
 
 @dataclass(frozen=True)
-class PlacedLimit:
-    """A limit that applies, with the line of the budget file that set it."""
-
-    limit: float
-    level: CheckLevel
-    location: str
-    kind: Kind = "absolute"
-    close: CheckLevel = "error"  # What exceeding it by less than a margin means
-
-
-@dataclass(frozen=True)
 class Budgets:
     """A budget file that was read. Without a file: no limits."""
 
@@ -340,18 +332,18 @@ class Budgets:
     devices: Mapping[str, Section] = field(default_factory=dict)
     lines: Mapping[tuple[str, ...], int] = field(default_factory=dict)
 
-    def overall(self) -> dict[str, tuple[PlacedLimit, ...]]:
+    def overall(self) -> dict[str, tuple[Limit, ...]]:
         """Limits of ``[budgets]`` by key."""
         return self._placed(("budgets",), self.defaults)
 
-    def narrowed(self, device: str, os_class: str) -> dict[str, tuple[PlacedLimit, ...]]:
+    def narrowed(self, device: str, os_class: str) -> dict[str, tuple[Limit, ...]]:
         """Only what the class and the device override, by key; the device wins."""
-        placed: dict[str, tuple[PlacedLimit, ...]] = {}
+        placed: dict[str, tuple[Limit, ...]] = {}
         for table, section in self._tables(device, os_class)[1:]:
             placed |= self._placed(table, section)
         return placed
 
-    def for_device(self, device: str, os_class: str) -> dict[str, tuple[PlacedLimit, ...]]:
+    def for_device(self, device: str, os_class: str) -> dict[str, tuple[Limit, ...]]:
         """All limits that hold for a device by key."""
         return self.overall() | self.narrowed(device, os_class)
 
@@ -389,22 +381,21 @@ class Budgets:
         own = [((kind, name), tables[name]) for kind, name, tables in narrower if name in tables]
         return [(("budgets",), self.defaults), *own]
 
-    def _placed(
-        self, table: tuple[str, ...], section: Section
-    ) -> dict[str, tuple[PlacedLimit, ...]]:
+    def _placed(self, table: tuple[str, ...], section: Section) -> dict[str, tuple[Limit, ...]]:
         placed = {}
         for key in METRICS:
             found = getattr(section, key)
             if found is not None:
                 where = self._location((*table, key))
-                close = self.defaults.too_close
                 placed[key] = tuple(
-                    PlacedLimit(
-                        each.limit.figure, each.level, where, each.limit.kind,
-                        close if each.level == "error" else each.level,
+                    replace(
+                        each.limit,
+                        level=each.level,
+                        close=self.defaults.too_close if each.level == "error" else each.level,
+                        location=where,
                     )
-                    for each in ([found] if isinstance(found, Limit) else found)
-                )  # fmt: skip
+                    for each in ([found] if isinstance(found, _Limit) else found)
+                )
         return placed
 
     def _location(self, path: tuple[str, ...]) -> str:

@@ -28,7 +28,6 @@ from odtpack_simulator.result import DeviceResult, HostLatency, SimulationResult
 from odtpack_simulator.values.figure import Basis, Figure, FigureKind, Unit, listed, shortened
 from odtpack_simulator.values.units import Interval, format_bytes, format_interval_of
 
-Sample = Literal["median", "p90", "single"]
 Noise = tuple[float, float, float]
 
 
@@ -142,23 +141,13 @@ def _headroom_advice(subject: Subject, limit: float) -> str:
 # Times on a device, and what follows from them.
 
 
-def host_interval(host: HostLatency, sample: Sample) -> Interval | None:
-    """What the host's steps leave open about a time that was taken from them, in ms."""
-    # The interval of the median or of the 90th percentile as it was measured, or, for a result
-    # without one, between two order statistics of the steps: for the quantile q of n steps those at
-    # n q ± 1.96 √(n q (1 - q)), which cover it with 95 % (binomial). A single step can be any of
-    # the steps, but for the lowest and highest twentieth.
+def any_step(host: HostLatency) -> Interval | None:
+    """What the host's steps leave open about a single one, in ms; None where there is but one."""
+    # It can be any of the steps, but for the lowest and highest twentieth.
     steps = sorted(host.steps_ms)
     last = len(steps) - 1
-    known = {"median": host.p50_ms, "p90": host.p90_ms, "single": None}[sample]
-    if known is not None or last < 1:
-        return known
-    middle = 0.9 if sample == "p90" else 0.5
-    half = 1.96 * math.sqrt(middle * (1.0 - middle) / len(steps))
-    low, high = (0.05, 0.95) if sample == "single" else (middle - half, middle + half)
-    ends = (math.floor(low * last), round(middle * last), math.ceil(high * last))
-    low_ms, typical_ms, high_ms = (steps[min(last, max(0, index))] for index in ends)
-    return Interval(low=low_ms, typical=typical_ms, high=high_ms)
+    places = math.floor(0.05 * last), round(0.5 * last), math.ceil(0.95 * last)
+    return Interval.of(*(steps[place] for place in places)) if last else None
 
 
 @cache
@@ -173,12 +162,12 @@ def _campaign_spread(subject: Subject) -> Interval | None:
     """What the host leaves open about a time of a whole training, as a multiple of the typical."""
     # It is the sum of what each session begins and ends with, which is as uncertain as the creation
     # of the sessions, and of the steps.
-    campaign, steps = subject.campaign, host_interval(subject.result.latency_host, "median")
-    opening = subject.result.latency_host.session_creation_cpu_ms
-    if steps is None or steps.low <= 0:
+    campaign, host = subject.on.campaign, subject.result.latency_host
+    steps, created = host.p50_ms, host.session_creation_cpu_ms
+    if steps.low <= 0:
         return None
-    # Without a time for it, or where a coarse clock says 0, the creation is as the steps.
-    created = opening if opening is not None and opening.typical > 0 else steps
+    if not created.typical:  # as a coarse clock says
+        created = steps
     sessions, once, whole = campaign.sessions, campaign.restart_s, campaign.active_s
     share = 0.0
     if sessions and once and whole and whole.typical > 0:
@@ -225,11 +214,10 @@ def _timed(
 def _latency(
     subject: Subject,
     field: Literal["step_ms", "p90_ms", "first_step_ms"],
-    sample: Sample,
     *,
     per_1000_tokens: bool = False,
 ) -> Figure:
-    latency = subject.on.latency
+    latency, host = subject.on.latency, subject.result.latency_host
     found: Interval | None = getattr(latency, field)
     tokens = subject.result.data.tokens_per_step
     if per_1000_tokens and tokens is None:
@@ -238,12 +226,11 @@ def _latency(
         return _unknown(latency.not_judged or "the result has no such time")
     # Milliseconds a token, and so seconds for 1,000 tokens.
     found = found.scaled(1.0 / tokens) if per_1000_tokens and tokens else found
-    return _timed(subject, found, host_interval(subject.result.latency_host, sample))
+    spreads = {"step_ms": host.p50_ms, "p90_ms": host.p90_ms, "first_step_ms": any_step(host)}
+    return _timed(subject, found, spreads[field])
 
 
 _LEFT_OUT: Final = {
-    "session_creation_ms": "opening the sessions",
-    "first_step_ms": "a longer first step",
     "checkpoint_load_ms": "loading checkpoints",
     "checkpoint_save_ms": "saving checkpoints",
     "power.idle": "subtracting idle power",
@@ -254,8 +241,6 @@ _LEFT_OUT: Final = {
 
 def _campaign(subject: Subject, field: str, unit: Unit) -> Figure:
     campaign = subject.on.campaign
-    if campaign is None:
-        return _unknown(subject.on.latency.not_judged or "the result has no campaign")
     days = field == "days"
     interval: Interval | None = campaign.calendar_days if days else getattr(campaign, field)
     if interval is None:
@@ -282,7 +267,7 @@ def _left_out(subject: Subject, field: str, unit: Unit) -> str:
         return ""
     # The device's idle power only counts where energy does.
     power = unit in ("J", "%")
-    left_out = [each.figure for each in subject.campaign.left_out]
+    left_out = [each.figure for each in subject.on.campaign.left_out]
     unknown = [figure for figure in left_out if power or figure != "power.idle"]
     if not unknown:
         return ""
@@ -393,14 +378,14 @@ _ALL: Final[tuple[Metric[Subject], ...]] = (
         advise=_headroom_advice,
     ),
     _time(
-        "step_latency", "Step latency", partial(_latency, field="step_ms", sample="median"),
+        "step_latency", "Step latency", partial(_latency, field="step_ms"),
         "Median time of a training step on the device, before it throttles.", "50 ms",
         lambda subject, limit: advice.for_step_latency(
             subject.result, limit, subject.on.latency.step_ms
         ),
     ),
     _time(
-        "step_latency_p90", "Step latency, P90", partial(_latency, field="p90_ms", sample="p90"),
+        "step_latency_p90", "Step latency, P90", partial(_latency, field="p90_ms"),
         "Time that nine of ten training steps keep on the device.", "60 ms",
         lambda subject, limit: advice.for_step_latency(
             subject.result, limit, subject.on.latency.p90_ms
@@ -408,13 +393,13 @@ _ALL: Final[tuple[Metric[Subject], ...]] = (
         suggested=False,
     ),
     _time(
-        "first_step", "First step", partial(_latency, field="first_step_ms", sample="single"),
+        "first_step", "First step", partial(_latency, field="first_step_ms"),
         "Time of the first training step on the device, which allocates what later ones find.",
         "200 ms", lambda subject, _: advice.for_first_step(subject.result, subject.on),
     ),
     _time(
         "time_per_1000_tokens", "Time for 1,000 tokens",
-        partial(_latency, field="step_ms", sample="median", per_1000_tokens=True),
+        partial(_latency, field="step_ms", per_1000_tokens=True),
         "Time in which a language model trains on a thousand tokens, padding included: the median "
         "step over the tokens of `input_ids` in it.", "20 s",
         lambda subject, _: advice.for_step_latency(subject.result, 0.0, None),

@@ -129,7 +129,7 @@ _MOST_SPREAD: Final = 1.25
 
 def _disturbed(host: HostLatency, note: str = "") -> str | None:
     """Why the times of a fleet cannot be judged; None where they can."""
-    if host.busy is not None or host.p50_ms is None:
+    if host.busy is not None:
         return host.busy
     spread = host.p50_ms.high / max(host.p50_ms.low, 1e-9)
     if spread <= _MOST_SPREAD:
@@ -244,9 +244,9 @@ def measure_devices(
         each: plan_memory(
             package,
             shapes,
+            each,
             evaluated=plan.evaluated_samples,
             samples=fleet.population.data.samples,  # of the clients with the fewest and the most
-            **each._asdict(),
         )
         .bounded()
         .peak.nbytes

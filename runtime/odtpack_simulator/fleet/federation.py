@@ -307,7 +307,7 @@ class Federation:
             staleness=[]
             if federation.buffer is None
             else np.bincount([v.staleness for v in answers if v.client not in refused]).tolist(),
-            **({} if evaluated is None else evaluated.figures()),
+            **({"evaluated": False} if evaluated is None else evaluated.figures()),
         )
         needed = {flight.version for flight in played.flights}
         oldest = number - federation.staleness_limit

@@ -13,9 +13,15 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from odtpack_simulator.figures.compare import Comparison, DeviceComparison, changes, differences
+from odtpack_simulator.figures.compare import (
+    Compared,
+    Comparison,
+    changes,
+    compared_devices,
+    differences,
+)
 from odtpack_simulator.figures.judge import NO_BASELINE, learns_check, limit_checks
-from odtpack_simulator.figures.limits import PlacedLimit
+from odtpack_simulator.figures.limits import Limit
 from odtpack_simulator.figures.metric import CheckKind, Metric, of_errors, read_figures, worst
 from odtpack_simulator.figures.simulated import ALWAYS
 from odtpack_simulator.fleet.fleet_file import FleetBudgets
@@ -270,7 +276,7 @@ def judge_fleet(
     """The same result with all checks and its verdict filled in."""
     # `places`: Where the budgets stand, such as `fleet.toml:12`.
     limits = {
-        key: [PlacedLimit(float(limit), "error", places.get(key, ""))]
+        key: [Limit(float(limit), location=places.get(key, ""))]
         for key, limit in budgets
         if key in METRICS and limit is not None
     }
@@ -490,24 +496,15 @@ def compare_fleets(
     # `accuracy`, from 0 to 1, is what rounds and days are counted until; by default what the head's
     # budgets ask, else the lower of both that are reached in the end.
     target = accuracy if accuracy is not None else _asked(base, head)
-    before = {each.device.name: each for each in base.devices}
-    now = {each.device.name: each for each in head.devices}
-    devices = []
-    for name, each in {**now, **{k: v for k, v in before.items() if k not in now}}.items():
-        both = name in before and name in now
-        devices.append(
-            DeviceComparison(
-                name=name,
-                title=each.device.title,
-                validated=each.device.validated,
-                presence="both" if both else "new" if name in now else "removed",
-                figures=changes(
-                    METRICS, device_figures(base, before[name]), device_figures(head, now[name])
-                )
-                if both
-                else [],
+    before, now = (
+        {
+            each.device.name: Compared(
+                each.device.title, each.device.validated, device_figures(result, each)
             )
-        )
+            for each in result.devices
+        }
+        for result in (base, head)
+    )
     notes = _notes(base, head)
     starts = [run.accuracy_before or 0.0 for run in (*seed_runs(base), *seed_runs(head))]
     if target is not None and max(starts) >= target:
@@ -519,7 +516,7 @@ def compare_fleets(
         notes=notes,
         accuracy=target,
         package=changes(METRICS, fleet_figures(base, target), fleet_figures(head, target)),
-        devices=devices,
+        devices=compared_devices(METRICS, before, now),
         verdict_before=base.verdict,
         verdict=head.verdict,
     )
@@ -539,30 +536,19 @@ def _notes(base: FleetResult, head: FleetResult) -> list[str]:
     notes = []
     if base.plan.data_digest != head.plan.data_digest:
         notes.append("the data differ: accuracies are of different samples")
-    plans = [each.plan.model_dump(exclude={"digest", "data_digest"}) for each in (base, head)]
-    if base.settings and head.settings:  # results of earlier versions have only a part
-        plans = [
-            {name: plan[name] for name in ("train_samples", "held_out_samples")} for plan in plans
-        ]
-        notes += differences(
-            (name, base.settings.get(name), head.settings.get(name))
-            for name in {**base.settings, **head.settings}
-        )
     notes += differences(
-        (name.replace("_", " "), plans[0][name], plans[1][name]) for name in plans[0]
+        (name, base.settings.get(name), head.settings.get(name))
+        for name in {**base.settings, **head.settings}
     )
-    notes += differences(
-        (
-            ("loss", base.package.loss, head.package.loss),
-            ("optimizer", base.package.optimizer, head.package.optimizer),
-            (
-                "parameters that cross",
-                base.package.crossing_parameters,
-                head.package.crossing_parameters,
-            ),
-            ("bytes that cross", base.package.payload_bytes, head.package.payload_bytes),
-        )
+    rows: tuple[tuple[str, Callable[[FleetResult], object]], ...] = (
+        ("train samples", lambda r: r.plan.train_samples),
+        ("held out samples", lambda r: r.plan.held_out_samples),
+        ("loss", lambda r: r.package.loss),
+        ("optimizer", lambda r: r.package.optimizer),
+        ("parameters that cross", lambda r: r.package.crossing_parameters),
+        ("bytes that cross", lambda r: r.package.payload_bytes),
     )
+    notes += differences((name, read(base), read(head)) for name, read in rows)
     notes += [
         f"days and energy of the {which} are unreliable: {each.disturbed}"
         for which, each in (("baseline", base), ("new result", head))

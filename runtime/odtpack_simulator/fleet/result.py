@@ -9,9 +9,9 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.result import (
@@ -27,7 +27,7 @@ from odtpack_simulator.values.figure import Check, Text, Verdict
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.text import last_part
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 MAX_RESULT_BYTES: Final = 256 * 1024 * 1024
 _SHA256: Final = "^[0-9a-f]{64}$"
 Setting = bool | int | float | Text | list[int | float | Text] | None
@@ -92,20 +92,11 @@ class RoundRecord(Part):
     absent: dict[str, Count]
     ends: dict[str, Count]
     training_loss: Loss = None
-    evaluated: bool = False
+    evaluated: bool
     loss: Loss = None
     accuracy: float | None = Field(default=None, ge=0, le=1)
     refused: list[Text] = Field(default_factory=list)
     staleness: list[Count] = Field(default_factory=list)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_earlier_versions(cls, given: Any) -> Any:
-        """Results of earlier versions do not say which rounds were evaluated."""
-        if isinstance(given, dict) and "evaluated" not in given:
-            known = any(given.get(key) is not None for key in ("loss", "accuracy"))
-            return {**given, "evaluated": known}
-        return given
 
     @property
     def end_day(self) -> float:
@@ -225,19 +216,19 @@ class SeedRun(Part):
 class FleetResult(Part):
     """One federation, simulated. ``unknown`` says what was counted as nothing, and why.
 
-    ``settings`` are the keys of the fleet file but its budgets, by their paths, in base units;
-    empty in results of earlier versions. ``held_out_fall`` compares the last model with the first;
-    it is null where the budgets have ``learns = false``.
+    ``settings`` are the keys of the fleet file but its budgets, by their paths, in base units.
+    ``held_out_fall`` compares the last model with the first; it is null where the budgets have
+    ``learns = false``.
     ``seeds`` has the federation as each seed has it, from the second on in figures alone; the
     checks are those of the seed that keeps each worst. It is empty where only one was played.
     """
 
-    schema_version: Literal[1] = SCHEMA_VERSION
+    schema_version: Literal[2] = SCHEMA_VERSION
     tool_version: Text
-    origin: Origin = Origin()
+    origin: Origin
     package: FleetPackage
     plan: FleetPlan
-    settings: dict[Text, Setting] = Field(default_factory=dict)
+    settings: dict[Text, Setting]
     loss_before: Loss
     accuracy_before: float | None
     rounds: list[RoundRecord]
@@ -288,7 +279,7 @@ class FleetResult(Part):
 
 def load_fleet_result(path: str | os.PathLike[str]) -> FleetResult:
     """Read a result that :meth:`FleetResult.to_json` wrote."""
-    return read_record(path, FleetResult, MAX_RESULT_BYTES, SCHEMA_VERSION)
+    return read_record(path, FleetResult, MAX_RESULT_BYTES)
 
 
 _MOST_PLACES: Final = 250  # An outline has two points at each: so many a drawing shows

@@ -345,13 +345,13 @@ _ELEMENTS: Final = 4 * 2**20
 _CHAINS: Final = (2, 6)
 _SMALL_CHAINS: Final = (20, 120)
 
-Figures = dict[str, tuple[list[float] | str, float, str, str]]
+GpuRates = dict[str, tuple[list[float] | str, float, str, str]]
 
 
-def measure_gpu(name: str, repeats: int) -> Figures:
+def measure_gpu(name: str, repeats: int) -> GpuRates:
     """Values by the profile's key, or why there are none; unit and how it was measured."""
     device = Device(name)
-    figures: Figures = {}
+    figures: GpuRates = {}
     for key, dtype in (("fp32_gemm", np.float32), ("fp16_gemm", np.float16)):
         rates: list[float] | str
         try:

@@ -7,8 +7,9 @@ import re
 import statistics
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -19,6 +20,7 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.profile import NAME_PATTERN, SECTIONS, DeviceProfile, OsClass
 from odtpack_simulator.measure.calibration import (
+    GpuRates,
     Operator,
     bound_operators,
     copy_bandwidth,
@@ -30,7 +32,6 @@ from odtpack_simulator.measure.host import (
     BUSY,
     OS_NAMES,
     Machine,
-    StorageTiming,
     WaitingClock,
     measure_storage,
     this_machine,
@@ -240,21 +241,8 @@ def imported_profile(
         "os": system or measured.system or (like.os if like else _BY_KIT.get(measured.kit)),
         "validated": True,
         "memory": _imported_memory(measured, source),
-        "cpu": _rates(
-            measured.threads,
-            (measured.gemm_flops, measured.gemm_single_flops, measured.convolution_flops),
-            "3 x 3 convolution, 64 channels, 56 x 56, batch 4",
-            source,
-        ),
-        "storage": _storage(
-            measured.file_bytes,
-            (
-                measured.read_bytes_per_second,
-                measured.write_bytes_per_second,
-                measured.sync_seconds,
-            ),
-            source,
-        ),
+        "cpu": _rates(measured, "3 x 3 convolution, 64 channels, 56 x 56, batch 4", source),
+        "storage": _storage(measured, source),
         **_throttling(measured.sustained, source),
     }
     if measured.gpu_gemm_flops:
@@ -334,7 +322,6 @@ def _rate(values: Sequence[float] | str, unit: str, factor: float, source: str) 
 
 def _imported_memory(measured: DeviceMeasurements, source: str) -> Figure:
     ram, limit = measured.memory_bytes, measured.memory_limit_bytes
-    text = f"elementwise operator on 64 MiB, one thread, bytes written: {source}"
     return {
         "ram": unknown("the system does not report it")
         if ram is None
@@ -342,21 +329,25 @@ def _imported_memory(measured: DeviceMeasurements, source: str) -> Figure:
         "app_limit_foreground": unknown("the system does not report an app its limit")
         if limit is None
         else whole_mebibytes(limit, "measured", f"what the system grants the app: {source}"),
-        "bandwidth": _rate(measured.copy_bytes_per_second, "GB/s", 1e9, text),
+        "bandwidth": _bandwidth(measured, source),
     }
 
 
-def _rates(threads: int, rates: Sequence[Sequence[float]], filters: str, source: str) -> Figure:
+def _bandwidth(measured: DeviceMeasurements, source: str) -> Figure:
+    text = f"elementwise operator on 64 MiB, one thread, bytes written: {source}"
+    return _rate(measured.copy_bytes_per_second, "GB/s", 1e9, text)
+
+
+def _rates(measured: DeviceMeasurements, filters: str, source: str) -> Figure:
     """Of matrix products with the threads of a training and with one, and of convolutions."""
-    product = "square matrix product, best of 256, 512 and 1024"
-    gemm, single, convolution = rates
+    product, threads = "square matrix product, best of 256, 512 and 1024", measured.threads
     found = {
         key: _rate(values, "GFLOPS", 1e9, f"{text}: {source}")
         | ({"threads": count} if values else {})
         for key, values, count, text in (
-            ("fp32_gemm", gemm, threads, product),
-            ("fp32_gemm_single", single, 1, product),
-            ("fp32_conv", convolution, threads, filters),
+            ("fp32_gemm", measured.gemm_flops, threads, product),
+            ("fp32_gemm_single", measured.gemm_single_flops, 1, product),
+            ("fp32_conv", measured.convolution_flops, threads, filters),
         )
     }
     why = "the threads the rates were measured with"
@@ -402,32 +393,21 @@ _RESERVE: Final = 512 * 2**20
 _SHORT: Final = "a measurement of two minutes does not show throttling"
 
 
-@dataclass(slots=True)
-class Measurements:
-    """What was measured on a machine; lists hold one value per repetition."""
-
-    threads: int  # Threads of `gemm` and `convolution`
-    gemm: list[float] = field(default_factory=list)  # FLOP/s of a large matrix product
-    gemm_single: list[float] = field(default_factory=list)  # The same with one thread
-    convolution: list[float] = field(default_factory=list)  # FLOP/s of a convolution
-    copy: list[float] = field(default_factory=list)  # Bytes per second that one thread copies
-    # By the profile's key: values or why there are none, what they are divided by, unit, how.
-    gpu: dict[str, tuple[list[float] | str, float, str, str]] = field(default_factory=dict)
-    # Times of the storage, and `file_bytes`, the size of its file.
-    storage: StorageTiming | None = None
-    file_bytes: int = 0  # See storage
-    waited: float = 0.0  # Share of the time in which the rates waited for a processor
-
-
 def measured_profile(
-    machine: Machine, measured: Measurements, *, name: str, title: str
+    machine: Machine,
+    measured: DeviceMeasurements,
+    *,
+    name: str,
+    title: str,
+    waited: float = 0.0,  # Share of the time in which the rates waited for a processor
+    unread: str | None = None,  # Why the storage was not read
+    gpu: GpuRates | None = None,
 ) -> DeviceProfile:
-    """Put measurements into a profile."""
-    timing = measured.storage
+    """Put measurements of this machine into a profile."""
     day = datetime.now(UTC).date().isoformat()
     source = f"odtpack devices measure, ONNX Runtime {onnxruntime.__version__}, {day}"
-    if measured.waited > _MOST_WAITED:
-        source += f"; {BUSY}, rates waited {measured.waited:.0%} of their time for a processor"
+    if waited > _MOST_WAITED:
+        source += f"; {BUSY}, rates waited {waited:.0%} of their time for a processor"
     content = {
         "schema_version": 1,
         "name": name,
@@ -440,21 +420,13 @@ def measured_profile(
         "background_window": unknown("a service runs until it is stopped"),
         "memory": _memory(machine, measured, source),
         "cpu": _cpu(machine, measured, source),
-        "storage": dict.fromkeys(("read", "write", "sync_latency"), unknown("not measured"))
-        if timing is None
-        else _storage(
-            measured.file_bytes,
-            (timing.read, timing.write, timing.sync),
-            source,
-            dropped=" (posix_fadvise)",
-            unread=timing.cached or "",
-        ),
+        "storage": _storage(measured, source, " (posix_fadvise)", unread),
         "power": dict.fromkeys(("idle", "load", "battery"), unknown("no sensor was read")),
     }
-    if measured.gpu:
+    if gpu:
         content["gpu"] = {
             key: _rate(values, unit, factor, f"{text}: {source}")
-            for key, (values, factor, unit, text) in measured.gpu.items()
+            for key, (values, factor, unit, text) in gpu.items()
         }
     if machine.processor:
         content["soc"] = machine.processor
@@ -471,7 +443,7 @@ def _system() -> str:
     return OS_NAMES[sys.platform]
 
 
-def _memory(machine: Machine, measured: Measurements, source: str) -> Figure:
+def _memory(machine: Machine, measured: DeviceMeasurements, source: str) -> Figure:
     figures: Figure = {}
     ram = machine.ram_bytes
     if ram is None:
@@ -490,23 +462,17 @@ def _memory(machine: Machine, measured: Measurements, source: str) -> Figure:
     figures["app_limit_foreground"] = figures["app_limit_background"] = limit
     figures["app_limit_entitled"] = unknown("the system has no entitlement for more memory")
     figures["low_memory_warning"] = unknown("the system warns no process")
-    text = f"elementwise operator on 64 MiB, one thread, bytes written: {source}"
-    figures["bandwidth"] = repeated(measured.copy, 1e9, "GB/s", text)
+    figures["bandwidth"] = _bandwidth(measured, source)
     return figures
 
 
-def _cpu(machine: Machine, measured: Measurements, source: str) -> Figure:
+def _cpu(machine: Machine, measured: DeviceMeasurements, source: str) -> Figure:
     cores = f"as the system reports it: {source}"
     top = "top clock" if len(machine.groups) > 1 else "clock"
     return {
         "fp32_peak": unknown("not measured: fp32_gemm is"),
         "gemm_efficiency": unknown("not needed: fp32_gemm is given"),
-        **_rates(
-            measured.threads,
-            (measured.gemm, measured.gemm_single, measured.convolution),
-            "3 x 3 convolution, best of 64, 128 and 256 channels",
-            source,
-        ),
+        **_rates(measured, "3 x 3 convolution, best of 64, 128 and 256 channels", source),
         "clusters": [
             {
                 "core": machine.processor[:64] if machine.processor else "not named",
@@ -522,21 +488,17 @@ def _cpu(machine: Machine, measured: Measurements, source: str) -> Figure:
 
 
 def _storage(
-    file_bytes: int,
-    timings: Sequence[Sequence[float]],
-    source: str,
-    *,
-    dropped: str = "",
-    unread: str = "it was not measured",
+    measured: DeviceMeasurements, source: str, dropped: str = "", unread: str | None = None
 ) -> Figure:
     """Rates of reading and of writing, and seconds of small writes."""
-    size = f"file of {file_bytes // 2**20} MiB"
-    read, write, sync = timings
+    size = f"file of {measured.file_bytes // 2**20} MiB"
+    read, write = measured.read_bytes_per_second, measured.write_bytes_per_second
     cached = f"{size}, its pages dropped from the page cache before{dropped}: {source}"
+    sync = f"write of 4 KiB with fsync: {source}"
     return {
-        "read": _rate(read or unread, "MB/s", 1e6, cached),
+        "read": _rate(read or unread or "", "MB/s", 1e6, cached),
         "write": _rate(write, "MB/s", 1e6, f"{size}, with fsync: {source}"),
-        "sync_latency": _rate(sync, "ms", 1e-3, f"write of 4 KiB with fsync: {source}"),
+        "sync_latency": _rate(measured.sync_seconds, "ms", 1e-3, sync),
     }
 
 
@@ -588,26 +550,28 @@ def measure_device(
     effort = effort or Effort()
     report = on_progress or (lambda done, total, what: None)
     machine = this_machine()
-    measured = Measurements(threads or machine.training_threads(), file_bytes=effort.file_bytes)
+    threads = threads or machine.training_threads()
+    rates: dict[str, list[float]] = defaultdict(list)
     total = effort.repeats + 1
-    clock, start = WaitingClock(measured.threads), time.perf_counter()
+    clock, start = WaitingClock(threads), time.perf_counter()
     end = start + effort.rate_seconds
     for done in range(effort.repeats):
         if done and time.perf_counter() > end:
             break
         # In turns, so that a slow minute of the machine shows in the bounds of each.
         report(done, total, "matrix products, convolutions and memory")
-        measured.gemm.append(gemm_flops(measured.threads))
-        measured.gemm_single.append(gemm_flops(1))
-        measured.convolution.append(conv_flops(measured.threads, effort))
-        measured.copy.append(copy_bandwidth(1))
-    measured.waited = min(1.0, clock.seconds() / (time.perf_counter() - start))
+        rates["gemm_flops"].append(gemm_flops(threads))
+        rates["gemm_single_flops"].append(gemm_flops(1))
+        rates["convolution_flops"].append(conv_flops(threads, effort))
+        rates["copy_bytes_per_second"].append(copy_bandwidth(1))
+    waited = min(1.0, clock.seconds() / (time.perf_counter() - start))
     clock.close()
+    gpu_rates = None
     if gpu is not None:
         report(effort.repeats, total, "the GPU")
-        measured.gpu = measure_gpu(gpu, effort.repeats)
+        gpu_rates = measure_gpu(gpu, effort.repeats)
     report(effort.repeats, total, "storage")
-    measured.storage = measure_storage(
+    storage = measure_storage(
         folder,
         size=effort.file_bytes,
         repeats=effort.repeats,
@@ -615,7 +579,28 @@ def measure_device(
         seconds=effort.storage_seconds,
     )
     report(total, total, "done")
-    return measured_profile(machine, measured, name=name, title=title)
+    measured = DeviceMeasurements.model_validate(
+        {
+            "format": 1,
+            "kit": "python",
+            "onnxruntime": onnxruntime.__version__,
+            "threads": threads,
+            **rates,
+            "file_bytes": effort.file_bytes,
+            "write_bytes_per_second": list(storage.write),
+            "read_bytes_per_second": list(storage.read),
+            "sync_seconds": list(storage.sync),
+        }
+    )
+    return measured_profile(
+        machine,
+        measured,
+        name=name,
+        title=title,
+        waited=waited,
+        unread=storage.cached,
+        gpu=gpu_rates,
+    )
 
 
 def conv_flops(threads: int, effort: Effort) -> float:

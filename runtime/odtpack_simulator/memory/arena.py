@@ -179,7 +179,8 @@ class SessionUse(NamedTuple):
     """The sessions of a training in a kit: how they allocate memory, and of which models."""
 
     # `step_model`: the package's step model makes the steps, and no gradients are kept.
-    # `weights_bytes`: Frozen weights that the kit holds in memory, as it cannot map their file.
+    # `weights_bytes`: Frozen weights that the kit holds in memory, as it cannot map their file:
+    # :func:`~odtpack_simulator.memory.planning.held_weights`.
     # `native`: The sessions run native kernels, of the library that the environment names.
     # `switches`: The step model is loaded first, and the other two when gradients are asked for.
 

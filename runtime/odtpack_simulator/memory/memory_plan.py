@@ -62,16 +62,12 @@ LoadGraph = Callable[..., RuntimeGraph]
 def plan_memory(
     package: Package,
     shapes: Mapping[str, Sequence[int]],
+    use: SessionUse | None = None,
     *,
     threads: int | None = None,
     evaluated: int | None = None,
     samples: Collection[int] = (),
     steps: int | None = None,
-    sharing: Sharing | None = None,
-    step_model: bool = False,
-    weights_bytes: int = 0,
-    native: bool = False,
-    switches: bool = False,
     load: LoadGraph = load_runtime_graph,
 ) -> MemoryPlan:
     """Plan the memory of training a package. Nothing is run.
@@ -79,33 +75,23 @@ def plan_memory(
     Args:
         package: The package.
         shapes: Shape of one batch of each user input.
+        use: The sessions of a kit: :func:`~odtpack_simulator.memory.arena.session_use`; by default
+            those that the package asks for, with steps of the training and the optimizer model.
         threads: Intra-operator threads of the sessions; the package's choice if None.
         evaluated: How many samples are evaluated, in batches of that size; None for a batch at
             least, 0 for an app that does not evaluate.
         samples: How many samples passes train on: what is left of each in the end makes a smaller
             batch, unless the models fix it. None for whole batches.
         steps: Optimizer steps of the whole training; None for many.
-        sharing: How sessions allocate memory; the package's choice if None. Of a kit:
-            :func:`~odtpack_simulator.memory.arena.sharing_of`.
-        step_model: Plan steps of the package's step model, which keeps no gradients, and not those
-            of the training and the optimizer model; of a kit:
-            :func:`~odtpack_simulator.memory.arena.session_use`.
-        weights_bytes: Frozen weights of segments that the kit holds in memory:
-            :func:`~odtpack_simulator.memory.planning.held_weights`.
-        native: Plan sessions with native kernels, of the library that the environment names.
-        switches: The kit loads the step model first, though the steps are those of the other two
-            models: it opens these when the app asks for gradients.
         load: Reads the models, so that who plans many times may read each once.
 
     Raises:
         OdtpackError: A model does not load, or a shape does not fit.
     """
-    sharing = sharing or sharing_of(package.manifest.session)
-    use = SessionUse(sharing, step_model, weights_bytes, native, switches)
     plans = plan_arenas(
         package,
         shapes,
-        use,
+        use or SessionUse(sharing_of(package.manifest.session), step_model=False),
         threads=threads,
         evaluated=evaluated,
         samples=samples,
@@ -571,10 +557,10 @@ class _Variants:
         plan = plan_memory(
             dataclasses.replace(package, manifest=manifest),
             shapes,
+            use,
             threads=self.threads,
             load=self._load,
             **self.data,
-            **use._asdict(),
         )
         if plan.unbounded:
             return None

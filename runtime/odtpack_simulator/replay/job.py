@@ -47,14 +47,9 @@ class Job:
     checkpoint: str  # See training_model
     folder: str  # Where the child may write
     data: dict[str, str]  # For each user input, in order, the path of an `.npy` file
-    samples: int  # Number of samples in each of these
-    batch_size: int  # See Schedule
-    epochs: int  # See SamplePlan
-    seed: int  # See SamplePlan
-    full_batches: bool  # See SamplePlan
+    schedule: SamplePlan  # Which of their samples make up each batch
     learning_rate: float  # Learning rate of every step, or the one that `rate_kind` starts from
     threads: int  # Intra-operator threads
-    accumulation_steps: int = 1  # See SamplePlan
     # Kind of the schedule of the learning rate; None for a constant rate.
     rate_kind: str | None = None
     # The settings of that schedule.
@@ -68,9 +63,6 @@ class Job:
     labels: int | None = None  # Index among the user inputs of the labels
     ignored_label: int | None = None  # Label of samples that do not count; None if all do
     tokens: int | None = None  # Index among the user inputs of the labels of a language model
-    pieces: int = 1  # See SamplePlan
-    holdout: float = 0.2  # See SamplePlan
-    apart: int = 0  # See SamplePlan
     evaluate: bool = True  # Evaluate on the held-out samples before, during and after training
     # Make at most so many optimizer steps, 1 or more, and evaluate on at most so many batches each
     # time: the memory of a training without its time. None for all.
@@ -129,11 +121,6 @@ class Job:
         """Whether the training saves after so many steps."""
         return step == self.steps or (self.save_every is not None and step % self.save_every == 0)
 
-    @property
-    def schedule(self) -> SamplePlan:
-        """The order of the samples."""
-        return SamplePlan(**{name: getattr(self, name) for name in SamplePlan.__slots__})
-
     def set_rate(self, optimizer: Optimizer) -> LRScheduler | None:
         """Set the learning rate of the first step; return what sets that of the others."""
         if self.rate_kind is None:
@@ -153,7 +140,8 @@ class Job:
     @classmethod
     def read(cls, path: Path) -> Job:
         """Read a job that :meth:`write` wrote."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return cls(**{**content, "schedule": SamplePlan(**content["schedule"])})
 
 
 Message = dict[str, Any]
@@ -167,7 +155,7 @@ Message = dict[str, Any]
 - ``evaluation``: ``when`` (``before``, ``during`` or ``after``), ``step`` (optimizer steps made),
   ``loss``, ``metric``, ``right`` and ``total`` (labels; null without a metric), and
   ``groups`` (losses and sizes of the batches);
-- ``step``: ``index`` from 0, ``loss``, ``ms``, ``skipped`` (batches whose loss or gradients were
+- ``step``: ``index`` from 0, ``loss``, ``skipped`` (batches whose loss or gradients were
   not finite), ``reason`` (of the last of them) and ``overflows`` (batches that only lowered the
   loss scale of mixed precision);
 - ``saved``: ``step`` (optimizer steps made), after each save;

@@ -149,7 +149,7 @@ def make_job(
         checkpoint=str(package.checkpoint),
         folder=str(folder),
         data=dict(data),
-        **dataclasses.asdict(schedule),
+        schedule=schedule,
         learning_rate=rate.initial,
         rate_kind=rate.schedule.kind if rate.schedule is not None else None,
         rate_settings=rate.schedule.settings() if rate.schedule is not None else {},
@@ -229,6 +229,22 @@ OnMessage = Callable[[Message], None]
 
 
 @dataclass(slots=True)
+class Evaluated:
+    """What an evaluation on the held-out samples found; None where it is not defined."""
+
+    loss: float | None = None  # Mean loss
+    metric: float | None = None  # Accuracy
+    perplexity: float | None = None  # Of a language model
+    tokens: int | None = None  # Tokens that this is of
+    # Labels that the accuracy counts as right, and all that it counts: see wilson_interval for what
+    # they prove.
+    right: int | None = None
+    total: int | None = None
+    # Losses of the samples in ever smaller groups, see held_out_fall.
+    groups: list[Groups] = field(default_factory=list)
+
+
+@dataclass(slots=True)
 class ReplayResult:
     """How one training went."""
 
@@ -241,20 +257,8 @@ class ReplayResult:
     skipped: int = 0  # Batches whose loss or gradients were not finite
     overflows: int = 0  # Batches that only lowered the loss scale of mixed precision
     not_finite: str = ""  # What was not, of the last of them
-    steps_ms: list[float] = field(default_factory=list)  # Duration of each step in milliseconds
-    eval_loss_before: float | None = None  # Mean loss on the held-out samples; None without any
-    eval_loss_after: float | None = None  # The same after training
-    metric_before: float | None = None  # Accuracy on the held-out samples; None if not defined
-    metric_after: float | None = None  # The same after training
-    perplexity_before: float | None = None  # Of a language model on the held-out samples
-    perplexity_after: float | None = None  # The same after training
-    tokens: int | None = None  # Tokens that the perplexities are of
-    # Labels that it counts as right, and all that it counts: see wilson_interval for what they
-    # prove.
-    metric_counts: tuple[int, int] | None = None
-    # Losses of held-out samples in ever smaller groups, see held_out_fall.
-    groups_before: list[Groups] = field(default_factory=list)
-    groups_after: list[Groups] = field(default_factory=list)  # The same after training
+    before: Evaluated = field(default_factory=Evaluated)  # The evaluation before training
+    after: Evaluated = field(default_factory=Evaluated)  # The one after it
     # Every evaluation, those before and after training included.
     curve: list[EvaluationPoint] = field(default_factory=list)
     # Peak of anonymous memory above the process's state before the package was loaded; None if
@@ -292,22 +296,17 @@ def _take(message: Message, result: ReplayResult, phase: str) -> str:
             if message["problem"]:
                 result.detail = f"the memory limit was not held: {message['problem']}"
         case "evaluation":
-            loss, metric = message["loss"], message["metric"]
-            result.curve.append(EvaluationPoint(step=message["step"], loss=loss, metric=metric))
-            groups = list(map(tuple, message["groups"]))  # JSON knows no tuples
+            found = Evaluated(**{name: message[name] for name in Evaluated.__slots__})
+            found.groups = [(*group,) for group in found.groups]  # JSON knows no tuples
+            result.curve.append(
+                EvaluationPoint(step=message["step"], loss=found.loss, metric=found.metric)
+            )
             if message["when"] == "before":
-                result.eval_loss_before, result.metric_before = loss, metric
-                result.perplexity_before = message["perplexity"]
-                result.groups_before = groups
+                result.before = found
             elif message["when"] == "after":
-                result.eval_loss_after, result.metric_after = loss, metric
-                result.perplexity_after, result.tokens = message["perplexity"], message["tokens"]
-                result.groups_after = groups
-                if message["total"] is not None:
-                    result.metric_counts = (message["right"], message["total"])
+                result.after = found
         case "step":
             result.losses.append(message["loss"])
-            result.steps_ms.append(message["ms"])
             result.steps_done += 1
             result.skipped += message["skipped"]
             result.overflows += message["overflows"]
@@ -322,8 +321,8 @@ def _take(message: Message, result: ReplayResult, phase: str) -> str:
             result.detail = result.detail or message["unmeasured"] or ""
             return _ENDED
         case "compared":
-            result.groups_before += map(tuple, message["before"])
-            result.groups_after += map(tuple, message["after"])
+            result.before.groups += map(tuple, message["before"])
+            result.after.groups += map(tuple, message["after"])
         case "exit" if phase != _ENDED:
             result.detail = _cause_of_exit(message, result.limit_bytes is not None, phase)
     return phase

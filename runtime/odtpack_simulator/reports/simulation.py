@@ -27,7 +27,6 @@ from odtpack_simulator.reports.report import (
     tally,
 )
 from odtpack_simulator.result import (
-    DeviceCampaign,
     DeviceMemory,
     DeviceResult,
     InterruptionInfo,
@@ -93,7 +92,7 @@ def simulation_report(result: SimulationResult) -> Report:
         else [],
         bars=[
             (device.title, drawn_bar(device.memory), bar_words(device.memory, result))
-            for device in with_app(result)
+            for device in devices
         ],
         legend=f"{LEGEND}; {mapped}" if mapped else LEGEND,
         unknown=_without_times(result),
@@ -193,15 +192,15 @@ def measured_words(predicted: int, measured: int) -> str:
 
 
 def _step_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
-    host = result.latency_host.steps_ms
-    own = f"this machine {format_duration(median(host) / 1e3)}" if host else ""
+    host = result.latency_host
+    own = format_duration(median(host.steps_ms) / 1e3)
     known = [(device.latency.step_ms, device) for device in result.devices]
     timed = [(step, device) for step, device in known if step is not None]
     if timed:
         step, device = max(timed, key=lambda pair: (pair[0].typical, pair[1].name))
         ends = f"{format_interval(step, 'ms')} on {device.title}"
         figure = format_duration(step.typical / 1e3)
-        figures = [("Step, slowest device", figure, "; ".join(filter(None, (ends, own))))]
+        figures = [("Step, slowest device", figure, f"{ends}; this machine {own}")]
         tokens = result.data.tokens_per_step
         if tokens and step.typical:
             each = step.scaled(1.0 / tokens)  # ms a token, and so s for 1,000 tokens
@@ -210,11 +209,8 @@ def _step_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
             shown = _count(round(rate)) if rate >= 10 else format_number(rate)
             figures.append(("Tokens a second, slowest device", shown, ends))
         return figures
-    if not host:
-        return []
-    first = result.latency_host.first_step_ms
-    later = f"; first step {format_duration(first / 1e3)}" if first is not None else ""
-    return [("Step on this machine", format_duration(median(host) / 1e3), f"median{later}")]
+    first = format_duration(host.first_step_ms / 1e3)
+    return [("Step on this machine", own, f"median; first step {first}")]
 
 
 def _learned(result: SimulationResult) -> list[tuple[str, str, str]]:
@@ -280,7 +276,7 @@ def memory_words(device: DeviceResult) -> tuple[str, str]:
 
 def _of_campaign(device: DeviceResult, name: str, unit: str) -> tuple[str, str]:
     """A figure of the campaign; of energy the share of a battery, of sessions the days."""
-    campaign = device.campaign or DeviceCampaign()
+    campaign = device.campaign
     reasons = (entry.reason for entry in campaign.not_judged if entry.figure == name)
     why = next(reasons, device.latency.not_judged or "")
     figure, remark = shown(getattr(campaign, name), unit, why)
@@ -298,7 +294,7 @@ def _without_times(result: SimulationResult) -> list[tuple[str, str]]:
     for device in result.devices:
         if device.latency.step_ms is None:
             what, why = "times", device.latency.not_judged or ""
-        elif device.campaign is None or device.campaign.active_s is None:
+        elif device.campaign.active_s is None:
             what, why = "finish", _of_campaign(device, "active_s", "s")[1]
         else:
             continue
@@ -340,7 +336,7 @@ def _topic(check: Check) -> Topic | None:
 
 
 def _ended_early(device: DeviceResult) -> bool:
-    return device.training is not None and device.training.outcome == "killed"
+    return device.training.outcome == "killed"
 
 
 def _cell(figure: tuple[str, str], checks: Sequence[Check]) -> Cell:
@@ -386,7 +382,7 @@ def _judged_words(check: Check, state: Verdict) -> str:
 
 
 def _metric(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
-    if device.training is not None and _ended_early(device):
+    if _ended_early(device):
         return "ended early", device.training.detail
     info = result.training
     if info.metric_name and info.metric_after is not None:
@@ -426,8 +422,6 @@ _WORDS: Final = {
     "written_bytes": "bytes written",
     "throttled_share": "throttling",
     "restart_s": "time to restart",
-    "session_creation_ms": "creating sessions",
-    "first_step_ms": "what the first step takes longer",
     "checkpoint_load_ms": "loading checkpoints",
     "checkpoint_save_ms": "saving checkpoints",
     "power.idle": "power without load",
@@ -441,8 +435,6 @@ def campaign_rows(result: SimulationResult) -> list[FigureRow]:
     rows = []
     for device in result.devices:
         campaign = device.campaign
-        if campaign is None:
-            continue
         intervals = {
             key: campaign.calendar_days if key == "days" else getattr(campaign, key)
             for key in _CAMPAIGN
@@ -474,7 +466,7 @@ def unknown_rows(result: SimulationResult) -> list[Unknown]:
     groups: dict[tuple[str, str, tuple[str, ...]], list[str]] = {}
     for outcome in (NOT_JUDGED, AS_NOTHING):
         for device in result.devices:
-            campaign = device.campaign or DeviceCampaign()
+            campaign = device.campaign
             reasons: dict[str, list[str]] = {}
             for entry in campaign.not_judged if outcome == NOT_JUDGED else campaign.left_out:
                 title = _CAMPAIGN.get(entry.figure, (entry.figure, ""))[0]
@@ -561,19 +553,14 @@ def drawn_bar(memory: DeviceMemory) -> str:
 
 def bar_words(memory: DeviceMemory, result: SimulationResult) -> str:
     """The parts of a bar, the limit and the kit in words."""
-    runtime = memory.runtime_bytes or 0
+    runtime = memory.runtime_bytes
     parts = (
-        f"app {format_bytes(memory.app_bytes or 0)} + "
+        f"app {format_bytes(memory.app_bytes)} + "
         f"{runtime_words(memory.kit, runtime)} {format_bytes(runtime)} + "
         f"training {format_bytes(memory.peak_bytes)} = {format_bytes(memory.need_bytes)}"
     )
     limit = "unknown" if memory.limit_bytes is None else format_bytes(memory.limit_bytes)
-    return "; ".join(filter(None, (parts, f"limit {limit}", kit_words(memory, result))))
-
-
-def with_app(result: SimulationResult) -> list[DeviceResult]:
-    """The devices whose process a bar shows: those on which the app counts, in stored order."""
-    return [device for device in result.devices if device.memory.app_bytes is not None]
+    return f"{parts}; limit {limit}; {kit_words(memory, result)}"
 
 
 def mapped_words(result: SimulationResult) -> str:
@@ -592,12 +579,9 @@ _NATIVE: Final = {None: "", True: ", native kernels", False: ", without native k
 
 
 def kit_words(memory: DeviceMemory, result: SimulationResult) -> str:
-    """The kit, its threads and what its sessions share; empty where the result does not say."""
-    if memory.kit is None or memory.sharing is None:
-        return ""
-    loop = f", {_LOOPS[memory.loop]}" if memory.loop else ""
+    """The kit, its threads and what its sessions share."""
     options = ", ONNX Runtime's default options" * (result.policy.session_options == "default")
-    how = f"{_SHARING[memory.sharing]}{loop}{_NATIVE[memory.native]}{options}"
+    how = f"{_SHARING[memory.sharing]}, {_LOOPS[memory.loop]}{_NATIVE[memory.native]}{options}"
     return f"{memory.kit} kit, {thread_words(result.host.threads)}, {how}"
 
 

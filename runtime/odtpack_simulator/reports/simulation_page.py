@@ -86,10 +86,10 @@ def memory_section(result: SimulationResult) -> dict[str, Any]:
     limits, axis = _limit_rows(result)
     # What was taken for the app: devices, figure and source.
     apps: dict[tuple[str, str], list[str]] = {}
-    counted = [(device.title, device.memory) for device in simulation.with_app(result)]
-    for title, memory in counted:
+    for device in result.devices:
+        memory = device.memory
         source = ": ".join(filter(None, (memory.app_kind, memory.app_source)))
-        apps.setdefault((format_bytes(memory.app_bytes or 0), source), []).append(title)
+        apps.setdefault((format_bytes(memory.app_bytes), source), []).append(device.title)
     breakdown = result.memory.predicted.breakdown
     parts = {name: getattr(breakdown, key) for key, name in _BREAKDOWN_WORDS.items()}
     largest = sorted(result.memory.tensors_at_peak, key=lambda tensor: (-tensor.bytes, tensor.name))
@@ -98,7 +98,7 @@ def memory_section(result: SimulationResult) -> dict[str, Any]:
         "limits": limits,
         "limits_axis": axis,
         "apps": [(name_list(names), size, source) for (size, source), names in apps.items()],
-        "runtime": max((memory.runtime_bytes or 0 for _, memory in counted), default=0),
+        "runtime": max((device.memory.runtime_bytes for device in result.devices), default=0),
         "mapped": simulation.mapped_words(result),
         "phases": _phases(result),
         "chart": charts.timeline_chart(live, lines, parts_of_step(timeline)),
@@ -157,8 +157,7 @@ def _limit_rows(result: SimulationResult) -> tuple[list[Bar], Markup]:
         remarks = [f"limit {memory.limit_kind}" if memory.limit_kind else "limit unknown"]
         if memory.limit_low_bytes is not None and memory.limit_low_bytes != memory.limit_bytes:
             remarks.append(f"{format_bytes(memory.limit_low_bytes)} at worst")
-        if kit := simulation.kit_words(memory, result):
-            remarks.append(kit)
+        remarks.append(simulation.kit_words(memory, result))
         if memory.held is not None:
             remarks.append(_HELD_WORDS[memory.held])
         if not device.validated:
@@ -170,8 +169,8 @@ def _limit_rows(result: SimulationResult) -> tuple[list[Bar], Markup]:
                 None if measured is None else measured / limit,
                 scale,
                 over=memory.outcome in {"close", "over", "killed"},
-                app=(memory.app_bytes or 0) / limit,
-                runtime=(memory.runtime_bytes or 0) / limit,
+                app=memory.app_bytes / limit,
+                runtime=memory.runtime_bytes / limit,
                 warning=None if memory.warning_bytes is None else memory.warning_bytes / limit,
             )
         state = _STATES.get(memory.outcome, "not judged")
@@ -253,8 +252,7 @@ def _latency_rows(result: SimulationResult) -> tuple[list[Bar], Markup | None]:
     )
     rows = [_latency_row(device, axis, _step_budget(device)) for device in devices]
     if host is not None:
-        p90 = result.latency_host.p90_ms
-        drawing = charts.interval_bar(host, axis, None, p90=p90.typical if p90 else None)
+        drawing = charts.interval_bar(host, axis, None, p90=result.latency_host.p90_ms.typical)
         middle = format_duration(host.typical / 1e3)
         rows.append(Bar("This machine", "measured", drawing, middle, format_interval(host, "ms")))
     return rows, charts.axis_row(axis, duration_label)
@@ -294,14 +292,10 @@ def _stages(result: SimulationResult) -> list[FigureRow]:
     """The host, then every device that has more than the time of a steady step."""
     host = result.latency_host
     known = {key: getattr(host, key) for key in _STAGES if key not in ("step_ms", "p90_ms")}
-    own = {key: at if at is None else Interval.of(at, at, at) for key, at in known.items()}
-    own |= {"step_ms": host.p50_ms or _host_interval(result), "p90_ms": host.p90_ms}
-    rows = []
-    if any(figure is not None for figure in own.values()):
-        stages = [(title, *_stage(own[key])) for key, title in _STAGES.items()]
-        rows.append(
-            FigureRow("This host", True, simulation.thread_words(result.host.threads), stages)
-        )
+    own = {key: Interval.of(at, at, at) for key, at in known.items()}
+    own |= {"step_ms": host.p50_ms, "p90_ms": host.p90_ms}
+    stages = [(title, *_stage(own[key])) for key, title in _STAGES.items()]
+    rows = [FigureRow("This host", True, simulation.thread_words(result.host.threads), stages)]
     for device in result.devices:
         latency = device.latency
         figures = {key: getattr(latency, key) for key in _STAGES}
@@ -381,7 +375,7 @@ _EVENT_WORDS: Final = {
 
 def panels(result: SimulationResult) -> list[dict[str, Any]]:
     """Curves of a few devices from the fastest to the slowest, evenly spread."""
-    curves = [(device, device.campaign.curve) for device in result.devices if device.campaign]
+    curves = [(device, device.campaign.curve) for device in result.devices]
     known = [(device, curve) for device, curve in curves if len(curve) > 1]
     known.sort(key=lambda pair: (pair[1][-1].active_s, pair[0].name))
     if len(known) > MOST_PANELS:
@@ -450,7 +444,7 @@ def interruption_rows(result: SimulationResult) -> list[Bar]:
     info = result.interruption
     if info is None:
         return []
-    steps = max([1, result.data.made_steps, *(entry.step for entry in info.interruptions)])
+    steps = max([1, result.data.trained_steps, *(entry.step for entry in info.interruptions)])
     rows = []
     for kind, words in _EVENT_WORDS.items():
         found = [entry for entry in info.interruptions if entry.at == kind]

@@ -124,14 +124,13 @@ def test_a_replay_that_was_ended_is_not_judged_with_more_room() -> None:
         assert limit_check(judge(judged)).status == status  # nothing was lost
 
 
-def test_an_earlier_result_counts_no_app_unless_the_budgets_say_so() -> None:
+def test_budgets_that_say_what_the_app_holds_count_the_kit_as_well() -> None:
     result = make_result([PIXEL])
-    before = limit_check(judge(result)).actual
-    assert before == result.devices[0].memory.predicted_peak_bytes
+    peak = result.devices[0].memory.predicted_peak_bytes
+    assert limit_check(judge(result)).actual == peak
     judged = judge(result, parse_budgets(b'[budgets]\napp_footprint = "50 MB"'))
-    assert before is not None
-    runtime = runtime_bytes("kotlin", "android", int(before))
-    assert limit_check(judged).actual == before + 50_000_000 + runtime
+    runtime = runtime_bytes("kotlin", "android", peak)
+    assert limit_check(judged).actual == peak + 50_000_000 + runtime
     assert "the kotlin kit's process (24.0 MB and 25 % of the peak)" in limit_check(judged).message
 
 
@@ -155,11 +154,9 @@ def test_an_app_that_takes_the_limit_by_itself() -> None:
 
 
 def bar(app: int, runtime: int, training: int, limit: int | None) -> str:
-    memory = DeviceMemory(
-        limit_bytes=limit, predicted_peak_bytes=training, measured_peak_bytes=None,
-        app_bytes=app, runtime_bytes=runtime,
-    )  # fmt: skip
-    return drawn_bar(memory)
+    sizes = {"app_bytes": app, "runtime_bytes": runtime, "predicted_peak_bytes": training}
+    result = with_memory(make_result([PIXEL]), **sizes, limit_bytes=limit, measured_peak_bytes=None)
+    return drawn_bar(result.devices[0].memory)
 
 
 def test_the_bar_in_characters() -> None:

@@ -11,7 +11,7 @@ from odtpack_simulator.device.profile import list_profiles
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import (
     Budgets,
-    PlacedLimit,
+    Limit,
     budget_schema,
     make_budgets,
     parse_budgets,
@@ -34,7 +34,7 @@ def parse(text: str) -> Budgets:
     return parse_budgets(text.encode(), "ci/budgets.toml")
 
 
-def only(limits: tuple[PlacedLimit, ...]) -> PlacedLimit:
+def only(limits: tuple[Limit, ...]) -> Limit:
     (limit,) = limits
     return limit
 
@@ -42,7 +42,7 @@ def only(limits: tuple[PlacedLimit, ...]) -> PlacedLimit:
 def test_the_documented_example() -> None:
     budgets = parse(EXAMPLE)
     assert {
-        key: [(limit.limit, limit.kind) for limit in limits]
+        key: [(limit.figure, limit.kind) for limit in limits]
         for key, limits in budgets.overall().items()
     } == {
         "package_size": [(12e6, "absolute")],
@@ -54,11 +54,11 @@ def test_the_documented_example() -> None:
     }
     assert only(budgets.overall()["step_latency"]).level == "warn"
     pixel = budgets.for_device("google/pixel-8a", "android")
-    assert only(pixel["step_latency"]).limit == pytest.approx(40.0)
+    assert only(pixel["step_latency"]).figure == pytest.approx(40.0)
     assert only(pixel["step_latency"]).level == "error"
     # The list of [budgets] is replaced as a whole.
-    assert only(pixel["peak_memory"]).limit == 150e6
-    assert only(pixel["time_to_finish"]).limit == 600.0
+    assert only(pixel["peak_memory"]).figure == 150e6
+    assert only(pixel["time_to_finish"]).figure == 600.0
     assert len(budgets.for_device("raspberrypi/pi-5", "linux")["peak_memory"]) == 2
     narrowed = budgets.narrowed("google/pixel-4a", "android")
     assert set(narrowed) == {"peak_memory", "battery_per_session"}
@@ -118,7 +118,7 @@ def test_values_stand_in_the_unit_of_their_metric(
 ) -> None:
     for text in (value, f"{{ limit = {value} }}", f"[{value}]", f"[{{ limit = {value} }}]"):
         found = only(parse(f"[budgets]\n{key} = {text}").overall()[key])
-        assert found.limit == pytest.approx(limit)
+        assert found.figure == pytest.approx(limit)
         assert (found.kind, found.level) == (kind, "error")
 
 
@@ -135,8 +135,8 @@ def test_every_metric_is_a_key_with_a_value_above() -> None:
 def test_levels_in_a_list() -> None:
     text = '[budgets]\npeak_memory = ["200 MB", { limit = "+5 %", level = "warn" }]'
     hard, soft = parse(text).overall()["peak_memory"]
-    assert (hard.limit, hard.kind, hard.level) == (200e6, "absolute", "error")
-    assert (soft.limit, soft.kind, soft.level) == (5.0, "percent", "warn")
+    assert (hard.figure, hard.kind, hard.level) == (200e6, "absolute", "error")
+    assert (soft.figure, soft.kind, soft.level) == (5.0, "percent", "warn")
 
 
 def test_the_schema_agrees_with_the_reader() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from odtpack_simulator.figures.judge import NO_BASELINE, limit_checks
-from odtpack_simulator.figures.limits import PlacedLimit, suggest_budget
+from odtpack_simulator.figures.limits import Limit, suggest_budget
 from odtpack_simulator.figures.metric import Metric, of_errors
 from odtpack_simulator.figures.simulated import METRICS, all_figures
 from odtpack_simulator.fleet.judge import METRICS as FLEET_METRICS
@@ -55,7 +55,7 @@ def judged(
     (check,) = limit_checks(
         {"ink": declared},
         [figure.model_copy(update={"metric": "ink", "unit": declared.unit})],
-        {"ink": [PlacedLimit(limit, "error", "budgets.toml:3", kind)]},
+        {"ink": [Limit(limit, kind, location="budgets.toml:3")]},
         base if isinstance(base, str) else [base.model_copy(update={"metric": "ink", "unit": "B"})],
         None,
     )

@@ -16,8 +16,8 @@ from odtpack_simulator.measure import calibration
 from odtpack_simulator.measure import measured_profile as measuring
 from odtpack_simulator.measure.host import CoreGroup, Machine, measure_storage, this_machine
 from odtpack_simulator.measure.measured_profile import (
+    DeviceMeasurements,
     Effort,
-    Measurements,
     conv_flops,
     measure_device,
     measured_profile,
@@ -178,11 +178,17 @@ def test_what_the_system_does_not_tell_is_unknown(
     assert measure_device(tmp_path, effort=QUICK).memory_limit_bytes() == 3 * 2**30
 
 
+RATES = DeviceMeasurements(
+    format=1, kit="python", onnxruntime="1.32.0", threads=1, gemm_flops=[9e10],
+    gemm_single_flops=[9e10], convolution_flops=[5e10], copy_bytes_per_second=[1e10],
+)  # fmt: skip
+EDGE = {"name": "acme/edge-1", "title": "Edge 1"}
+
+
 def test_rates_that_waited_say_that_the_machine_was_busy() -> None:
     machine = Machine(None, 2**33, None, (CoreGroup(2, 3e9),), None)
     for waited, busy in ((0.0, False), (0.3, True)):
-        measured = Measurements(1, [9e10], [9e10], [5e10], [1e10], waited=waited)
-        profile = measured_profile(machine, measured, name="acme/edge-1", title="Edge 1")
+        profile = measured_profile(machine, RATES, waited=waited, **EDGE)
         assert isinstance(profile.cpu.fp32_gemm, Quantity)
         assert ("this machine was busy, rates waited 30%" in profile.cpu.fp32_gemm.source) == busy
 
@@ -198,9 +204,7 @@ def test_a_gpu_is_measured_into_a_profile_that_simulations_read(
     monkeypatch.setattr(calibration, "_SIZES", (128,))
     monkeypatch.setattr(calibration, "_ELEMENTS", 2**18)
     figures = calibration.measure_gpu(name, 2)
-    content = Measurements(1, gemm=[1e9], gemm_single=[1e9], convolution=[1e9], copy=[1e9])
-    content.gpu = figures
-    made = measured_profile(this_machine(), content, name="acme/edge-1", title="Edge 1")
+    made = measured_profile(this_machine(), RATES, gpu=figures, **EDGE)
     read = parse_profile(profile_toml(made).encode(), "edge.toml")
     assert read == made
     assert read.gpu is not None

@@ -481,7 +481,7 @@ def test_who_shares() -> None:
 def test_one_arena_takes_no_more_than_several(case: Cases) -> None:
     this = case("cnn")
     shared, own = (
-        plan_memory(this.package, this.shapes, sharing=sharing).peak.nbytes
+        plan_memory(this.package, this.shapes, SessionUse(sharing, False)).peak.nbytes
         for sharing in ("shared", "own")
     )
     assert shared <= own
@@ -494,7 +494,7 @@ def test_one_arena_takes_no_more_than_several(case: Cases) -> None:
 def test_plan_and_replay_agree(name: str, tmp_path: Path) -> None:
     """Over both lives: the one that begins, and the one that goes on from what that saved."""
     this = make_case(name, tmp_path, steps=4)  # so that a whole batch is evaluated, as is planned
-    planned = plan_memory(this.package, this.shapes, sharing="own")
+    planned = plan_memory(this.package, this.shapes, SessionUse("own", False))
     shared = plan_memory(this.package, this.shapes)
     assert planned.peak.nbytes >= shared.peak.nbytes
     measured = hold(this.job(tmp_path, sharing="own"))

@@ -201,7 +201,7 @@ def test_a_kit_loads_the_step_model_before_gradients_are_asked_for(case: Cases) 
     assert [(use.step_model, use.switches) for use in uses] == [(True, False), (False, True)]
     assert not session_use(package.manifest, "python", "train").switches
     stepping, switching, plain = (
-        {each.name: each.nbytes for each in plan_memory(package, shapes, **use._asdict()).phases}
+        {each.name: each.nbytes for each in plan_memory(package, shapes, use).phases}
         for use in (*uses, uses[1]._replace(switches=False))
     )
     assert switching["resuming"] == stepping["resuming"] > plain["resuming"]

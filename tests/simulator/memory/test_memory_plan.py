@@ -20,7 +20,7 @@ from odtpack_runtime import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.app import memory_fit
 from odtpack_simulator.device.kits import Sharing
-from odtpack_simulator.memory.arena import session_use
+from odtpack_simulator.memory.arena import SessionUse, session_use
 from odtpack_simulator.memory.memory_plan import plan_arenas, plan_memory
 from odtpack_simulator.memory.planning import MEASURED_AS, Item, MemoryPlan, Phase
 from odtpack_simulator.replay.job import Job
@@ -60,7 +60,7 @@ def test_parts_sum_to_the_peak(name: str, case: Cases) -> None:
     assert sum(tensor.bytes for tensor in plan.tensors_at_peak()) == predicted.peak_bytes
     # What the arena holds and does not use is part of a phase, but not alive at a node.
     steps = ("training step", "optimizer step")
-    without = plan_memory(this.package, this.shapes, sharing="none")
+    without = plan_memory(this.package, this.shapes, SessionUse("none", False))
     alive, exactly = (max(point.live_bytes for point in p.timeline) for p in (plan, without))
     taken, needed = (max(phase.nbytes for phase in p.phases if phase.name in steps)
                      for p in (plan, without))  # fmt: skip
@@ -94,7 +94,7 @@ def test_larger_batch_needs_more(case: Cases, sharing: Sharing) -> None:
     this = case("cnn")
     twice = {name: (2 * shape[0], *shape[1:]) for name, shape in this.shapes.items()}
     one, two = (
-        plan_memory(this.package, sizes, sharing=sharing).predicted().breakdown
+        plan_memory(this.package, sizes, SessionUse(sharing, False)).predicted().breakdown
         for sizes in (this.shapes, twice)
     )
     assert 1.8 * one.activations < two.activations
@@ -202,7 +202,7 @@ def test_mobilenet(tmp_path: Path) -> None:
     measured = run_training_child(with_sessions(job, package, use))
     assert measured.outcome == "completed"
     assert max(each.nbytes for each in first) == pytest.approx(measured.peak_bytes, rel=0.025)
-    plan = plan_memory(package, shapes, **use._asdict())
+    plan = plan_memory(package, shapes, use)
     assert measured.peak_bytes < plan.peak.nbytes < 1.08 * measured.peak_bytes
 
 

@@ -84,12 +84,12 @@ def test_the_plan_is_what_a_process_takes(name: str, tmp_path: Path) -> None:
     package, job, shapes = packed(name, tmp_path)
     use = session_use(package.manifest, "cpp", native=True)._replace(sharing="none")
     assert use.native
-    plan = plan_memory(package, shapes, threads=1, **use._asdict())
+    plan = plan_memory(package, shapes, use, threads=1)
     measured = hold(with_sessions(job, package, use))
     assert measured.outcome == "completed"
     assert plan.peak.nbytes == pytest.approx(measured.peak_bytes, rel=0.03)
     # It is another plan than that of the bodies.
-    bodies = plan_memory(package, shapes, threads=1, **use._replace(native=False)._asdict())
+    bodies = plan_memory(package, shapes, use._replace(native=False), threads=1)
     assert plan.peak.nbytes != bodies.peak.nbytes
 
 
@@ -98,8 +98,7 @@ def test_each_thread_packs_operands_of_its_own(tmp_path: Path) -> None:
     use = session_use(package.manifest, "cpp", native=True)
 
     def packs(native: bool, threads: int) -> list[int]:
-        more = use._replace(native=native)._asdict()
-        plan = plan_memory(package, shapes, threads=threads, **more)
+        plan = plan_memory(package, shapes, use._replace(native=native), threads=threads)
         return [each.nbytes for each in plan.peak.items if each.name == "native kernels at work"]
 
     assert packs(False, 4) == []
@@ -187,7 +186,7 @@ def test_fit_and_fleets_follow_the_kit(monkeypatch: pytest.MonkeyPatch, tmp_path
     for kit in ("swift", "kotlin"):
         use = session_use(package.manifest, kit)
         assert use.native == (kit == "swift")
-        assert peaks[kit] == plan_memory(package, shapes, **use._asdict()).peak.nbytes
+        assert peaks[kit] == plan_memory(package, shapes, use).peak.nbytes
     assert peaks["swift"] != peaks["kotlin"]
     fleet = parse_fleet(FLEET)
     data = split_data({name: np.load(path) for name, path in job.data.items()}, 0)

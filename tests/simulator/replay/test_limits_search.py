@@ -11,12 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from odtpack_simulator.replay import replay
-from odtpack_simulator.replay.job import Job
+from odtpack_simulator.replay.job import Job, SamplePlan
 from odtpack_simulator.replay.replay import FAR, ReplayResult, check_limits
 
-JOB = Job(
-    "train", "", "", "", "", "", {}, 1, 1, 1, 0, full_batches=False, learning_rate=1, threads=1
-)
+JOB = Job("train", "", "", "", "", "", {}, SamplePlan(1, 1, 1, 0), learning_rate=1, threads=1)
 
 
 def gigabytes(number: int) -> int:
@@ -86,7 +84,8 @@ def test_the_second_process_makes_two_steps_where_there_are_three(
 
     monkeypatch.setattr(replay, "run_training_child", run)
     size = JOB.schedule.train_samples
-    job = dataclasses.replace(JOB, folder=str(tmp_path), batch_size=size, epochs=steps)
+    schedule = SamplePlan(1, size, steps, 0)
+    job = dataclasses.replace(JOB, folder=str(tmp_path), schedule=schedule)
     assert job.schedule.steps == steps
     replay.hold(job)
     assert made == [first, 6]
@@ -107,7 +106,8 @@ def test_a_training_that_was_ended_is_held_to_the_limit_again(
         return ReplayResult(100, "killed", 0, detail="out of memory in loading the package")
 
     monkeypatch.setattr(replay, "run_training_child", run)
-    job = dataclasses.replace(JOB, folder=str(tmp_path), epochs=9, limit_bytes=100)
+    schedule = SamplePlan(1, 1, 9, 0)
+    job = dataclasses.replace(JOB, folder=str(tmp_path), schedule=schedule, limit_bytes=100)
     job.saved_checkpoint.write_text("of a replay under another limit")
     found = replay.hold(job)
     assert [(each.resume, each.max_steps) for each in made] == [(True, 3), (True, 6)]

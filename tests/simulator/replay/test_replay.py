@@ -94,25 +94,23 @@ class TestTraining:
         assert measured.outcome == "completed"
         assert measured.steps_done == job.schedule.steps == len(losses)
         assert measured.losses == pytest.approx(losses, rel=1e-6)
-        ends = [measured.eval_loss_before, measured.eval_loss_after]
-        assert ends == pytest.approx(evaluations, rel=1e-6)
-        assert [measured.metric_before, measured.metric_after] == accuracies
+        assert [measured.before.loss, measured.after.loss] == pytest.approx(evaluations, rel=1e-6)
+        assert [measured.before.metric, measured.after.metric] == accuracies
         assert final_loss(measured) == measured.losses[-1]
-        assert len(measured.steps_ms) == measured.steps_done
         assert measured.detail == ""
 
     def test_counts_are_those_of_the_metric(self, mlp: Case, measured: ReplayResult) -> None:
-        right, total = measured.metric_counts
+        right, total = measured.after.right, measured.after.total
         assert total == mlp.schedule.held_out_samples
-        assert measured.metric_after == right / total
+        assert measured.after.metric == right / total
 
     def test_the_curve_ends_in_the_evaluations_before_and_after(
         self, measured: ReplayResult
     ) -> None:
         first, last = measured.curve[0], measured.curve[-1]
         assert (first.step, last.step) == (0, measured.steps_done)
-        assert (first.loss, first.metric) == (measured.eval_loss_before, measured.metric_before)
-        assert (last.loss, last.metric) == (measured.eval_loss_after, measured.metric_after)
+        assert (first.loss, first.metric) == (measured.before.loss, measured.before.metric)
+        assert (last.loss, last.metric) == (measured.after.loss, measured.after.metric)
 
     def test_the_curve_is_what_shorter_trainings_end_with(self, mlp: Case, tmp_path: Path) -> None:
         """The evaluation after each epoch, against a training that ends there."""
@@ -122,8 +120,8 @@ class TestTraining:
         assert [point.step for point in result.curve] == [0, each, 2 * each, 3 * each]
         for epochs in (1, 2):
             shorter = run_training_child(mlp.job(tmp_path, epochs=epochs, **options))
-            assert result.curve[epochs].loss == shorter.eval_loss_after
-            assert result.curve[epochs].metric == shorter.metric_after
+            assert result.curve[epochs].loss == shorter.after.loss
+            assert result.curve[epochs].metric == shorter.after.metric
             assert result.losses[: each * epochs] == shorter.losses
         assert len({point.loss for point in result.curve}) == 4
 
@@ -132,7 +130,7 @@ class TestTraining:
         assert result.steps_done == 40
         steps = [point.step for point in result.curve]
         assert steps == [0, 3, 7, 10, 14, 18, 21, 25, 29, 32, 36, 40]
-        assert result.metric_counts is None  # no output has a score per class here
+        assert result.after.total is None  # no output has a score per class here
 
     def test_data_in_pieces(self, mlp: Case, tmp_path: Path) -> None:
         """Two pieces are two trainings, the second with the later half of the samples."""
@@ -141,7 +139,7 @@ class TestTraining:
         assert result.outcome == "completed"
         schedule = job.schedule
         held_out = {i for b in schedule.held_out_batches() for i in b.tolist()}
-        train = [i for i in range(job.samples) if i not in held_out]
+        train = [i for i in range(schedule.samples) if i not in held_out]
         half = len(train) - len(train) // 2
         package = mlp.package
         state = CheckpointState.load_checkpoint(package.checkpoint)
@@ -170,7 +168,7 @@ class TestTraining:
         assert result.outcome == "completed"
         assert result.losses == whole.losses[:2]
         assert [point.step for point in result.curve] == [0, 2]
-        assert result.metric_counts[1] == 20  # two batches of the held-out samples
+        assert result.after.total == 20  # two batches of the held-out samples
         assert events.count("saved") == 1
         if result.peak_bytes is not None:
             assert result.phase_peaks.keys() == whole.phase_peaks.keys()
@@ -192,7 +190,7 @@ class TestTraining:
         result = run_training_child(mlp.job(tmp_path, samples=4))
         assert result.outcome == "completed"
         assert result.steps_done == 1
-        assert (result.eval_loss_before, result.metric_after) == (None, None)
+        assert (result.before.loss, result.after.metric) == (None, None)
 
     def test_diverged_loss_is_none(self, mlp: Case, tmp_path: Path) -> None:
         result = run_training_child(mlp.job(tmp_path, learning_rate=1e30, epochs=2))
@@ -242,7 +240,7 @@ class TestMemory:
         result = run_training_child(mlp.job(tmp_path, **options))
         assert result.outcome == "completed"
         assert result.losses == measured.losses
-        assert result.metric_after == measured.metric_after
+        assert result.after.metric == measured.after.metric
         assert result.peak_bytes == pytest.approx(measured.peak_bytes, abs=500_000)
 
     def test_more_threads(self, mlp: Case, measured: ReplayResult, tmp_path: Path) -> None:
@@ -452,7 +450,7 @@ def test_a_worker_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def learned(metric: float, held_out: int) -> SimulationResult:
     training = {"metric_after": metric, "metric_interval": wilson(metric, held_out)}
-    data = {"held_out_samples": held_out}
+    data = {"held_out_samples": held_out, "evaluated_samples": held_out}
     return changed(make_result([DEVICE]), training=training, data=data)
 
 

@@ -20,6 +20,7 @@ from odtpack_simulator.result import (
     TrainingInfo,
     load_result,
 )
+from odtpack_simulator.values.units import Interval
 from tests.refused import refused
 from tests.simulator.factory import make_result
 
@@ -32,14 +33,14 @@ def test_round_trip(tmp_path: Path) -> None:
     assert loaded == result
     assert loaded.to_json() == result.to_json()
     content = json.loads(result.to_json())
-    assert content["schema_version"] == 3
+    assert content["schema_version"] == 4
     assert list(content)[:3] == ["schema_version", "tool_version", "package"]
 
 
 @given(st.lists(st.floats() | st.none(), max_size=20))
 def test_losses_that_are_not_finite_become_null(losses: list[float | None]) -> None:
     ends = {"eval_loss_before": math.inf, "eval_loss_after": math.nan}
-    training = TrainingInfo(losses=losses, metric_name=None, **ends)
+    training = TrainingInfo(losses=losses, learning_rate=0.1, **ends)
     assert training.losses == [v if v is not None and math.isfinite(v) else None for v in losses]
     assert training.eval_loss_before is None
     assert training.eval_loss_after is None
@@ -49,7 +50,8 @@ def test_losses_that_are_not_finite_become_null(losses: list[float | None]) -> N
 
 def test_numpy_scalars_are_accepted_as_losses() -> None:
     losses = [np.float64(1.5), float(np.float32(0.5)), np.float64("nan")]
-    training = TrainingInfo(losses=losses, eval_loss_before=None, eval_loss_after=None)
+    ends = {"eval_loss_before": None, "eval_loss_after": None}
+    training = TrainingInfo(losses=losses, learning_rate=0.1, **ends)
     assert training.losses == [1.5, 0.5, None]
 
 
@@ -65,6 +67,8 @@ def test_breakdown_must_sum_to_the_peak() -> None:
 def test_latency_needs_a_figure_or_a_reason() -> None:
     with pytest.raises(ValidationError, match="the reason"):
         DeviceLatency(step_ms=None, basis="none")
+    with pytest.raises(ValidationError, match="needs first_step_ms"):
+        DeviceLatency(step_ms=Interval.of(1, 2, 3), basis="none")
 
 
 TWICE = [
@@ -86,7 +90,7 @@ def mutated(**changes: object) -> str:
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    (mutated(schema_version=4), "schema_version.*reads version 3"),
+    (mutated(schema_version=3), "schema_version.*reads version 4"),
     (mutated(extra=1), "extra: unknown key"),
     (mutated(host__cores=0), "host.cores"),
     (mutated(latency_host__steps_ms=[math.nan]), r"latency_host.steps_ms\[0\]"),
@@ -110,6 +114,18 @@ def test_hostile_result_files(tmp_path: Path, text: str, message: str) -> None:
         load_result(path)
     assert caught.value.where == str(path)
     assert "\n" not in caught.value.what
+
+
+@pytest.mark.parametrize("key", ["data.sha256", "training.learning_rate", "memory.sharing"])
+def test_a_result_that_is_not_whole_is_to_be_made_again(tmp_path: Path, key: str) -> None:
+    content = json.loads(make_result(["google/pixel-8a"]).to_json())
+    part, _, name = key.partition(".")
+    del content[part][name]
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(content), "utf-8")
+    with refused("result-invalid", f"wrong at {key}: is missing") as caught:
+        load_result(path)
+    assert "run odtpack simulate again" in str(caught.value.hint)
 
 
 def test_a_result_of_the_other_kind(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ class _Training:
         ):
             before = self._trainer.module.skipped_steps
             overflows = self._trainer.module.overflows
-            loss, seconds = self._trainer.step(indices)
+            loss, _ = self._trainer.step(indices)
             self._step += 1
             self._mark("step")
             # No name for the module: a memory warning drops it, and it would stay alive.
@@ -155,7 +155,7 @@ class _Training:
             skipped = self._trainer.module.skipped_steps - before - overflows
             reason = str(self._trainer.module.last_not_finite)[:_MOST_REASON] if skipped else ""
             self._send(
-                "step", index=self._step - 1, loss=number(loss), ms=seconds * 1e3,
+                "step", index=self._step - 1, loss=number(loss),
                 skipped=skipped, reason=reason, overflows=overflows,
             )  # fmt: skip
             if job.pause_at == self._step and job.pause_in_save is None:
@@ -178,7 +178,7 @@ class _Training:
         job = self._job
         self._enter("loading the package")
         # Nodes that draw without the help of Dropout's generator take their seed when they load.
-        onnxruntime.set_seed(job.seed)
+        onnxruntime.set_seed(job.schedule.seed)
         batches = Batches(list(job.data.values()), job.schedule.largest_batch)
         resume = resume and job.saved_checkpoint.is_file()
         state = CheckpointState.load_checkpoint(job.saved_checkpoint if resume else job.checkpoint)
@@ -207,7 +207,7 @@ class _Training:
         scheduler = LRScheduler.restore(optimizer) if resume else job.set_rate(optimizer)
         self._mark("loading")
         self._send("begun", step=self._step)
-        return Trainer(module, optimizer, batches, scheduler, job.seed)
+        return Trainer(module, optimizer, batches, scheduler, job.schedule.seed)
 
     def _evaluate(self, when: str) -> None:
         self._enter(f"the evaluation {when} training")
