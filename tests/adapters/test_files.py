@@ -181,7 +181,7 @@ def test_what_does_not_fit_is_an_error(
     trained: Trained, run: Run, llama_file: Path, tmp_path: Path
 ) -> None:
     folder = trained("lora")
-    adapter = exported(folder, run)
+    adapter = shutil.copytree(exported(folder, run), tmp_path / "adapter")
     other = tmp_path / "other"
     for change, code in (
         ({"rank": 2}, "adapter-mismatch"),
@@ -199,6 +199,17 @@ def test_what_does_not_fit_is_an_error(
         "adapter", "export", package, "--out", package, code=2
     )  # which must stay as it is
     assert f"{package} is a package" in outcome.err
+    run("adapter", "export", package, "--out", adapter, code=0)  # replaces what it wrote
+    foreign = adapter / CONFIG
+    foreign.write_text(json.dumps({**json.loads(foreign.read_text()), "peft_version": "0.17"}))
+    for name, more in ((CONFIG, []), ("base.onnx", ["--onnxruntime"])):
+        out = tmp_path / f"with {name}"
+        out.mkdir()
+        shutil.copy(foreign, out / name)
+        outcome = run("adapter", "export", package, "--out", out, *more, code=2)
+        assert f"{name}' would be replaced, and is not as odtpack adapter export" in outcome.err
+        assert [path.name for path in out.iterdir()] == [name]
+        assert (out / name).read_bytes() == foreign.read_bytes()
     (adapter / "adapter_model.safetensors").write_bytes(b"\xff" * 100)
     outcome = run("adapter", "merge", llama_file, adapter, "--out", tmp_path / "merged.onnx")
     assert (outcome.code, "peft-invalid" in outcome.err) == (2, True)
