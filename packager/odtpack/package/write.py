@@ -336,11 +336,10 @@ def _stage(
 def _manifest(
     graphs: Graphs, models: dict[str, ir.Model], made: Made, staged: dict[str, Path]
 ) -> Manifest:
-    graph = graphs.training.graph
     task, backend = graphs.task, graphs.task.backend
     template = graphs.inference if backend.is_stock else None
     lowest = (made.oldest or backend.oldest_runtime((*_models(graphs), *models.values()))).name
-    inputs, outputs = _inputs(graphs), _outputs(graph)
+    inputs, outputs = _inputs(graphs), _outputs(graphs)
     predictions = [
         _value(value, "prediction") for value in graphs.evaluation.graph.outputs[len(outputs) :]
     ]
@@ -446,13 +445,14 @@ def _inputs(graphs: Graphs) -> list[dict[str, object]]:
     return inputs
 
 
-def _outputs(graph: ir.Graph) -> list[dict[str, object]]:
+def _outputs(graphs: Graphs) -> list[dict[str, object]]:
     shown = [
         value
-        for value in graph.outputs
+        for value in graphs.training.graph.outputs
         if not (value.name or "").endswith((OUTPUT_SUFFIX, STATE_SUFFIX, COTANGENT_SUFFIX))
     ]
-    return [_value(v, "additional" if i else "loss") for i, v in enumerate(shown)]
+    roles = ("prediction" if v.name == graphs.scores else "additional" for v in shown[1:])
+    return [_value(v, role) for v, role in zip(shown, ("loss", *roles), strict=True)]
 
 
 def _operators(graphs: Graphs, models: dict[str, ir.Model]) -> dict[str, dict[str, dict[str, int]]]:
@@ -663,7 +663,7 @@ def _digest(graphs: Graphs, made: Made) -> str:
         "model": model_digest(task.model),
         "parameters": {parameter.name: parameter.role for parameter in graphs.parameters},
         "loss": graphs.loss,
-        "prediction": graphs.returns_prediction,
+        "prediction": graphs.scores,
         "spec": {name: getattr(task.spec, name) for name in plain},
         "newest_opset": targets.newest_opset(task.spec.onnxruntime),
         "memory": task.memory,
