@@ -207,7 +207,7 @@ def test_what_does_not_fit_is_an_error(
         out.mkdir()
         shutil.copy(foreign, out / name)
         outcome = run("adapter", "export", package, "--out", out, *more, code=2)
-        assert f"{name}' would be replaced, and is not as odtpack adapter export" in outcome.err
+        assert f"{name} in '{out}' would be replaced" in outcome.err
         assert [path.name for path in out.iterdir()] == [name]
         assert (out / name).read_bytes() == foreign.read_bytes()
     (adapter / "adapter_model.safetensors").write_bytes(b"\xff" * 100)

@@ -105,7 +105,7 @@ def export(
 
 def _check_ours(out: Path, key: str, *others: str) -> None:
     """Refuse files that go together, unless the first of them is as an export writes it."""
-    from odtpack.errors import OdtpackError
+    from odtpack.errors import OdtpackError, some
     from odtpack_runtime.package import adapter as peft
 
     with TemporaryDirectory() as name, suppress(OdtpackError, ValueError, IndexError):
@@ -118,9 +118,9 @@ def _check_ours(out: Path, key: str, *others: str) -> None:
     if found := [each for each in (key, *others) if os.path.lexists(out / each)]:
         raise OdtpackError(
             "folder-not-empty",
-            f"{str(out / found[0])!r} would be replaced, and is not as odtpack adapter export "
-            "writes it",
-            hint="move it, or choose an empty or a new folder (--out DIR)",
+            f"{some(found)} in {str(out)!r} would be replaced, and odtpack adapter export did not "
+            "write what is there",
+            hint="move the files, or choose an empty or a new folder (--out DIR)",
         )
 
 
