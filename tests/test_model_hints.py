@@ -20,6 +20,7 @@ from odtpack.onnxblock.blocks import Block
 from odtpack.onnxblock.loss import CrossEntropyLoss
 from odtpack.package.candidates import candidates
 from odtpack_runtime.package.manifest import Manifest
+from odtpack_simulator.replay.paired_loss import accuracy_inputs
 from tests.model_text import drawn, parsed
 from tests.packaging_tools import open_training
 from tests.refused import refused
@@ -180,6 +181,19 @@ def test_labels_of_the_model_say_where_the_classes_are(
     )  # fmt: skip
     manifest = build_package(model, tmp_path, loss="cross_entropy", loss_inputs=("y", "t"))
     assert manifest.loss_options.get("layout") == layout
+
+
+@pytest.mark.parametrize(("loss", "options", "scores"), [
+    ("cross_entropy", {}, 1), ("cross_entropy", {"layout": "NLC"}, None),
+    ("next_token", {}, None), ("ctc", {}, None),
+])  # fmt: skip
+def test_an_accuracy_is_of_classes_that_are_known_to_be_on_axis_1(
+    loss: str, options: dict[str, str], scores: int | None, tmp_path: Path
+) -> None:
+    """All sizes of [batch, 5, 5] fit."""
+    model = _model(SEQUENCE % (5, 5), w=(4, 5))
+    manifest = build_package(model, tmp_path, loss=loss, loss_options=options, outputs=("y",))
+    assert accuracy_inputs(manifest)[0] == scores
 
 
 def test_cross_entropy_refuses_classes_of_any_number(tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ def test_what_does_not_fit_is_an_error(
     trained: Trained, run: Run, llama_file: Path, tmp_path: Path
 ) -> None:
     folder = trained("lora")
-    adapter = exported(folder, run)
+    adapter = shutil.copytree(exported(folder, run), tmp_path / "adapter")
     other = tmp_path / "other"
     for change in ({"rank": 2}, {"alpha": 9.0}, {"kind": "dora"}, {"on": ("*.q_proj",)}):
         spec = dataclasses.replace(SPECS["lora"], **change)
@@ -195,6 +195,17 @@ def test_what_does_not_fit_is_an_error(
     package, nothing = folder / "package", tmp_path / "nothing"
     said = refusal(run, "", "export", package, "--out", package)  # which must stay as it is
     assert f"{package} is a package" in said
+    run("adapter", "export", package, "--out", adapter, code=0)  # replaces what it wrote
+    foreign = adapter / CONFIG
+    foreign.write_text(json.dumps({**json.loads(foreign.read_text()), "peft_version": "0.17"}))
+    for name, more in ((CONFIG, []), ("base.onnx", ["--onnxruntime"])):
+        out = tmp_path / f"with {name}"
+        out.mkdir()
+        shutil.copy(foreign, out / name)
+        said = refusal(run, "folder-not-empty", "export", package, *more, "--out", out)
+        assert f"{name} in '{out}' would be replaced" in said
+        assert [path.name for path in out.iterdir()] == [name]
+        assert (out / name).read_bytes() == foreign.read_bytes()
     (adapter / "adapter_model.safetensors").write_bytes(b"\xff" * 100)
     refusal(run, "peft-invalid", "merge", llama_file, adapter, "--out", nothing)
     plain = tmp_path / "plain"

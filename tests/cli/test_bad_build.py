@@ -185,7 +185,7 @@ def test_a_manifest_of_something_else_makes_no_package(
 
 
 def test_only_files_that_a_package_wrote_are_removed_or_replaced(
-    run: Run, shared: Shared, tmp_path: Path
+    run: Run, shared: Shared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A manifest of a stranger may list any name, and a user may have changed a file."""
     old = tmp_path / "old"
@@ -198,6 +198,10 @@ def test_only_files_that_a_package_wrote_are_removed_or_replaced(
     assert {path.name for path in old.glob("*.ort")} == {"training_model.ort"}
     before = tree(old)
     assert_refused(run(*build, "--ort-format"), "folder-not-empty", "'training_model.ort'", "move")
+    (old / "nominal_checkpoint").write_text("mine")
+    monkeypatch.setattr("odtpack.build.load", None)  # the refusal comes before the work
+    assert_refused(run(*build, "--nominal"), "folder-not-empty", "'nominal_checkpoint'", "move")
+    (old / "nominal_checkpoint").unlink()
     assert tree(old) == before
 
 

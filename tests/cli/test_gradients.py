@@ -235,6 +235,8 @@ def test_a_tied_parameter_is_one(run: Run, tmp_path: Path, exporter: Any) -> Non
     found = run(*command, f"{file}:build", code=0).json()
     assert len(found["equal"]) == 2
     row = () if exporter == "dynamo" else ("--freeze-row", "0.weight=0")
+    built = run("build", model, "--out", tmp_path / "package", "--loss", "cross_entropy", *row)
+    assert ("stays as it is for all that read it" in built.err) == bool(row)
     for options in {(), row}:
         found = run(*command, f"{file}:padded", *options, code=1).json()
         assert ["the embedding is tied" in each["why"] for each in found["different"]] == [True]

@@ -142,8 +142,8 @@ def segmented() -> onnx.ModelProto:
 
 
 def speaker() -> onnx.ModelProto:
-    """A language model that knows the last word alone."""
-    text = """speaker (int64[batch, time] words) => (float[batch, time, 5] output) {
+    """A language model that knows the last word alone, of as many words as positions."""
+    text = """speaker (int64[batch, 5] words) => (float[batch, 5, 5] output) {
         found = Gather(table, words)
         output = MatMul(found, weight)
     }"""
@@ -151,9 +151,8 @@ def speaker() -> onnx.ModelProto:
 
 
 def rooted() -> onnx.ModelProto:
-    """Beside what the loss reads, scores of which some are NaN, and some equal."""
-    text = """rooted (float[batch, 3] input) => (float[batch, 3] roots, float[batch, 3] output) {
-        roots = Sqrt(input)
+    """The input as scores, of which some are NaN, and some equal."""
+    text = """rooted (float[batch, 3] input) => (float[batch, 3] output) {
         output = Mul(input, scale)
     }"""
     return parsed(text, {"scale": np.ones(3, np.float32)})

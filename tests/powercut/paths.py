@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -191,7 +192,7 @@ def _adapter_start(folder: Path) -> None:
     _adapter(folder, 0)
     # As if it had been of another alpha: the two files must go together.
     config = folder / "adapter" / "adapter_config.json"
-    config.write_text(config.read_text().replace('"lora_alpha":', '"lora_alpha": 1e3, "was":'))
+    config.write_text(re.sub('"lora_alpha": [0-9.]+', '"lora_alpha": 1000.0', config.read_text()))
 
 
 def _adapter(folder: Path, number: int) -> None:

@@ -233,7 +233,7 @@ class TestIfChanged:
         (folder / "package" / "manifest.json").write_text('{"schema_version": 2}')
         write_stamp(folder / "package", _keys(folder))
         outcome = run("build", "--recipe", folder / "recipe.toml", "--if-changed")
-        assert_refused(outcome, "folder-not-empty", "schema version 2", "delete this one")
+        assert_refused(outcome, "folder-not-empty", "schema version 2", "update odtpack")
 
     def test_a_damaged_stamp_is_none(self, run: Run, folder: Path) -> None:
         assert self.build(run, folder)

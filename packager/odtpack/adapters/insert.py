@@ -230,6 +230,11 @@ def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
         node = value.producer()
         if node is None:
             raise _no_tokens(f"its output {value.name!r} is an input")
+        x, matrix = (*node.inputs, None)[:2]
+        if node.op_type == "MatMul" and x and len(dims_of(matrix) or ()) == 2 and not value.uses():
+            with op.before(node):  # the product is not made where it is not read
+                node.replace_input_with(0, op.slice(x, [1], [count], [np.iinfo(np.int64).max]))
+            continue
         with op.after(node):
             cut = op.slice(value, [1], [count], [np.iinfo(np.int64).max])
         take_place(value, cut, [])

@@ -61,6 +61,7 @@ class CTC(Loss):
     summary = "Connectionist temporal classification."
     formula = "-log P(all alignments that read as the labels)"
     prediction = "logits or log-probabilities [T, N, C]"
+    classifies = False
     target = "`labels` [N, S], `input_lengths` [N], `target_lengths` [N]"
     blank: int = option(0, "Class that stands for no label.", whole=True, least=0)
     layout: Layout | None = option(

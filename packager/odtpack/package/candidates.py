@@ -532,12 +532,18 @@ def frozen_rows(
 def zero_rows(
     model: ir.Model, trained: Sequence[str], frozen: Mapping[str, Sequence[int]]
 ) -> Iterator[str]:
-    """A sentence for each embedding that trains and has rows that are exactly zero."""
+    """What to know of rows of embeddings: those that are exactly zero, and those of tied ones."""
     for name in trained:
         value = model.graph.initializers[name]
         tensor = value.const_value
-        looked_up = all(use.node.op_type == "Gather" and use.idx == 0 for use in value.uses())
-        if tensor is None or len(tensor.shape) != 2 or not looked_up:
+        looked_up = {use.node.op_type == "Gather" and use.idx == 0 for use in value.uses()}
+        if name in frozen and len(looked_up) == 2:
+            yield (
+                f"row {frozen[name][0]} of {name} stays as it is for all that read it. padding_idx "
+                "of PyTorch only stops the gradient of the look-up, and the row of a tied "
+                "embedding trains through the other layer, as without --freeze-row"
+            )
+        if tensor is None or len(tensor.shape) != 2 or looked_up != {True}:
             continue
         array = tensor.numpy()
         rows = [int(row) for row in np.flatnonzero(array[:, 0] == 0) if not array[row].any()]

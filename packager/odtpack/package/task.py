@@ -183,18 +183,18 @@ class Segments:
 class Graphs:
     """The training and evaluation models, the parameters that both take, and their loss."""
 
-    # `task`: what they were made for. `returns_prediction`: whether the evaluation model returns it
-    # besides what both return. `inference` is the forward model without them; None if it computes
-    # nothing but its loss. `memory`: what was done to keep the training model's memory small; None
-    # if nothing was. `segments`: what runs before `training` and `evaluation`, which are then the
-    # last segment.
+    # `task`: what they were made for. `scores`: the output of the evaluation model that has the
+    # scores of classes, on axis 1; "" if there is none. `inference` is the forward model without
+    # its parameters; None if it computes nothing but its loss. `memory`: what was done to keep the
+    # training model's memory small; None if nothing was. `segments`: what runs before `training`
+    # and `evaluation`, which are then the last segment.
 
     training: ir.Model
     evaluation: ir.Model
     parameters: tuple[Parameter, ...]
     task: Task
     loss: LossInfo = dataclasses.field(default_factory=LossInfo)
-    returns_prediction: bool = False
+    scores: str = ""
     inference: InferenceTemplate | None = None
     memory: MemoryReport | None = None
     segments: Segments | None = None

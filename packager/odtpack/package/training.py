@@ -197,15 +197,15 @@ def _name_sizes(graph: ir.Graph, prediction: ir.Value) -> None:
             value.shape = ir.Shape([names.get(d, d) if d else d for d in found])
 
 
-def return_prediction(graph: ir.Graph, name: str) -> bool:
-    """Make the prediction an output, and say so, unless it is one or has no number of classes."""
-    values = {value.name: value for node in graph for value in node.outputs}
-    value = values.get(name)
-    dims = None if value is None or value.is_graph_output() else dims_of(value)
+def returns_scores(graph: ir.Graph, name: str, *, append: bool) -> bool:
+    """Whether a value with a number of classes is an output, or was made one."""
+    value = {value.name: value for node in graph for value in node.outputs}.get(name)
+    dims = None if value is None else dims_of(value)
     if value is None or dims is None or len(dims) < 2 or not isinstance(dims[1], int):
         return False
-    graph.outputs.append(value)
-    return True
+    if append and not value.is_graph_output():
+        graph.outputs.append(value)
+    return value.is_graph_output()
 
 
 def select(
@@ -264,7 +264,7 @@ class Prepared:
     plain: ir.Model  # the forward model as it was before
     parameters: tuple[Parameter, ...]  # what became inputs
     info: LossInfo  # what is known of the loss
-    returned: bool  # whether the evaluation returns the prediction
+    scores: str  # the output of the evaluation that has the scores of classes on axis 1; "" if none
 
 
 def prepare(task: Task) -> Prepared:
@@ -309,14 +309,15 @@ def prepare(task: Task) -> Prepared:
     if states:
         kept = [v for v in evaluation.graph.outputs if not str(v.name).endswith(STATE_SUFFIX)]
         evaluation.graph.outputs[:] = kept
-    returned = (
-        spec.prediction
-        and (task.loss is None or task.loss.classifies)
-        and info.options.get("layout") != "NLC"
-        and "labels" in info.roles.values()
-        and return_prediction(evaluation.graph, info.prediction or prediction)
-    )
-    return Prepared(forward, evaluation, plain, parameters, info, returned)
+    scores = info.prediction or prediction
+    if (
+        not getattr(losses.LOSSES.get(info.name), "classifies", True)
+        or info.options.get("layout") == "NLC"
+        or "labels" not in info.roles.values()
+        or not returns_scores(evaluation.graph, scores, append=spec.prediction)
+    ):
+        scores = ""
+    return Prepared(forward, evaluation, plain, parameters, info, scores)
 
 
 def _check_mixed(task: Task, parameters: Sequence[Parameter]) -> None:
@@ -412,9 +413,7 @@ def build_graphs(task: Task) -> Graphs:
     for model in (forward, evaluation, *([ready.plain] if served else [])):
         # The reference distinguishes values by name.
         compact(model, keep_names=model is not forward or not stock)
-    return Graphs(
-        forward, evaluation, parameters, task, ready.info, ready.returned, template, memory
-    )
+    return Graphs(forward, evaluation, parameters, task, ready.info, ready.scores, template, memory)
 
 
 def properties_of(info: LossInfo) -> dict[str, str]:

@@ -9,7 +9,8 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -273,20 +274,25 @@ def _replacing(folder: Path, name: str, remark: Remark) -> Iterator[Path]:
             return
         files = {file.path: file for file in before.files.all()}
         new, signature = {path.name for path in stage.iterdir()}, signature_path(folder / name).name
-        for path in sorted(new - {*files, name, signature}):
-            if os.path.lexists(folder / path):
-                raise OdtpackError(
-                    "folder-not-empty",
-                    f"the folder {str(folder)!r} holds {path!r}, which is not a file of its "
-                    "package, and the new package has a file of that name",
-                    hint="move that file, or choose an empty or a new folder (--out DIR)",
-                )
+        _refuse_others(folder, before, new - {name, signature})
         obsolete.add(signature)
         for path in sorted({*files} - new):
             if is_as_listed(folder, files[path]):
                 obsolete.add(path)
             elif os.path.lexists(folder / path):
                 remark(f"{path} stays: it is not the file that the manifest of {folder} listed")
+
+
+def _refuse_others(folder: Path, package: Manifest, names: Collection[str]) -> None:
+    """Refuse a folder where a file of such a name is not one of the package in it."""
+    for path in sorted({*names} - {file.path for file in package.files.all()}):
+        if os.path.lexists(folder / path):
+            raise OdtpackError(
+                "folder-not-empty",
+                f"the folder {str(folder)!r} holds {path!r}, which is not a file of its "
+                "package, and the new package may have a file of that name",
+                hint="move that file, or choose an empty or a new folder (--out DIR)",
+            )
 
 
 def _stage(
@@ -325,11 +331,10 @@ def _stage(
 def _manifest(
     graphs: Graphs, models: dict[str, ir.Model], made: Made, staged: dict[str, Path]
 ) -> Manifest:
-    graph = graphs.training.graph
     task, backend = graphs.task, graphs.task.backend
     template = graphs.inference if backend.is_stock else None
     lowest = (made.oldest or backend.oldest_runtime((*_models(graphs), *models.values()))).name
-    inputs, outputs = _inputs(graphs), _outputs(graph)
+    inputs, outputs = _inputs(graphs), _outputs(graphs)
     predictions = [
         _value(value, "prediction") for value in graphs.evaluation.graph.outputs[len(outputs) :]
     ]
@@ -435,13 +440,14 @@ def _inputs(graphs: Graphs) -> list[dict[str, object]]:
     return inputs
 
 
-def _outputs(graph: ir.Graph) -> list[dict[str, object]]:
+def _outputs(graphs: Graphs) -> list[dict[str, object]]:
     shown = [
         value
-        for value in graph.outputs
+        for value in graphs.training.graph.outputs
         if not (value.name or "").endswith((OUTPUT_SUFFIX, STATE_SUFFIX, COTANGENT_SUFFIX))
     ]
-    return [_value(v, "additional" if i else "loss") for i, v in enumerate(shown)]
+    roles = ("prediction" if v.name == graphs.scores else "additional" for v in shown[1:])
+    return [_value(v, role) for v, role in zip(shown, ("loss", *roles), strict=True)]
 
 
 def _operators(graphs: Graphs, models: dict[str, ir.Model]) -> dict[str, dict[str, dict[str, int]]]:
@@ -652,7 +658,7 @@ def _digest(graphs: Graphs, made: Made) -> str:
         "model": model_digest(task.model),
         "parameters": {parameter.name: parameter.role for parameter in graphs.parameters},
         "loss": graphs.loss,
-        "prediction": graphs.returns_prediction,
+        "prediction": graphs.scores,
         "spec": {name: getattr(task.spec, name) for name in plain},
         "newest_opset": targets.newest_opset(task.spec.onnxruntime),
         "memory": task.memory,
@@ -684,8 +690,8 @@ def _step_model(step: OptimizerStep, graphs: Graphs, remark: Remark) -> ir.Model
     return None if model is None else graphs.task.backend.lower(model)
 
 
-def check_folder(folder: str | os.PathLike[str]) -> Path:
-    """Refuse to mix a package with other things."""
+def check_folder(folder: str | os.PathLike[str], spec: BuildSpec | None = None) -> Path:
+    """Refuse to mix a package with other things, as far as is known before it is made."""
     path = Path(folder)
     try:
         str(path.resolve()).encode()
@@ -705,9 +711,19 @@ def check_folder(folder: str | os.PathLike[str]) -> Path:
             "package-not-written", f"{str(path)!r} is a file, and a package is a folder"
         )
     finish_update(path)
-    found = [entry for entry in path.iterdir() if not is_stage(entry.name)] if path.is_dir() else []
-    if found and package_in(path) is None:
+    entries = path.iterdir() if path.is_dir() else ()
+    found = [entry.name for entry in entries if not is_stage(entry.name)]
+    if not found:
+        return path
+    if (package := package_in(path)) is None:
         raise OdtpackError(
             "folder-not-empty", f"the folder {str(path)!r} is not empty and is not a package"
         )
+    names = (
+        r"(training|eval|optimizer|step)_model\.onnx|inference_template\.onnx|checkpoint(\.data)?"
+    )
+    if spec is not None:
+        names += "|nominal_checkpoint" * spec.nominal + r"|.+\.(onnx|weights)" * spec.segments
+        names += r"|.+\.(ort|config)" * (spec.ort_format is not None)
+    _refuse_others(path, package, [name for name in found if re.fullmatch(names, name)])
     return path

@@ -159,7 +159,7 @@ export function countRight(
   const labels = manifest.inputs.find((input) => input.role === 'labels' && input.class_count);
   const scores = evaluationOutputs(manifest).find(
     ({ role, dtype, shape }) =>
-      role !== 'loss' && dtype.startsWith('float') &&
+      role === 'prediction' && dtype.startsWith('float') &&
       shape.length === (labels?.shape.length ?? 0) + 1 && shape[1] === labels?.class_count,
   );
   if (!labels || !scores) return undefined;

@@ -86,7 +86,8 @@ def package_in(folder: Path, name: str = MANIFEST_NAME) -> Manifest | None:
             "folder-not-empty",
             f"{str(path)!r} is not the manifest of a package that odtpack could replace: "
             f"{error.what}",
-            hint="choose an empty or a new folder, or delete this one if it is a damaged package",
+            hint="update odtpack, " * (error.code == "manifest-version")
+            + "choose an empty or a new folder, or delete this one if it is a damaged package",
         ) from error
 
 

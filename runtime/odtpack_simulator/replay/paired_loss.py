@@ -30,7 +30,7 @@ def accuracy_inputs(manifest: Manifest) -> tuple[int | None, int | None]:
     rank = len(manifest.inputs[labels].shape)
     for index, output in enumerate(manifest.all_outputs):
         scores = output.dtype.startswith("float") and len(output.shape) == rank + 1
-        if output.role != "loss" and scores and output.shape[1] == classes:
+        if output.role == "prediction" and scores and output.shape[1] == classes:
             return index, labels
     return None, None
 

@@ -85,8 +85,8 @@ def head_of(logits: ir.Value, loss: str) -> Head:
         raise OdtpackError(
             "head-not-found",
             f"{loss} by parts of the vocabulary needs logits that are a product with a stored "
-            f"matrix; {logits.name!r} is not, as with the adapter prompt or one on that product, "
-            "or the matrix is nf4",
+            f"matrix; {logits.name!r} is not, as with an adapter on that product, or the matrix "
+            "is nf4",
             hint="leave the loss's option words out, or for a matrix in nf4 use --base int4",
         )
     hidden = node.inputs[0]

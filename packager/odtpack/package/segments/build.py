@@ -260,7 +260,7 @@ def build_segments(task: Task) -> Graphs:
         parameters,
         task,
         ready.info,
-        ready.returned,
+        ready.scores,
         segments=Segments(
             models,
             tuple(plan[index] for index in sorted(plan)),

@@ -242,7 +242,7 @@ inline void Add(Evaluation& sum, const Package& package, const std::vector<Ort::
   if (place == inputs.size()) return;
   const Spec& labels = inputs[place];
   const size_t output = find(outputs, [&labels](const Spec& spec) {
-    return spec.role != "loss" && IsFloating(spec.type) && spec.shape.size() > 1 &&
+    return spec.role == "prediction" && IsFloating(spec.type) && spec.shape.size() > 1 &&
            spec.shape[1] == labels.class_count && spec.shape.size() == labels.shape.size() + 1;
   });
   if (output == outputs.size()) return;

@@ -8,7 +8,7 @@ import ai.onnxruntime.OrtSession.Result
 internal class Score(pack: TrainingPackage) {
     private val labels = pack.inputs.find { it.role == "labels" && it.classCount > 0 }
     private val scores = pack.evaluationOutputs.find {
-        it.role != "loss" && it.type.floating && it.shape.size > 1 && it.shape[1] == labels?.classCount &&
+        it.role == "prediction" && it.type.floating && it.shape.size > 1 && it.shape[1] == labels?.classCount &&
             it.shape.size == labels.shape.size + 1
     }
     private var right = 0L
