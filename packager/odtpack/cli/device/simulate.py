@@ -173,7 +173,7 @@ def simulate(
     check_reports(
         report or [],
         outside=opened,
-        inputs=[data, evaluation, budget, baseline, read and read.path, *own],
+        inputs=[data, evaluation, budget, baseline, read.path if read else None, *own],
         as_json=as_json,
     )
     before = None if baseline is None else sim.load_result(baseline)

@@ -114,7 +114,7 @@ def train(
     share = check_share(holdout, other=evaluation)
     target = out or opened.path.with_name(f"{opened.path.name}.ckpt")
     read = find_recipe(recipe, wanted=data.suffix == ".jsonl")
-    check_writable(target, "--out", [data, evaluation, read and read.path], outside=opened)
+    check_writable(target, "--out", [data, evaluation, read.path if read else None], outside=opened)
     refuse_link(target)  # now, and not when it is trained
     size = _fit.choose_batch_size(opened, batch_size)
     whole = opened.manifest.fixed_batch is not None
