@@ -390,7 +390,7 @@ def _one_model(
     threads: int,
 ) -> planning.Models:
     """The passes of a package with one training model."""
-    additional = {output.name for output in manifest.outputs if output.role == "additional"}
+    additional = {output.name for output in manifest.outputs if output.role != "loss"}
     # Outputs that only order the nodes of a step model are neither fetched nor bound.
     fresh = additional | {n for n in training[0].graph.outputs if n.startswith(ORDER_PREFIX)}
     returned = additional | {output.name for output in manifest.evaluation_outputs}
