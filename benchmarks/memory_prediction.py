@@ -20,11 +20,12 @@ from odtpack.artifacts import OptimType
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.app import memory_fit
 from odtpack_simulator.memory.memory_plan import plan_memory
-from odtpack_simulator.replay.job import Job, SamplePlan
+from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import run_training_child
 from scripts.harness import head, options, row, scratch
 from tests import zoo
 from tests.packaging_tools import batch, generate
+from tests.simulator.packages import job_on
 
 OPTIMIZERS = (OptimType.SGD, OptimType.AdamW)
 LIMITS = (0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25)
@@ -50,18 +51,8 @@ def job_of(
     package: Package, model: onnx.ModelProto, samples: int, folder: Path, **settings: Any
 ) -> Job:
     """A training of a package on random data, which are written to a folder."""
-    inputs, labels = batch(model, samples)
-    data = {}
-    for name, array in (("input", inputs), ("labels", labels)):
-        data[name] = str(folder / f"{name}.npy")
-        np.save(data[name], array)
-    files = (package.training_model, package.eval_model, package.optimizer_model)
-    order = {name: settings.pop(name) for name in SamplePlan.__slots__ if name in settings}
-    schedule = SamplePlan(samples, **{"seed": 0} | order)
-    return Job(
-        "train", *map(str, files), str(package.checkpoint), str(folder), data, schedule,
-        **{"threads": 1} | settings,
-    )  # fmt: skip
+    data = dict(zip(("input", "labels"), batch(model, samples), strict=True))
+    return job_on(package, folder, data, **{"seed": 0} | settings)[0]
 
 
 def shapes(job: Job) -> dict[str, tuple[int, ...]]:

@@ -158,7 +158,7 @@ def build(
     check_type("folder", folder, (str, os.PathLike), "'package'")
     adapter = spec.adapter_spec()
     memory = spec.memory_spec()
-    destination = check_folder(folder, spec)
+    destination = check_folder(folder)
     chosen = None if spec.loss == "none" else make_loss(spec.loss, spec.loss_options)
     _check_used(spec, chosen)
     check_choice("optimizer", spec.optimizer, OPTIMIZERS)

@@ -179,8 +179,8 @@ def test_the_failing_budget_is_broken_by_one_device(others: tuple[float, float, 
     for device, (low, typical, high) in zip(result.devices, spans, strict=True):
         step = Interval(low=low, typical=typical, high=high)
         memory = {"limit_bytes": 10**12, "measured_peak_bytes": 10**6, "outcome": "fits"}
-        memory["warning_bytes"] = None
-        devices.append(changed(device, latency={"step_ms": step}, memory=memory, training=None))
+        memory["warning_bytes"], done = None, {"outcome": "completed"}
+        devices.append(changed(device, latency={"step_ms": step}, memory=memory, training=done))
     result = changed(result, devices=devices)
     judged = judge(result, parse_budgets(budget_that_one_breaks(result).encode()))
     assert [device.verdict for device in judged.devices] == ["pass", "pass", "fail"]

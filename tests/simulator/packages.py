@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -150,19 +151,22 @@ class Case:
         return SamplePlan(len(self.inputs), self.batch_size, 1, 3)
 
 
-def job_of(package: Package, folder: Path, schedule: SamplePlan, **changes: object) -> Job:
-    """A training on data that the changes name, in a child that writes to ``folder``.
-
-    Changes are of the job's fields or of the schedule's.
-    """
-    models = ("training_model", "eval_model", "optimizer_model", "checkpoint")
-    arguments: dict[str, object] = {
-        "task": "train", **{name: str(getattr(package, name)) for name in models},
-        "folder": str(folder), "learning_rate": 0.01, "threads": 1,
-    }  # fmt: skip
+def change(job: Job, **changes: Any) -> Job:
+    """The job with other values of its fields or of its schedule's."""
     order = {name: changes.pop(name) for name in SamplePlan.__slots__ if name in changes}
-    schedule = dataclasses.replace(schedule, **order)  # type: ignore[arg-type]
-    return Job(schedule=schedule, **(arguments | changes))  # type: ignore[arg-type]
+    schedule = dataclasses.replace(job.schedule, **order)
+    return dataclasses.replace(job, schedule=schedule, **changes)
+
+
+def job_of(package: Package, folder: Path, schedule: SamplePlan, **changes: object) -> Job:
+    """A training on data that the changes name, in a child that writes to ``folder``."""
+    models = ("training_model", "eval_model", "optimizer_model", "checkpoint")
+    files = {name: str(getattr(package, name)) for name in models}
+    job = Job(
+        "train", **files, folder=str(folder), data={}, schedule=schedule, learning_rate=0.01,
+        threads=1,
+    )  # fmt: skip
+    return change(job, **changes)
 
 
 def job_on(

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -283,7 +283,7 @@ def _replacing(folder: Path, name: str, remark: Remark) -> Iterator[Path]:
                 remark(f"{path} stays: it is not the file that the manifest of {folder} listed")
 
 
-def _refuse_others(folder: Path, package: Manifest, names: Collection[str]) -> None:
+def _refuse_others(folder: Path, package: Manifest, names: Iterable[str]) -> None:
     """Refuse a folder where a file of such a name is not one of the package in it."""
     for path in sorted({*names} - {file.path for file in package.files.all()}):
         if os.path.lexists(folder / path):
@@ -690,7 +690,7 @@ def _step_model(step: OptimizerStep, graphs: Graphs, remark: Remark) -> ir.Model
     return None if model is None else graphs.task.backend.lower(model)
 
 
-def check_folder(folder: str | os.PathLike[str], spec: BuildSpec | None = None) -> Path:
+def check_folder(folder: str | os.PathLike[str]) -> Path:
     """Refuse to mix a package with other things, as far as is known before it is made."""
     path = Path(folder)
     try:
@@ -719,11 +719,12 @@ def check_folder(folder: str | os.PathLike[str], spec: BuildSpec | None = None) 
         raise OdtpackError(
             "folder-not-empty", f"the folder {str(path)!r} is not empty and is not a package"
         )
-    names = (
-        r"(training|eval|optimizer|step)_model\.onnx|inference_template\.onnx|checkpoint(\.data)?"
-    )
-    if spec is not None:
-        names += "|nominal_checkpoint" * spec.nominal + r"|.+\.(onnx|weights)" * spec.segments
-        names += r"|.+\.(ort|config)" * (spec.ort_format is not None)
-    _refuse_others(path, package, [name for name in found if re.fullmatch(names, name)])
+    _refuse_others(path, package, filter(_USUAL_NAMES.fullmatch, found))
     return path
+
+
+_USUAL_NAMES: Final = re.compile(
+    r"((training|eval|optimizer|step)_model|inference_template|segment_\w+)\.onnx"
+    r"|(nominal_)?checkpoint(\.data)?|segments\.weights"
+)
+"""Names of files of packages, whatever the model; a package in ORT format has more."""

@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 from contextlib import closing
-from dataclasses import replace as change
 from pathlib import Path
 from unittest import mock
 
@@ -38,7 +37,7 @@ from tests.programs import ran
 from tests.refused import refused
 from tests.simulator.graphs import parsed
 from tests.simulator.interrupted import dropout_job, long_job, small_job
-from tests.simulator.packages import Case, Cases
+from tests.simulator.packages import Case, Cases, change
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 
