@@ -32,7 +32,7 @@ from odtpack_simulator.result import DeviceResult, NotJudged, SimulationResult, 
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.text import toml_key, toml_value
-from odtpack_simulator.values.units import format_bytes
+from odtpack_simulator.values.units import Interval, format_bytes
 
 MEMORY_TOLERANCE: Final = 0.01
 TIME_TOLERANCE: Final = 0.05
@@ -75,8 +75,8 @@ def solution(candidate: Candidate, result: SimulationResult) -> Solution:
         metric=training.metric_after,
         loss=loss,
         peak_bytes=max(peaks),
-        time_s=_worst(result, "active_s"),
-        energy_j=_worst(result, "energy_j"),
+        time_s=_worst(device.campaign.active_s for device in result.devices),
+        energy_j=_worst(device.campaign.energy_j for device in result.devices),
         package_bytes=result.package.package_bytes,
         predicted_peak_bytes=result.memory.predicted.peak_bytes,
         devices=[
@@ -85,8 +85,8 @@ def solution(candidate: Candidate, result: SimulationResult) -> Solution:
                 verdict=device.verdict,
                 peak_bytes=device.memory.peak_bytes,
                 step_ms=device.latency.step_ms,
-                time_s=getattr(device.campaign, "active_s", None),
-                energy_j=getattr(device.campaign, "energy_j", None),
+                time_s=device.campaign.active_s,
+                energy_j=device.campaign.energy_j,
                 failed=[check for check in device.checks if check.status == "fail"],
                 not_judged=_not_judged(device.checks),
             )
@@ -102,10 +102,8 @@ def _not_judged(checks: Iterable[Check]) -> list[Check]:
     return [each for each in checks if each.status == "not judged" and each.level == "error"]
 
 
-def _worst(result: SimulationResult, figure: str) -> float | None:
-    """The largest of a figure of the whole training, of those devices that have it."""
-    found = (getattr(device.campaign, figure, None) for device in result.devices)
-    return max((each.typical for each in found if each is not None), default=None)
+def _worst(intervals: Iterable[Interval | None]) -> float | None:
+    return max((each.typical for each in intervals if each is not None), default=None)
 
 
 def misses(result: SimulationResult) -> dict[str, float]:

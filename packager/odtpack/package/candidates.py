@@ -539,9 +539,9 @@ def zero_rows(
         looked_up = {use.node.op_type == "Gather" and use.idx == 0 for use in value.uses()}
         if name in frozen and len(looked_up) == 2:
             yield (
-                f"row {frozen[name][0]} of {name} stays as it is for all that read it. padding_idx "
-                "of PyTorch only stops the gradient of the look-up, and the row of a tied "
-                "embedding trains through the other layer, as without --freeze-row"
+                f"row {frozen[name][0]} of {name} stays as it is for all that read it. PyTorch's "
+                "padding_idx stops only the gradient of the look-up: there the row of a tied "
+                "embedding trains through the other layer"
             )
         if tensor is None or len(tensor.shape) != 2 or looked_up != {True}:
             continue
