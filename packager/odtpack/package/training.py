@@ -309,9 +309,9 @@ def prepare(task: Task) -> Prepared:
     if states:
         kept = [v for v in evaluation.graph.outputs if not str(v.name).endswith(STATE_SUFFIX)]
         evaluation.graph.outputs[:] = kept
-    scores, known = info.prediction or prediction, losses.LOSSES.get(info.name)
+    scores, loss = info.prediction or prediction, losses.LOSSES.get(info.name)
     if (
-        (known is not None and not known.classifies)
+        (loss is not None and not loss.classifies)
         or info.options.get("layout") == "NLC"
         or "labels" not in info.roles.values()
         or not returns_scores(evaluation.graph, scores, append=spec.prediction)
