@@ -1,8 +1,8 @@
 """Command line: parse, call, render, exit code.
 
 Heavy imports stay inside the commands, so that ``odtpack --help`` answers at once. To add
-a command, write a file with one function and name it in ``_app.py``. Its docstring is its help:
-what it does, its options and its examples, see :func:`odtpack.cli._options.command`.
+a command, write a file with one function and name it in ``_app.py``. Its docstring is its help,
+with examples at its end.
 """
 
 import sys

@@ -83,10 +83,10 @@ def _root(
 
 
 for _each in (
-    *(build, fit, import_, head, init, privacy, cache_key, train, export, ort, config, install),
-    *(inspect, verify, sign, diff, simulate, judge, history, compare, compare_gradients, explain),
+    build, fit, import_, head, init, privacy, cache_key, train, export, ort, config, install,
+    inspect, verify, sign, diff, simulate, judge, history, compare, compare_gradients, explain,
     demo,
-):
+):  # fmt: skip
     command(app)(_each)
 for _group in (adapter, data, devices, fleet, ops):
     app.add_typer(_group, name=_group.info.name)
