@@ -31,6 +31,13 @@ def test_help_of_every_command_shows_an_example(run: Run, command: tuple[str, ..
     assert " ".join(("odtpack", *command)).strip() in outcome.out.partition("Examples:")[2]
 
 
+@pytest.mark.parametrize("group", [(), ("adapter",), ("data",), ("devices",), ("fleet",), ("ops",)])
+def test_what_commands_do_is_not_cut_off(run: Run, group: tuple[str, ...]) -> None:
+    listed = run(*group, "--help", code=0).out.partition("Commands:")[2].partition("Examples:")[0]
+    assert len(listed.split("\n")) > 2
+    assert "..." not in listed
+
+
 def test_every_option_says_what_it_is() -> None:
     def commands(command: Any) -> Iterator[Any]:
         yield command

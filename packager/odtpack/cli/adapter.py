@@ -136,7 +136,7 @@ def import_(
     out: Annotated[Path, destination("CK", "Checkpoint to write.")],
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Write a checkpoint of a package with the values of a PEFT adapter.
+    """Write a checkpoint with the values of a PEFT adapter.
 
     The package must have been built with an adapter of the same kind, rank and layers.
 

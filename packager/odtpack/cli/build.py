@@ -161,7 +161,7 @@ def cache_key(
     recipe: Annotated[Path, option("Recipe of the package.", "recipe.toml")] = Path("recipe.toml"),
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Print the cache key of a recipe's package, without building it.
+    """Print the cache key of a recipe's package. Nothing is built.
 
     It depends on the keys of the recipe that affect the package, the model and its external
     data, and the versions of odtpack, onnx, onnx-ir and onnxruntime.

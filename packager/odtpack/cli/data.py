@@ -31,7 +31,7 @@ def prepare(
     as_json: Annotated[bool, _options.AS_JSON] = False,
     **given: Any,
 ) -> None:
-    r"""Make samples for a language model from conversations or texts.
+    r"""Make samples for a language model from texts.
 
     Writes input_ids, attention_mask, position_ids and labels, each [samples, length]. Labels are
     -100 on prompts and padding, so that only answers are learned. Needs tokenizers: pip install

@@ -21,7 +21,7 @@ def explain(
     ] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Explain an error code: what it means, its typical cause, what to do.
+    """Explain an error code. Say what it means, its typical cause and what to do.
 
     Examples:
         odtpack explain data-shape

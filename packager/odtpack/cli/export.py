@@ -57,7 +57,7 @@ def export(
     ort_platform: Annotated[list[Platform] | None, ORT_PLATFORM] = None,
     as_json: Annotated[bool, flag("--json", "Print inputs and outputs as JSON on stdout.")] = False,
 ) -> None:
-    """Write an inference model with the parameters of a checkpoint.
+    """Write an inference model with trained parameters.
 
     For a package of segments this is its decoder as exported, with the adapter inside: operators,
     cache and packed weights are unchanged. Weights go to M.onnx.data. For other packages --model
@@ -264,7 +264,7 @@ def ort(
     ] = None,
     as_json: Annotated[bool, flag("--json", "Print the files as JSON on stdout.")] = False,
 ) -> None:
-    """Add the models in ORT format to a package, with the list of operators they need.
+    """Add models in ORT format to a package. The list of operators they need is added, too.
 
     A minimal build of ONNX Runtime reads this format only. Existing files in ORT format are
     replaced, and the manifest lists the new ones.
@@ -330,7 +330,7 @@ def config(
     ] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Write the operators that packages need, for a reduced build, or check such a file.
+    """Write or check the list of operators of packages. A reduced build needs it.
 
     ONNX Runtime's build takes the file as --include_ops_by_config. The check runs every model
     with every session option that an app may use, and compares the kernels that ran with the

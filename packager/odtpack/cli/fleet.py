@@ -57,7 +57,7 @@ def run(
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
-    r"""Simulate federated training: each client trains for real, on a virtual clock.
+    r"""Simulate federated training on a virtual clock. Each client trains for real.
 
     Exit code 0 within the budgets of the fleet file, 1 over budget or where a check that needs no
     budget fails, 2 for bad input. The state is written after every round: --resume continues a
@@ -213,7 +213,7 @@ def compare(
     out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Compare two results of fleet run: two packages, or two ways to run the rounds.
+    """Compare two results of fleet run. They are of two packages, or of two ways to run the rounds.
 
     With three or more seeds on both sides, a difference within the spread of the seeds is
     neither better nor worse.
@@ -238,7 +238,7 @@ def demo(
     jobs: Annotated[int, _options.TRAINERS] = 0,
     as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
-    """Simulate a week of federated training on 500 phones of five models, with a report.
+    """Simulate a week of training on 500 phones of five models. A report is written.
 
     The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
     scikit-learn). It needs neither a server nor a network.
@@ -305,10 +305,11 @@ def fit(
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
-    r"""Find clients per round, local epochs and a learning rate that meet a fleet's budgets.
+    r"""Find settings that meet a fleet's budgets.
 
-    Simulates candidates for a third of the rounds, continues the better ones, and shows the Pareto
-    set of accuracy, days, traffic and energy.
+    Settings are clients per round, local epochs and the learning rate. Simulates candidates for a
+    third of the rounds, continues the better ones, and shows the Pareto set of accuracy, days,
+    traffic and energy.
 
     Exit code 0 if a candidate meets every budget that could be judged, 1 if none does, 2 for bad
     input.

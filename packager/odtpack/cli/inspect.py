@@ -27,7 +27,7 @@ def inspect(
     ] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Show the contents of a package, a forward model or a checkpoint.
+    """Show the contents of a package, model or checkpoint.
 
     For a forward model it lists the parameters for --train and --freeze of odtpack build, and
     which operators have a gradient.

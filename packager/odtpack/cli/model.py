@@ -90,10 +90,10 @@ def import_(
     ] = None,
     as_json: Annotated[bool, _options.MANIFEST_AS_JSON] = False,
 ) -> None:
-    """Build a training package from artifacts of onnxruntime-training 1.19.
+    """Build a package from artifacts of onnxruntime-training.
 
-    Parameters, optimizer state and properties come from the checkpoint. Inputs, outputs and
-    parameters keep their names.
+    They are those of release 1.19, the last one. Parameters, optimizer state and properties come
+    from the checkpoint. Inputs, outputs and parameters keep their names.
 
     Examples:
         odtpack import artifacts --out package
@@ -134,7 +134,7 @@ def init(
     force: Annotated[bool, flag("--force", "Replace an existing recipe.")] = False,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Write a recipe for a forward model, with everything optional commented out.
+    """Write a recipe for a forward model. Everything optional is commented out.
 
     It can be built unchanged: odtpack build --recipe recipe.toml. recipe.schema.json beside it
     lets editors complete and check the keys. With --example, write a project with a network,
@@ -176,7 +176,7 @@ def init(
 
 ops = group(
     "ops",
-    "List the operators that have a gradient, or check those of a model.",
+    "List operators that have a gradient, or check a model.",
     "odtpack ops coverage",
     "odtpack ops check model.onnx",
 )
@@ -193,7 +193,7 @@ def coverage(
     ] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Print the support table: operator, opsets, trainable inputs, how.
+    """Print the table of operators with a gradient.
 
     rule: it has a gradient rule. expansion: it is expanded into the operators of its definition.
     rewritten: it is replaced in the patterns of docs/operators.md. no gradient: it is constant
@@ -253,7 +253,7 @@ def check(
     ] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Find the nodes of a model that block gradients, and say what to do about each.
+    """Find the nodes of a model that block gradients. Say what to do about each.
 
     Exit code 0 if every parameter can be trained, 1 if a node blocks a gradient.
 
@@ -395,7 +395,7 @@ def compare_gradients(
     as_json: Annotated[bool, _options.AS_JSON] = False,
     **given: Any,
 ) -> None:
-    """Compare one step of a package with PyTorch's own, and say why parameters differ.
+    """Compare one step of a package with PyTorch's own. Say why parameters differ.
 
     Takes the options of build for a MODEL.onnx. Exit code 0 if every gradient is PyTorch's, 1 if
     one differs. Needs PyTorch: pip install torch.

@@ -25,7 +25,7 @@ def diff(
     ] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Compare two packages, and say whether devices that trained the old one can continue.
+    """Compare two packages. Say whether devices that trained the old one can continue.
 
     Shows differences in files, operators, settings, versions, inputs and parameters; what
     happens to trained checkpoints and to the optimizer's state; whether the app must change
@@ -71,9 +71,10 @@ def install(
     ] = False,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Copy models, checkpoint and manifest of a package into an app.
+    """Copy what an app needs of a package into the app.
 
-    Unchanged files are not written again, so that the app's build stays up to date.
+    These are its models, checkpoint and manifest. Unchanged files are not written again, so that
+    the app's build stays up to date.
 
     Examples:
         odtpack install package --android app/src/main/assets/odtpack
@@ -124,7 +125,7 @@ def sign(
     ] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Sign a package, or make a key pair; with both, sign with the new key.
+    """Sign a package, or make a key pair. With both, sign with the new key.
 
     Writes manifest.sig: an Ed25519 signature of the manifest, which holds the hash of every
     other file. Needs the package cryptography: pip install cryptography.

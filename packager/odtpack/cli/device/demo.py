@@ -47,10 +47,10 @@ def demo(
     epochs: Annotated[int, count("Passes over the data on the device.")] = 5,
     as_json: Annotated[bool, flag("--json", "Print the figures as JSON on stdout.")] = False,
 ) -> None:
-    """Build, train and replay a digit classifier, and write a report.
+    """Build, train and replay a digit classifier.
 
-    The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
-    scikit-learn).
+    Ends with a report of three devices. The data are the 1,797 handwritten digits that ship with
+    scikit-learn (pip install scikit-learn).
 
     Examples:
         odtpack demo

@@ -69,7 +69,7 @@ def show_device(
     ],
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Show every figure of a device profile with unit, kind and source.
+    """Show every figure of a device profile.
 
     Examples:
         odtpack devices show pixel-8a
@@ -161,7 +161,7 @@ def measure_devices(
     ] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Measure this machine with ONNX Runtime, and write a profile.
+    """Measure this machine, and write its profile.
 
     Measures matrix products, a convolution, memory bandwidth, the allocator and the storage
     that the file is written to, in less than two minutes. Run nothing else meanwhile.
@@ -212,7 +212,7 @@ def import_device(
     ] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    r"""Write a profile from what a training kit measured on a phone.
+    r"""Write a profile from what a kit measured on a phone.
 
     Every kit has a benchmark that an app can run on its device; it writes JSON. The profile
     has validated = true, and intervals from the spread of the repetitions.

@@ -122,7 +122,7 @@ def compare(
     out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    r"""Compare two results of simulate, and show regressions by device.
+    r"""Compare two results of simulate, device by device.
 
     Devices whose verdict changed come first. Devices with equal changes share a row; JSON lists
     each device. A change of a measured time within its interval is noise, and times of

@@ -132,7 +132,7 @@ def simulate(
     strict: Annotated[bool, STRICT] = False,
     as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
 ) -> None:
-    r"""Replay real training under the limits of devices, and judge it.
+    r"""Replay real training under the limits of devices.
 
     The training runs once for all devices: without limits, timed, interrupted and resumed, and
     shortened under every memory limit near its peak. Exit code 0 within budget, 1 over budget,

@@ -318,7 +318,7 @@ def privacy(
     ] = None,
     as_json: Annotated[bool, _options.AS_JSON] = False,
 ) -> None:
-    """Print the epsilon of private training, without training.
+    """Print the epsilon of private training. Nothing is trained.
 
     It bounds what the trained parameters reveal of one sample. It holds if samples are drawn
     independently, as odtpack train does. Computed by Rényi differential privacy (dp-accounting).
