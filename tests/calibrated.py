@@ -58,6 +58,15 @@ def shared() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def as_it_is() -> Iterator[None]:
+    """Let simulations measure the machine, as busy as it is."""
+    from odtpack_simulator.replay.replay import run_child
+
+    with mock.patch("odtpack_simulator.latency.run_child", run_child):
+        yield
+
+
 if __name__ == "__main__":
     from odtpack.cli import main
 

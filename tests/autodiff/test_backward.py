@@ -30,7 +30,7 @@ from tests.autodiff.oracle import (
 )
 from tests.autodiff.representatives import rule_of
 from tests.autodiff.test_rules import CASES
-from tests.model_text import parsed
+from tests.model_text import inferred, parsed
 from tests.refused import refused
 from tests.software_gpu import reason_without
 from tests.sweep import split
@@ -39,9 +39,7 @@ from tests.sweep import split
 def net(body: str, inputs: str = "float[2, 3] x", outputs: str = "float[2, 3] y",
         opset: int = 17, constants: str = "") -> ir.Model:  # fmt: skip
     text = f"net ({inputs}) => ({outputs}) <{constants}> {{ {body} }}"
-    proto = parsed(text, opset, domains=["custom"])
-    proto.opset_import[1].version = 2
-    return infer_shapes(ir.from_proto(proto))
+    return inferred(text, opset, domains={"custom": 2})
 
 
 def gradients(model: ir.Model, wrt: list[str], feeds: dict[str, Array]) -> dict[str, Array]:

@@ -13,7 +13,7 @@ import pytest
 from odtpack.ort.operator_config import read_config
 from odtpack_runtime.package.package import Package
 from tests.cli.conftest import Run, Shared, assert_refused, tree
-from tests.simulator.graphs import parsed
+from tests.simulator.graphs import weighted
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ class TestConfig:
         text = """forward (float[N, 4] x) => (float[N, 4] y) {
           there = Cast<to = 9>(x) mask = Cast<to = 1>(there) y = Mul(mask, w)
         }"""
-        onnx.save(parsed(text, {"w": np.ones(4, np.float32)}), tmp_path / "m.onnx")
+        onnx.save(weighted(text, {"w": np.ones(4, np.float32)}), tmp_path / "m.onnx")
         build = "build", tmp_path / "m.onnx", "--out", tmp_path / "p", "--loss", "mse"
         assert run(*build, "--ort-format").code == 0
         out = tmp_path / "c"

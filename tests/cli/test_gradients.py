@@ -13,7 +13,7 @@ import pytest
 
 from odtpack.cli import main
 from tests.cli.conftest import Run
-from tests.simulator.graphs import parsed
+from tests.simulator.graphs import weighted
 
 TWO_HEADS = """g (float["batch", 4] x) => (float["batch", 3] y, float["batch", 3] other) {
     h = MatMul(x, body)
@@ -29,7 +29,7 @@ def model(tmp_path: Path) -> Path:
     random = np.random.default_rng(0)
     body, *heads = (random.standard_normal(s).astype(np.float32) for s in ((4, 5), (5, 3), (5, 3)))
     weights = {"body": np.abs(body), "head": heads[0], "second_head": heads[1]}
-    onnx.save(parsed(TWO_HEADS, weights), tmp_path / "model.onnx")
+    onnx.save(weighted(TWO_HEADS, weights), tmp_path / "model.onnx")
     return tmp_path / "model.onnx"
 
 

@@ -20,7 +20,7 @@ from odtpack.spec import Head
 from odtpack_runtime import CheckpointState
 from tests.cli.conftest import Refused, Run
 from tests.exported.export import export
-from tests.simulator.graphs import parsed
+from tests.simulator.graphs import weighted
 
 WIDTH, TOKENS, CLASSES = 16, 6, 3
 LINEAR = ("weight", "bias")
@@ -98,7 +98,7 @@ def test_a_head_on_a_feature_map(run: Run, tmp_path: Path, pool: str, opset: int
     model, out = tmp_path / "map.onnx", tmp_path / "model.onnx"
     text = f"""<ir_version: 8, opset_import: ["": {opset}]>
         g (float[batch, 4, 3, 5] x) => (float[batch, 4, 3, 5] y) {{ y = Tanh(x) }}"""
-    onnx.save(parsed(text), model)
+    onnx.save(weighted(text), model)
     run("head", model, "--pool", pool, "--classes", CLASSES, "--out", out, code=0)
     x = np.random.default_rng(2).standard_normal((2, 4, 3, 5), np.float32)
     hidden = np.tanh(x.astype(np.float64)).reshape(2, 4, 15)
@@ -112,7 +112,7 @@ def test_a_feature_map_of_any_size_has_no_width_to_flatten(
     refused: Refused, tmp_path: Path
 ) -> None:
     model = tmp_path / "map.onnx"
-    onnx.save(parsed("g (float[n, 4, h, 5] x) => (float[n, 4, h, 5] y) { y = Tanh(x) }"), model)
+    onnx.save(weighted("g (float[n, 4, h, 5] x) => (float[n, 4, h, 5] y) { y = Tanh(x) }"), model)
     words = ("head", model, "--pool", "flatten", "--classes", 2, "--out", tmp_path / "m.onnx")
     refused(words, "unknown-shape", "the axes but the first of 'y' are not fixed")
 

@@ -28,7 +28,7 @@ from odtpack_simulator.values.text import clean
 from tests.cli.conftest import Run, Shared
 from tests.programs import ran
 from tests.simulator.factory import make_result
-from tests.simulator.graphs import parsed
+from tests.simulator.graphs import weighted
 
 READING = {
     "inspect a package": (("inspect", "PACKAGE"), "conv2.weight"),
@@ -189,12 +189,15 @@ INVISIBLE = re.compile(
 @pytest.fixture
 def evil(tmp_path: Path) -> Path:
     """A model whose names are all hostile."""
+
+    def value(name: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [f"size{EVIL}", 2])
+
     graph = helper.make_graph(
         [helper.make_node("MatMul", [f"in{EVIL}", f"w{EVIL}"], ["h"], name=f"n{EVIL}"),
          helper.make_node("Relu", ["h"], [EVIL], name=f"m{EVIL}")],
         EVIL,
-        *([helper.make_tensor_value_info(name, TensorProto.FLOAT, [f"size{EVIL}", 2])]
-          for name in (f"in{EVIL}", EVIL)),
+        [value(f"in{EVIL}")], [value(EVIL)],
         [numpy_helper.from_array(np.eye(2, dtype=np.float32), f"w{EVIL}")],
     )  # fmt: skip
     opsets = [helper.make_opsetid("", 17)]
@@ -295,7 +298,7 @@ def unet(tmp_path: Path) -> Path:
     }"""
     shapes = {"up": (1, 1, 4, 4), "w": (1, 2, 3, 3)}
     weights = {name: np.full(shape, 0.1, np.float32) for name, shape in shapes.items()}
-    model = parsed(text, weights)
+    model = weighted(text, weights)
     model.graph.node[2].name = f"joins{EVIL}"
     onnx.save(model, tmp_path / "unet.onnx")
     return tmp_path / "unet.onnx"

@@ -119,8 +119,7 @@ class TestDemo:
         assert {device.os for device in result.devices} == {"android", "ios", "linux"}
         for device in result.devices:
             assert device.title in outcome.err.replace("\n", "")
-            busy = "machine was busy" in str(device.latency.not_judged)
-            assert device.latency.step_ms is not None or busy
+            assert device.latency.step_ms is not None
             assert device.memory.outcome == "fits"
         last = outcome.err[outcome.err.index("accuracy  ") :]
         assert f"{content['accuracy_before']:.1%} before" in last

@@ -16,7 +16,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
 from tests.cli.conftest import Run, Shared, arrays
-from tests.simulator.graphs import parsed
+from tests.simulator.graphs import weighted
 
 TITLE = "  trains     "
 
@@ -245,7 +245,7 @@ def test_export_has_outputs_that_the_loss_does_not_read(
     random = np.random.default_rng(1)
     weights = {name: random.normal(size=(40, size)).astype(np.float32)
                for name, size in (("frozen", 40), ("trained", 4))}  # fmt: skip
-    model = parsed(
+    model = weighted(
         """g (float[b, 40] x) => (float[b, 40] far, float[b, 4] near) {
             h = Tanh(x)
             inner = MatMul(h, frozen)

@@ -34,7 +34,7 @@ from tests import zoo
 from tests.fit.conftest import Files
 from tests.refused import refused
 from tests.simulator.factory import make_result
-from tests.simulator.graphs import load_model, parsed
+from tests.simulator.graphs import load_model, weighted
 
 
 def space_of(ground: SearchContext, recipe: Recipe | None = None, **wishes: object) -> Space:
@@ -301,7 +301,7 @@ def test_headroom_leaves_the_rest_of_what_is_granted() -> None:
 ])  # fmt: skip
 def test_operators(text: str, shapes: dict[str, tuple[int, ...]], flops: int, moved: int) -> None:
     weights = {name: shape for name, shape in shapes.items() if name != "x"}
-    graph = load_model(parsed(text, weights), {"x": shapes["x"]})
+    graph = load_model(weighted(text, weights), {"x": shapes["x"]})
     known = {v.name: (v.shape, v.itemsize) for v in graph.values.values() if v.shape is not None}
     (node,) = [each for each in graph.nodes if each.op_type not in ("Reshape", "Squeeze")][-1:]
     assert _flops(node, known) == flops

@@ -21,7 +21,7 @@ from odtpack_simulator.result import DeviceCampaign, NotJudged, SimulationResult
 from odtpack_simulator.values.units import Interval
 from tests import zoo
 from tests.simulator.factory import make_result
-from tests.simulator.graphs import parsed
+from tests.simulator.graphs import weighted
 
 NAMES = ["google/pixel-8a", "raspberrypi/pi-5"]
 CANDIDATE = Candidate(7, 32, 8, Freeze("nothing", (), ("w",), 10, False), "sgd", (), 0.1, None)
@@ -122,7 +122,7 @@ MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 
 
 def loaded(text: str, *weights: str, shape: tuple[int, ...] = (4, 4)) -> ir.Model:
-    return load_model(parsed(text, dict.fromkeys(weights, shape)))
+    return load_model(weighted(text, dict.fromkeys(weights, shape)))
 
 
 def test_layers_of_a_convolutional_network() -> None:
@@ -146,7 +146,7 @@ def test_branches_are_one_layer_and_vectors_belong_to_the_layer_before() -> None
     }"""
     names = ("s0", "w1", "w2", "w3", "b3", "w4")
     shapes = {name: (8, 8) if name.startswith("w") else (8,) for name in names}
-    model = load_model(parsed(text, shapes))
+    model = load_model(weighted(text, shapes))
     assert layers(model, candidates(model)) == [("s0", "w1", "w2"), ("w3", "b3"), ("w4",)]
 
 

@@ -24,6 +24,7 @@ from odtpack_simulator.fleet.result import FleetResult, load_fleet_result
 from odtpack_simulator.reports import render_report as render_fleet_report
 from odtpack_simulator.reports.fleet import key_figures, stages
 from odtpack_simulator.result import load_result
+from tests.calibrated import as_it_is
 from tests.fleet.fleets import UNJUDGED, device, fleet_of, write_digits
 from tests.refused import refused
 from tests.reports.page import Page
@@ -233,6 +234,7 @@ def test_what_follows_from_disturbed_times_is_not_judged(folder: Path) -> None:
 
 
 @pytest.mark.sweep
+@as_it_is()
 def test_a_fleet_beside_a_load_has_the_same_figures_or_is_not_judged(work: Path) -> None:
     """Run alone, and beside as many busy processes as there are cores."""
     fleet = UNJUDGED.replace("[population.data]", DEVICE + "[population.data]")

@@ -7,7 +7,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from tests import zoo
-from tests.simulator.graphs import parsed
+from tests.simulator.graphs import weighted
 
 
 def cnn() -> onnx.ModelProto:
@@ -95,7 +95,7 @@ def in_type(model: onnx.ModelProto, dtype: type[np.generic]) -> onnx.ModelProto:
 def _with_values(text: str, shapes: dict[str, tuple[int, ...]], seed: int) -> onnx.ModelProto:
     random = np.random.default_rng(seed)
     values = {name: random.standard_normal(shape) * 0.3 for name, shape in shapes.items()}
-    return parsed(text, {name: value.astype(np.float32) for name, value in values.items()})
+    return weighted(text, {name: value.astype(np.float32) for name, value in values.items()})
 
 
 def roots() -> onnx.ModelProto:
@@ -122,7 +122,7 @@ def looked_up() -> onnx.ModelProto:
 def scores() -> onnx.ModelProto:
     """A network whose input is its output at first."""
     text = "g (float[batch, 3] input) => (float[batch, 3] output) { output = Mul(input, scale) }"
-    return parsed(text, {"scale": np.ones(3, np.float32)})
+    return weighted(text, {"scale": np.ones(3, np.float32)})
 
 
 def undecided() -> onnx.ModelProto:
@@ -155,10 +155,10 @@ def rooted() -> onnx.ModelProto:
     text = """rooted (float[batch, 3] input) => (float[batch, 3] output) {
         output = Mul(input, scale)
     }"""
-    return parsed(text, {"scale": np.ones(3, np.float32)})
+    return weighted(text, {"scale": np.ones(3, np.float32)})
 
 
 def _positive(text: str, **shapes: tuple[int, ...]) -> onnx.ModelProto:
     rng = np.random.default_rng(5)
     values = {name: rng.uniform(0.5, 1.5, shape) for name, shape in shapes.items()}
-    return parsed(text, {name: value.astype(np.float32) for name, value in values.items()})
+    return weighted(text, {name: value.astype(np.float32) for name, value in values.items()})

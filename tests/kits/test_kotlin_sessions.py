@@ -21,7 +21,7 @@ from tests.kits.harness import Packages, contents, needs
 from tests.kits.kotlin_kit import run, save_batch
 from tests.kits.models import looked_up, roots, scores
 from tests.kits.stress import TIMES
-from tests.simulator.graphs import parsed
+from tests.simulator.graphs import weighted
 
 pytestmark = needs(kotlin_kit.unavailable())
 KINDS: dict[str, dict[str, Any]] = {
@@ -163,7 +163,7 @@ def test_samples_are_counted_along_the_first_input_that_has_an_axis(tmp_path: Pa
         output = Gemm<transB = 1>(scaled, weight, bias)
     }"""
     rng = np.random.default_rng(5)
-    model = parsed(text, {"weight": (3, 4), "bias": (3,)})
+    model = weighted(text, {"weight": (3, 4), "bias": (3,)})
     build_package(model, tmp_path / "package", loss="cross_entropy")
     data = []
     for size in (6, 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,10 +90,12 @@ def test_within_a_module(node: str, path: str) -> None:
     }
 
 
-def _noted(model: onnx.ModelProto, key: str = KIND, **notes: str) -> onnx.ModelProto:
+def _noted(
+    model: onnx.ModelProto, key: str = KIND, shape: Sequence[int] | None = None, **notes: str
+) -> onnx.ModelProto:
     """The model with notes about initializers, by torch.export what they were."""
     for name, note in notes.items():
-        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
         info.metadata_props.add(key=key, value=note)
         model.graph.value_info.append(info)
     return model
@@ -126,7 +129,7 @@ def test_what_the_exporter_noted_of_its_folding() -> None:
     }
     body = "".join(f"h{i + 1} = Mul(h{i}, {name}) " for i, name in enumerate(notes))
     model = _model(f"h0 = Relu(x) {body} y = Relu(h6)", **dict.fromkeys(notes, (3,)))
-    _noted(model, "pkg.onnxscript.optimizer.folded_from", **notes)
+    _noted(model, "pkg.onnxscript.optimizer.folded_from", (3,), **notes)
     every = ["view", "exp_2", "permute", "val_3", "detach_1", "tanh"]
     assert candidates(load_model(model)) == every  # as nothing says what a parameter is
     listed = "p_a: PARAMETER target='a.gamma'\nb_mel: BUFFER target='mel' persistent=True"

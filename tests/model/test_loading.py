@@ -52,8 +52,9 @@ def test_gradient_at_and_behind_a_size_that_the_standard_sees_differently(
     call: str, opset: int, tmp_path: Path
 ) -> None:
     """Means took their number from the standard's inference."""
-    text = f"""g (float[batch, 1, 5, 6] x) => (float[batch, 1, 1, 1] y)
-    <float[1, 1, 2, 2] k = {{1, 2, 3, 4}}, int64[2] sizes = {{8, 9}}> {{
+    text = f"""g (float[batch, 1, 5, 6] x) => (float[batch, 1, 1, 1] y) {{
+        k = Constant <value = float[1, 1, 2, 2] {{1, 2, 3, 4}}> ()
+        sizes = Constant <value = int64[2] {{8, 9}}> ()
         a = Mul (x, v) p = {call} (a{OTHERS.get(call.split(maxsplit=1)[0], "")})
         s = Mul (p, w) y = GlobalAveragePool (s)
     }}"""

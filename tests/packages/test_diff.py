@@ -249,10 +249,12 @@ def test_a_checkpoint_that_contradicts_the_manifest(tmp_path: Path) -> None:
 
 
 def test_values_in_a_data_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint file is the same, and its data file is not."""
+    """They are read from there; the checkpoint has their digest."""
     monkeypatch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 0)
-    found = compared(tmp_path, {}, {"model": with_values(small_model(), "fc.bias")})
+    model = small_model()
+    found = compared(tmp_path, {"model": model}, {"model": with_values(model, "fc.bias")})
     assert [change.name for change in found.parameters] == ["fc.bias"]
+    assert {each.file for each in found.files if each.changed} == {"checkpoint", "checkpoint_data"}
 
 
 def test_parameters_by_role_and_shape(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def test_an_update_is_one_function_whose_body_is_its_nodes() -> None:
 
 @pytest.mark.parametrize(("text", "left"), [
     # A chain in the middle of a model: its inputs would live to its end.
-    ("m (float[n] x) => (float[n] y) { a = Mul(x, x) b = Sqrt(a) c = Add(b, x)" " y = Softmax(c) }",
+    ("m (float[n] x) => (float[n] y) { a = Mul(x, x) b = Sqrt(a) c = Add(b, x) y = Softmax(c) }",
      ["Mul", "Sqrt", "Add", "Softmax"]),
     # Too small to be worth a call, of a type without kernels, one node.
     ('m (float[8] x) => (float[8] y) { a = Mul(x, x) y = Sqrt(a) }', ["Mul", "Sqrt"]),

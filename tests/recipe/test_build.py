@@ -25,7 +25,7 @@ from tests.cli.conftest import arrays, assert_refused, tree
 from tests.programs import ran
 from tests.recipe.conftest import RECIPE, Run, Write, run
 from tests.refused import refused
-from tests.simulator.graphs import parsed
+from tests.simulator.graphs import weighted
 from tests.test_docs import prepare_encoder
 
 FULL = """
@@ -156,7 +156,7 @@ def _linear(path: Path, opset: int, ir_version: int) -> None:
         linear (float[batch, 3] input) => (float[batch, 3] output) {{
             output = MatMul (input, weight)
         }}"""
-    onnx.save(parsed(text, {"weight": np.ones((3, 3), np.float32)}), path)
+    onnx.save(weighted(text, {"weight": np.ones((3, 3), np.float32)}), path)
 
 
 class TestTarget:

@@ -16,7 +16,7 @@ from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.cli.conftest import assert_refused, tree
 from tests.recipe.conftest import Run
-from tests.simulator.graphs import parsed
+from tests.simulator.graphs import weighted
 from tests.test_docs import ROOT, blocks, odtpack, prepare_encoder
 from tests.test_docs import folder as digits
 
@@ -26,7 +26,7 @@ MODELS = {"cnn": lambda: zoo.cnn(size=8, width=(4, 8), classes=3), "mlp": zoo.ml
 def _one_layer(outputs: int, names: tuple[str, str] = ("fc.weight", "out")) -> onnx.ModelProto:
     weight, out = names
     text = f"g (float[n, 3] x) => (float[n, {outputs}] y) {{ y = MatMul (x, w) }}"
-    model = parsed(text, {"w": np.eye(3, outputs, dtype=np.float32)})
+    model = weighted(text, {"w": np.eye(3, outputs, dtype=np.float32)})
     model.graph.initializer[0].name, model.graph.output[0].name = weight, out
     model.graph.node[0].input[1], model.graph.node[0].output[0] = weight, out
     return model

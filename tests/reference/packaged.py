@@ -28,7 +28,7 @@ def package(
     folder: Path,
     model: onnx.ModelProto,
     train: list[str],
-    loss: LossType = LossType.MSELoss,
+    loss: LossType | None = LossType.MSELoss,
     optimizer: OptimType = OptimType.SGD,
 ) -> Training:
     generate_artifacts(model, train, loss=loss, optimizer=optimizer, artifact_directory=folder)

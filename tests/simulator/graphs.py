@@ -12,7 +12,7 @@ import onnx.parser
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
 
 
-def parsed(
+def weighted(
     text: str, weights: Mapping[str, tuple[int, ...] | np.ndarray] = {}, scale: float = 1
 ) -> onnx.ModelProto:
     """The model of a graph's text, in opset 17 unless the text names others.
@@ -35,5 +35,5 @@ def load_model(
     """A model, or that of a graph's text, with inputs of these shapes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        onnx.save(parsed(model) if isinstance(model, str) else model, path)
+        onnx.save(weighted(model) if isinstance(model, str) else model, path)
         return load_runtime_graph(path, dict(shapes))

@@ -8,7 +8,7 @@ import numpy as np
 
 from odtpack.build import build_package
 from odtpack_simulator.replay.job import Job
-from tests.simulator.graphs import parsed
+from tests.simulator.graphs import weighted
 from tests.simulator.packages import Case
 
 COSINE = {
@@ -34,7 +34,7 @@ def small_job(
     random = np.random.default_rng(0)
     shapes = {**weights, "w": (4 if weights else shape[0], 3)}
     arrays = {n: random.random(each, dtype=np.float32) + 0.1 for n, each in shapes.items()}
-    model = parsed(text, arrays)
+    model = weighted(text, arrays)
     build_package(
         model, folder / "package", loss="cross_entropy", freeze=["mean", "var"] * bool(weights)
     )

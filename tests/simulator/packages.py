@@ -19,7 +19,7 @@ from odtpack_simulator.device.profile import DeviceProfile, parse_profile
 from odtpack_simulator.replay.job import Job, SamplePlan
 from tests import zoo
 from tests.packaging_tools import batch, generate
-from tests.simulator.graphs import parsed
+from tests.simulator.graphs import weighted
 from tests.training.tables import tables
 
 CLASSES = 10
@@ -46,7 +46,7 @@ def recurrent() -> onnx.ModelProto:
         }"""
     shapes = {"w1": (2, 96, 8), "r1": (2, 96, 24), "b1": (2, 192), "w2": (1, 60, 48),
               "r2": (1, 60, 20), "b2": (1, 120), "w3": (20, 10), "b3": (10,)}  # fmt: skip
-    return parsed(text, shapes, 1 / 3)
+    return weighted(text, shapes, 1 / 3)
 
 
 def turns() -> onnx.ModelProto:
@@ -74,7 +74,7 @@ def turns() -> onnx.ModelProto:
             found = Add (mean, last)
             output = Gemm (found, w2, b2)
         }"""
-    return parsed(text, {"w1": (64, 64), "w2": (64, 10), "b2": (10,)}, 1 / 8)
+    return weighted(text, {"w1": (64, 64), "w2": (64, 10), "b2": (10,)}, 1 / 8)
 
 
 def volumes() -> onnx.ModelProto:
@@ -91,7 +91,7 @@ def volumes() -> onnx.ModelProto:
         }"""
     shapes = {"w1": (16, 1, 3, 3, 3), "b1": (16,), "w2": (32, 16, 3, 3, 3), "b2": (32,),
               "w3": (2048, 10), "b3": (10,)}  # fmt: skip
-    return parsed(text, shapes, 1 / 8)
+    return weighted(text, shapes, 1 / 8)
 
 
 MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], OptimType, int]] = {

@@ -25,7 +25,7 @@ from odtpack_simulator.values.figure import Check
 from tests import zoo
 from tests.packaging_tools import generate, trainable_names
 from tests.simulator.changed import changed
-from tests.simulator.graphs import parsed
+from tests.simulator.graphs import weighted
 from tests.simulator.packages import Case, Cases, make_case, make_profile
 from tests.sweep import split
 
@@ -42,7 +42,7 @@ def recommender() -> onnx.ModelProto:
         output = Gemm (active, w2, b2)
     }"""
     shapes = {"items": (ROWS, WIDTH), "w1": (WIDTH, 32), "b1": (32,), "w2": (32, 10), "b2": (10,)}
-    return parsed(text, shapes, 1 / 3)
+    return weighted(text, shapes, 1 / 3)
 
 
 def planned(folder: Path, shapes: dict[str, tuple[int, ...]]) -> int:

@@ -103,8 +103,10 @@ def build(body: str, opset: int) -> onnx.ModelProto:
     return parsed(
         "(float[batch, 5, 4] x) => (float[batch, 3] logits) <int64 zero = {0}, int64 one = {1}, "
         f"float nought = {{0.0}}, float limit = {{{LIMIT}}}> {{ {body} }}",
-        opset, **{name: value for name, value in WEIGHTS.items() if f" {name})" in body},
-    )  # fmt: skip
+        opset,
+        ir_version=7,
+        **{name: value for name, value in WEIGHTS.items() if f" {name})" in body},
+    )
 
 
 def pytorch(

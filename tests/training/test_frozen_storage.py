@@ -174,7 +174,8 @@ def linear(folder: Path, weight: np.ndarray, kind: str, opset: int = 17, **optio
     """A package of two layers: weight [40, 40] frozen, head [40, 3] trained."""
     model = parsed(
         "(float[batch, 40] x) => (float[batch, 3] y) { h = MatMul(x, weight) y = MatMul(h, head) }",
-        opset, weight=weight.astype(np.float32), head=np.full((40, 3), 0.1, np.float32),
+        opset, ir_version=7, weight=weight.astype(np.float32),
+        head=np.full((40, 3), 0.1, np.float32),
     )  # fmt: skip
     options = {"train": ["head"], "frozen_storage": kind} | options
     build_package(model, folder / "p", loss="cross_entropy", **options)
@@ -248,7 +249,11 @@ def test_nominal_packages_load_values_later(tmp_path: Path) -> None:
 
 def test_manifest_names_a_scale_that_exists(tmp_path: Path) -> None:
     folder = linear(tmp_path, ONES, "int8")
-    edit(folder, lambda content: [p.update(scale="nothing") for p in content["parameters"]
-                                  if p["name"] == "weight"])  # fmt: skip
+
+    def rename(content: dict[str, Any]) -> None:
+        (stored,) = (each for each in content["parameters"] if each["name"] == "weight")
+        stored["scale"] = "nothing"
+
+    edit(folder, rename)
     with pytest.raises(RuntimeOdtpackError, match="scale must be one of the parameters"):
         Package.open(folder)

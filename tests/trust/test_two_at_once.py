@@ -150,7 +150,7 @@ def contents(state: CheckpointState) -> bytes:
 def test_a_second_call_during_a_step_is_busy_and_changes_nothing(
     package: Package, tmp_path: Path
 ) -> None:
-    zeros = np.zeros(6 * 32 + 32 + 32 * 3 + 3, np.float32)
+    zeros = np.zeros(6 * 32 + 32 + 32 * 3 + 3, np.float32)  # all parameters
     calls = {
         "step": lambda module, optimizer: module(*batch(0)),
         "optimizer": lambda module, optimizer: optimizer.step(),

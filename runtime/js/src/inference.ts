@@ -65,8 +65,9 @@ export function converted(
 ): TypedArray {
   if (dtype === wanted) return data;
   const wide = dtype === 'float16' ? widen(data as Uint16Array) : (data as Float32Array);
-  return wanted === 'float16' ? Uint16Array.from(wide, float16Bits)
-    : wanted === 'float64' ? Float64Array.from(wide) : Float32Array.from(wide);
+  if (wanted === 'float16') return Uint16Array.from(wide, float16Bits);
+  if (wanted === 'float64') return Float64Array.from(wide);
+  return dtype === 'float16' ? wide : Float32Array.from(wide);
 }
 
 /** float16 as bits to float32, exactly. */

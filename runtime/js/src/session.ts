@@ -161,7 +161,6 @@ export class TrainingSession {
     const open = async (name: ModelName): Promise<InferenceSession> =>
       openSession(ort, await opened.model(name, format), name, usual);
     const own: Opened = {};
-    const { flat, optimizer } = state;
     try {
       if (loss === undefined) own.training = await open('training_model');
       if (models.has('eval_model')) own.evaluation = await open('eval_model');
@@ -169,11 +168,17 @@ export class TrainingSession {
       if (loss !== undefined && own.updating) own.step = await openStepModel(ort, opened, usual);
       own.segments = manifest.segments && own.training &&
         (await Segments.open(ort, opened, manifest.segments, usual));
-      return new TrainingSession(ort, state, opened, own, onNotFinite, loss);
+      // As of now: others may have used it while models were opened.
+      const { flat, optimizer, device } = state;
+      try {
+        return new TrainingSession(ort, state, opened, own, onNotFinite, loss);
+      } catch (error) {
+        // Values stay where they were put: the next session moves them. Moments that were placed for
+        // the first time are nowhere else.
+        Object.assign(state, { flat, device }, (flat || !optimizer) && { optimizer });
+        throw error;
+      }
     } catch (error) {
-      // Values stay where they were put: the next session moves them. Moments that were placed for
-      // the first time are nowhere else.
-      Object.assign(state, { flat, device: undefined }, (flat || !optimizer) && { optimizer });
       await free(own);
       throw error;
     }

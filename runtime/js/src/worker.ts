@@ -1,5 +1,6 @@
 /** A session in a worker of its own: the page stays free while it trains. */
 import type { Tensor } from 'onnxruntime-common';
+import type { SaveOptions } from './checkpoint.js';
 import { OdtpackError, reason } from './errors.js';
 import { isPath } from './json.js';
 import type { TrainingFiles, PackageFiles } from './opening.js';
@@ -22,15 +23,19 @@ export type WorkerFiles =
 
 /** A value as it is sent: tensors as what they consist of. */
 type Sent<T> = T extends Tensor ? Samples : T extends Feeds ? Record<string, Samples> : T;
-type Call<M> = M extends (...given: infer G) => infer R ? (...given: G) => Promise<Sent<Awaited<R>>>
-  : () => Promise<M>;
+type Call<M> = [M] extends [(...given: infer G) => infer R]
+  ? (...given: G) => Promise<Sent<Awaited<R>>> : () => Promise<M>;
 
 /** The calls of a `TrainingSession`, each of which is answered later. */
 export type WorkerSession = {
-  readonly [N in Exclude<(typeof CALLS)[number], 'fit' | 'evaluate'>]: Call<TrainingSession[N]>;
+  readonly [N in Exclude<(typeof CALLS)[number], 'fit' | 'evaluate' | 'saveCheckpoint'>]:
+    Call<TrainingSession[N]>;
 } & {
   fit(batches: readonly Batch[]): Promise<number>;
   evaluate(batches: readonly Batch[]): Promise<Evaluation>;
+  saveCheckpoint(
+    file: FileSystemFileHandle, includeOptimizerState?: boolean, options?: SaveOptions,
+  ): Promise<void>;
   /** Ends the worker as well. */
   release(): Promise<void>;
 };
@@ -77,10 +82,10 @@ export async function trainInWorker(
     }
   };
   const release = (): Promise<void> => (released ??= free());
-  // Addresses are the page's, and not the script's.
-  const own = Object.entries(files ?? {}).map(([name, each]: [string, unknown]) =>
-    [name, name !== 'format' && isPath(each) ? String(new URL(each, location.href)) : each] as const);
   try {
+    // Addresses are the page's, and not the script's.
+    const own = Object.entries(files ?? {}).map(([name, each]: [string, unknown]) =>
+      [name, name !== 'format' && isPath(each) ? String(new URL(each, location.href)) : each] as const);
     await call('create', Object.fromEntries(own), options);
   } catch (error) {
     worker.terminate();

@@ -25,6 +25,7 @@ from odtpack_simulator.latency import HostTiming, Steadiness, carry, measure_hos
 from odtpack_simulator.measure.host import WaitingClock, others_seconds
 from odtpack_simulator.result import DeviceLatency, HostLatency
 from odtpack_simulator.values.units import Interval
+from tests.calibrated import as_it_is
 from tests.refused import refused
 from tests.simulator.packages import Cases, make_profile
 from tests.simulator.timings import GIGA, row, timing
@@ -294,7 +295,8 @@ class TestProperties:
 
 @pytest.fixture(scope="module")
 def host(case: Cases, tmp_path_factory: pytest.TempPathFactory) -> HostTiming:
-    return measure_host(case("mlp").job(tmp_path_factory.mktemp("timing"), task="time"))
+    with as_it_is():
+        return measure_host(case("mlp").job(tmp_path_factory.mktemp("timing"), task="time"))
 
 
 class TestMeasuring:
@@ -617,6 +619,7 @@ def load(processes: int, cores: set[int] | None = None) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["mlp"])
+@as_it_is()
 def test_the_same_package_with_and_without_load(case: Cases, name: str, tmp_path: Path) -> None:
     """Intervals that overlap, or no verdict: a busy machine must not make a package slower."""
     device = EXACT

@@ -139,7 +139,8 @@ def test_bad_arguments_are_refused_before_anything_runs(
 
 
 def machine(*groups: tuple[int, float | None], quota: float | None = None) -> Machine:
-    return Machine(None, 2**30, None, tuple(CoreGroup(*group) for group in groups), quota)
+    cores = tuple(CoreGroup(*group) for group in groups)
+    return Machine(processor=None, ram_bytes=2**30, limit_bytes=None, groups=cores, quota=quota)
 
 
 @pytest.mark.parametrize(("given", "threads"), [

@@ -21,7 +21,7 @@ from odtpack_simulator.memory.runtime_graph import load_runtime_graph
 from odtpack_simulator.memory.session_memory import session_bytes
 from odtpack_simulator.replay.replay import run_training_child
 from tests.programs import ran
-from tests.simulator.graphs import parsed
+from tests.simulator.graphs import weighted
 from tests.simulator.packages import Cases
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
@@ -94,7 +94,7 @@ def test_a_session_of_many_small_constants(tmp_path: Path) -> None:
         values = {f"c{i}": np.full(4, i, np.float32) for i in range(count)}
         names = ", ".join(["x", *values])
         text = f"g (float[n] x) => (float[m] y) {{ y = Concat <axis = 0> ({names}) }}"
-        onnx.save(parsed(text, values), tmp_path / f"{count}.onnx")
+        onnx.save(weighted(text, values), tmp_path / f"{count}.onnx")
     many = tmp_path / "1000.onnx"
     taken = measured(OPENED, tmp_path / "1.onnx", many)
     planned = session_bytes(many, load_runtime_graph(many, {"x": (4,)}))
@@ -231,7 +231,7 @@ def test_memory_that_a_kernel_allocates_itself(op_type: str, tmp_path: Path) -> 
     inputs, text = KERNELS[op_type]
     (planned,) = workspaces(op_type, {}, inputs, [((1024, 1024, 2), 4)], 1)
     assert planned == 8 * 2**20
-    onnx.save(parsed(f'<ir_version: 8, opset_import: ["": 18]> g {text}'), tmp_path / "m.onnx")
+    onnx.save(weighted(f'<ir_version: 8, opset_import: ["": 18]> g {text}'), tmp_path / "m.onnx")
     assert measured(HEAP, tmp_path / "m.onnx", op_type) == pytest.approx(planned, rel=0.05)
 
 

@@ -118,7 +118,10 @@ def test_planned_nodes_are_those_that_run(library: Path, tmp_path: Path) -> None
     graph = load_runtime_graph(path, shapes, level="extended", native=True)
     kinds = {"float": np.float32, "int64": np.int64, "bool": np.bool_}
     feeds = {
-        value.name: np.zeros(graph.values[value.name].shape or (), kinds[value.type[7:-1]])
+        value.name: np.zeros(
+            graph.values[value.name].shape or (),
+            kinds[value.type.removeprefix("tensor(").removesuffix(")")],
+        )
         for value in session.get_inputs()
     }
     session.run(None, feeds)

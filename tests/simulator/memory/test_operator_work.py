@@ -36,7 +36,7 @@ from odtpack_simulator.memory.operator_work import (
     operator_work,
 )
 from odtpack_simulator.replay.child.timing_run import grouped
-from tests.simulator.graphs import load_model, parsed
+from tests.simulator.graphs import load_model, weighted
 
 Shape = tuple[int, ...]
 
@@ -50,7 +50,7 @@ def inferred_output(op_type: str, *shapes: Shape, **attributes: object) -> Shape
     inputs = ", ".join(f"float{[*shape]} i{index}" for index, shape in enumerate(shapes))
     names = ", ".join(f"i{index}" for index in range(len(shapes)))
     given = ", ".join(f"{name} = {value}" for name, value in attributes.items())
-    model = parsed(f"one ({inputs}) => (o) {{ o = {op_type} <{given}> ({names}) }}")
+    model = weighted(f"one ({inputs}) => (o) {{ o = {op_type} <{given}> ({names}) }}")
     found = onnx.shape_inference.infer_shapes(model, strict_mode=True).graph.output[0]
     return tuple(size.dim_value for size in found.type.tensor_type.shape.dim)
 
@@ -323,7 +323,7 @@ def test_nodes_of_a_real_profile(tmp_path: Path) -> None:
         "x": np.zeros((2, 4, 9, 9), np.float32), "w": np.zeros((6, 4, 3, 3), np.float32),
         "c": np.array(True),
     }  # fmt: skip
-    session = profiled(parsed(text), tmp_path)
+    session = profiled(weighted(text), tmp_path)
     for _ in range(3):
         session.run(None, feeds)
     runs = model_runs(Path(session.end_profiling()))
@@ -497,7 +497,7 @@ def test_softmax_along_a_middle_axis_is_transposed_since_opset_13(
     probe = helper.make_node(op_type, ["x"], ["y"], name="probe", axis=1)
     figures = run_alone(tmp_path, [probe], {"x": x}, {}, {"y": TensorProto.FLOAT}, opset)
     shape = [*x.shape]
-    model = parsed(
+    model = weighted(
         f'<ir_version: 8, opset_import: ["": {opset}]> g (float{shape} x) => (float{shape} y) '
         f"{{ y = {op_type} <axis = 1> (x) }}"
     )

@@ -32,13 +32,13 @@ from odtpack_simulator.memory.runtime_graph import (
 from odtpack_simulator.memory.session_memory import constant_bytes, loading_bytes, session_bytes
 from tests import zoo
 from tests.refused import refused
-from tests.simulator.graphs import load_model, parsed
+from tests.simulator.graphs import load_model, weighted
 from tests.simulator.packages import Cases
 
 
 def test_constants() -> None:
     """A weight that one kernel rearranges and another reads as it is exists twice."""
-    loaded = load_model(parsed(
+    loaded = load_model(weighted(
         """g (float[64, 64] x) => (float[64, 32] y) {
             a = MatMul (x, w)
             b = Mul (a, w)
@@ -58,7 +58,7 @@ def test_kernels_share_a_rearranged_constant() -> None:
             b = Gemm (a2, w)
             d = Gemm <transB = 1> (c, w)
         }"""
-    loaded = load_model(parsed(text, {"w": np.ones((36, 64), np.float32)}))
+    loaded = load_model(weighted(text, {"w": np.ones((36, 64), np.float32)}))
     assert constant_bytes(loaded) == 36 * 64 * 4 + 64 * 48 * 4
 
 
@@ -79,7 +79,7 @@ def test_a_branch_keeps_a_constant_and_its_rearranged_copy() -> None:
 
 
 def test_a_stored_body_keeps_its_constants(tmp_path: Path) -> None:
-    model = parsed("""g (bool c, float[4] x) => (float[4] y) {
+    model = weighted("""g (bool c, float[4] x) => (float[4] y) {
         y = If (c) <
             then_branch = t () => (float[4] a) { a = Add (x, w) },
             else_branch = e () => (float[4] b) { b = Identity (x) }
@@ -109,7 +109,7 @@ def test_shape_of_a_fused_product(flags: tuple[int, ...]) -> None:
     given = ", ".join(f"trans{name} = {flag}" for name, flag in
                       zip(("A", "B", "BatchA", "BatchB"), flags, strict=True))  # fmt: skip
     a, b = ([*array.shape] for array in feeds.values())
-    model = parsed(
+    model = weighted(
         '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> '
         f"g (float{a} a, float{b} b) => (y) {{ y = com.microsoft.FusedMatMul <{given}> (a, b) }}"
     )
@@ -136,7 +136,7 @@ def test_sizes_that_onnx_runtime_does_not_know() -> None:
 
 def test_the_body_of_a_scan_has_the_shapes_of_its_slices() -> None:
     """Names that its declared inputs have stand for sizes of the whole."""
-    model = parsed("""g (float[6, 4, 2] x, float[2] s) => (float[a] t, float[6, b, c] y) {
+    model = weighted("""g (float[6, 4, 2] x, float[2] s) => (float[a] t, float[6, b, c] y) {
         t, y = Scan <num_scan_inputs = 1, body = turn (float[n] u, float[p, q] v)
             => (float[n] w, float[p, q] z) { z = Exp(v) e = Add(z, u)
             w = ReduceSum <keepdims = 0> (e, axis) }> (s, x)
@@ -191,7 +191,7 @@ def test_what_a_loop_keeps(name: str) -> None:
 
 def test_results_of_a_function_have_the_shapes_that_its_body_gives() -> None:
     """A native kernel's, behind a value whose shape ONNX Runtime does not know."""
-    model = parsed(
+    model = weighted(
         """<ir_version: 8, opset_import: ["": 17, "odtpack.native": 1]>
         g (float[2, 3, 8] x, float[2, 3, 8] y) => (float[a, b, c] scale, float[d, e] product) {
             scale, product = odtpack.native.Kernel0 (x, y)

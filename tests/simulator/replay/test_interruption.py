@@ -35,7 +35,7 @@ from odtpack_simulator.replay.replay import run_child, run_training_child
 from tests import zoo
 from tests.programs import ran
 from tests.refused import refused
-from tests.simulator.graphs import parsed
+from tests.simulator.graphs import weighted
 from tests.simulator.interrupted import dropout_job, long_job, small_job
 from tests.simulator.packages import Case, Cases, change
 
@@ -212,9 +212,9 @@ class TestDropout:
                 then_branch = a () => (float[N] p) { p = RandomNormalLike (x) },
                 else_branch = b () => (float[N] q) { q = Identity (x) } >
         }"""
-        onnx.save(parsed(text), tmp_path / "inner.onnx")
+        onnx.save(weighted(text), tmp_path / "inner.onnx")
         assert (unrepeatable_operators(tmp_path / "inner.onnx") or "").startswith("RandomNormal")
-        onnx.save(parsed(text.replace("RandomNormalLike", "Neg")), tmp_path / "plain.onnx")
+        onnx.save(weighted(text.replace("RandomNormalLike", "Neg")), tmp_path / "plain.onnx")
         assert unrepeatable_operators(tmp_path / "plain.onnx") is None
 
 

@@ -7,7 +7,6 @@ import java.nio.ByteBuffer
 private const val TENSORS = "adapter_model.safetensors"
 private const val CONFIG = "adapter_config.json"
 private const val TABLE = ".base_layer.weight" // beside an embedding's adapter PEFT saves it
-private const val MOST_AXES = 32
 private const val MOST_HEADER = 1L shl 26 // bytes
 private const val MOST_CONFIG = 1L shl 20
 private val SAFE = mapOf("F32" to Type.FLOAT, "F64" to Type.DOUBLE, "F16" to Type.FLOAT16, "BF16" to Type.UINT16)
@@ -143,7 +142,7 @@ private fun readOnnxAdapter(file: File): MutableMap<String, Tensor> {
         val data = table.content(3)
         left -= data?.remaining() ?: 0
         source.check(left >= 0) { "a parameter is too large" }
-        val tensor = data?.let { tensorOf(Type.of(table.int(2)), table.longs(1), it) }
+        val tensor = data?.let { tensorOf(Type.of(table.int(2)), table.sizes(1), it) }
         source.check(tensor != null && tensors.put(table.text(0), tensor) == null) {
             "a parameter is not a tensor of numbers"
         }

@@ -139,8 +139,7 @@ internal class CheckpointReader(
         val code = table.int(3)
         val type = Type.of(code) ?: fail("checkpoint-dtype",
             "'$name' has elements of ONNX type $code, which are not supported.", where = where)
-        val shape = table.longs(2)
-        file.check(shape.size <= 32) { "'$name' has an impossible rank" }
+        val shape = table.sizes(2)
         val most = shape.fold(1.0) { most, each -> most * maxOf(each, 1) }
         file.check(shape.all { it >= 0 } && most <= 1L shl 48) { "'$name' has an impossible shape" }
         val raw = table.content(4)

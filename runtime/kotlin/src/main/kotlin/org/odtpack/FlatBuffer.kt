@@ -7,6 +7,7 @@ import java.nio.charset.CharacterCodingException
 
 private const val MOST_TABLES = 1_000_000 // as the verifiers of flatbuffers have it
 private const val MOST_FIELDS = 32
+internal const val MOST_AXES = 32
 
 /**
  * Reads a flatbuffer that nobody verified, as Python does: each offset and length is checked before
@@ -100,8 +101,11 @@ internal class FlatBuffer(bytes: ByteBuffer, private val where: String, private 
             (0 until count).asSequence().map { follow(start + 4L * it) }
         }.orEmpty()
 
-        fun longs(number: Int): LongArray =
-            vector(number, 8) { start, count -> LongArray(count) { bytes.getLong(start + 8 * it) } } ?: LongArray(0)
+        /** The sizes of a shape. */
+        fun sizes(number: Int): LongArray = vector(number, 8) { start, count ->
+            check(count in 0..MOST_AXES) { "a shape has $count axes" } // before there is memory for them
+            LongArray(count) { bytes.getLong(start + 8 * it) }
+        } ?: LongArray(0)
 
         /** Bytes; null if there are none. */
         fun content(number: Int): ByteBuffer? = vector(number, 1, bytes::part)
@@ -154,6 +158,7 @@ internal class FlatBufferWriter(size: Int = 4096) {
                 is Long -> to.addLong(i, field, 0)
                 is Float -> to.addFloat(i, field, 0.0)
                 is Boolean -> to.addBoolean(i, field, false)
+                else -> require(field == null)
             }
         }
         return Ref(to.endTable())

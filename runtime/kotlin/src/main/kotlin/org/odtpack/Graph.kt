@@ -159,7 +159,8 @@ internal class Graph(
                         Type.of(end.info.onnxType) ?: wrongSegments("'${end.name}' is ${end.info.onnxType}")
                         made.add(end)
                     }
-                    !end.name.startsWith("update.order.") -> pinned[end.own] = memory(end) // they only order nodes
+                    end.name.startsWith("update.order.") -> {} // it only orders nodes
+                    else -> pinned[end.own] = memory(end)
                 }
             }
             if (segments == null) {

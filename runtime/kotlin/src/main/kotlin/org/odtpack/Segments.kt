@@ -61,11 +61,12 @@ internal class Segments(
     /** Memory between segments under a key: that of the last time, if it is large enough. */
     fun room(key: String, of: OnnxTensorType, shape: LongArray): Memory {
         val type = Type.of(of)!!
-        val old = rooms.remove(key)
-        val whole = old?.first?.takeIf { it.type == type && it.count >= shape.count } ?: zeros(type, shape)
-        val same = old?.second?.takeIf { old.first === whole && it.tensor.shape.contentEquals(shape) }
-        if (same == null) old?.second?.value?.close()
-        return (same ?: Memory(whole.from(0, shape), env)).also { rooms[key] = Pair(whole, it) }
+        val old = rooms[key]
+        val fits = old != null && old.first.type == type && old.first.count >= shape.count
+        if (fits && old!!.second.tensor.shape.contentEquals(shape)) return old.second
+        rooms.remove(key)?.second?.value?.close() // before there is more memory
+        val whole = if (fits) old!!.first else zeros(type, shape)
+        return Memory(whole.from(0, shape), env).also { rooms[key] = Pair(whole, it) }
     }
 
     override fun close() {

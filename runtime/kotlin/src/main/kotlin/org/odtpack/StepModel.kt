@@ -24,7 +24,7 @@ internal class StepModel(
     private val isKept = zeros(Type.BOOL, longArrayOf(names.size.toLong()))
 
     init {
-        for ((name, tensor) in optimizer.scalars() + (KEPT to isKept)) bound[name] = Memory(tensor, env)
+        for ((name, tensor) in optimizer.scalars()) bound[name] = Memory(tensor, env)
         val kept = optimizer.kept()
         for ((name, node) in session.inputInfo) kept[name]?.let { bind(name, it, node) }
         val updated = (trained + kept).toMutableMap()
@@ -32,6 +32,7 @@ internal class StepModel(
             updated.remove(name.removeSuffix(UPDATED))?.let { bind(name, it, node) }
         }
         updated.keys.firstOrNull()?.let { mismatch("the step model does not update '$it'") }
+        bound[KEPT] = Memory(isKept, env) // whatever else has that name
         graph = Graph(env, listOf(Part(session)), pack.inputs, pack.outputs, bound, hint = HALF_A_STEP)
     }
 
