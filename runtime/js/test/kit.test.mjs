@@ -419,7 +419,7 @@ test('scores of float16 count as those of other types', () => {
   const manifest = {
     inputs: [{ name: 'labels', role: 'labels', dtype: 'int64', shape: ['batch'], class_count: 2 }],
     outputs: [{ name: 'loss', role: 'loss', dtype: 'float32', shape: [] },
-      { name: 'scores', role: 'output', dtype: 'float16', shape: ['batch', 2] }],
+      { name: 'scores', role: 'prediction', dtype: 'float16', shape: ['batch', 2] }],
     evaluation_outputs: [],
   };
   const labels = { type: 'int64', data: BigInt64Array.of(1n, 0n), dims: [2] };
