@@ -72,7 +72,7 @@ def test_other_readers_share_one_transpose() -> None:
 
 
 @pytest.mark.parametrize(("body", "outputs"), [
-    pytest.param("y = Relu (pa)", "float[N, 3, 2, 2] y", id="nobody wants it first"),
+    pytest.param("y = Relu (pa)", "float[N, 3, 2, 2] y", id="read channels last only"),
     pytest.param("r = Relu (pa) y = Exp (r)", "float[N, 3, 2, 2] y", id="read by others"),
     pytest.param(f"e = Exp (pb) z = Add (pa, e) {_BACK.format('z', 'y')}", "float[3, N, 4] y",
                  id="another operand lies otherwise"),

@@ -112,12 +112,14 @@ def _check_ours(out: Path, key: str, *others: str) -> None:
     from odtpack.errors import OdtpackError, some
     from odtpack_runtime.package import adapter as peft
 
-    with TemporaryDirectory() as name, suppress(OdtpackError, ValueError, IndexError):
+    with suppress(OdtpackError, ValueError, IndexError):
         if key == peft.CONFIG:
-            peft.write_peft(Path(name), peft.read_peft(out))
+            ours = peft.peft_config(peft.read_peft(out)).encode()
         else:
-            peft.write_onnx_adapter(Path(name, key), peft.read_onnx_adapter(out / key))
-        if Path(name, key).read_bytes() == (out / key).read_bytes():
+            with TemporaryDirectory() as name:
+                peft.write_onnx_adapter(Path(name, key), peft.read_onnx_adapter(out / key))
+                ours = Path(name, key).read_bytes()
+        if ours == (out / key).read_bytes():
             return
     if found := [each for each in (key, *others) if os.path.lexists(out / each)]:
         raise OdtpackError(

@@ -289,7 +289,7 @@ class PeftAdapter:
 
 def write_peft(folder: Path, adapter: PeftAdapter) -> tuple[Path, Path]:
     """Write tensors and configuration of an adapter, each whole or not; return their paths."""
-    config = _peft_config(adapter)
+    config = peft_config(adapter)
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / TENSORS, folder / CONFIG
     _write_safetensors(paths[0], adapter.tensors)
@@ -298,7 +298,7 @@ def write_peft(folder: Path, adapter: PeftAdapter) -> tuple[Path, Path]:
     return paths
 
 
-def _peft_config(adapter: PeftAdapter) -> str:
+def peft_config(adapter: PeftAdapter) -> str:
     """The text of the configuration; of the tensors only a prompt's shape counts."""
     if adapter.kind not in _TYPES:
         raise OdtpackError(
@@ -498,7 +498,7 @@ def peft_info(manifest: Manifest) -> PeftInfo | None:
         empty = {name: np.broadcast_to(nothing, shape) for name, shape in shapes.items()}
         adapter = _as_peft(manifest, empty)
         names = {name: peft for peft, name in _peft_names(manifest).items() if peft != name}
-        return PeftInfo(config=_peft_config(adapter), names=names)
+        return PeftInfo(config=peft_config(adapter), names=names)
     except OdtpackError:
         return None
 

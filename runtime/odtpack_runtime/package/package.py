@@ -82,12 +82,13 @@ def package_in(folder: Path, name: str = MANIFEST_NAME) -> Manifest | None:
     except OdtpackError as error:
         if isinstance(error.__cause__, OSError) and path.is_file():
             raise  # the disk: the package may be sound
+        newer = "update odtpack, " if error.code == "manifest-version" else ""
         raise OdtpackError(
             "folder-not-empty",
             f"{str(path)!r} is not the manifest of a package that odtpack could replace: "
             f"{error.what}",
-            hint="update odtpack, " * (error.code == "manifest-version")
-            + "choose an empty or a new folder, or delete this one if it is a damaged package",
+            hint=f"{newer}choose an empty or a new folder, or delete this one if it is a damaged "
+            "package",
         ) from error
 
 
