@@ -88,8 +88,10 @@ def maven(out: Path) -> None:
         main = KOTLIN / "src/main"
         paths = {path: path.relative_to(main) for path in sorted(main.rglob("*.*"))}
         write_zip(sources, {"/".join(own.parts[1:]): p.read_bytes() for p, own in paths.items()})
+        javadoc = jar.with_stem(f"{jar.stem}-javadoc")
+        javadoc.unlink(missing_ok=True)  # Dokka writes none where it finds nothing to document
         _maven("org.jetbrains.dokka:dokka-maven-plugin:2.0.0:javadocJar")
-        _deploy(out, jar, KOTLIN / "pom.xml", sources)
+        _deploy(out, jar, KOTLIN / "pom.xml", sources, javadoc)
         _write_aar(aar, jar)
         text = (KOTLIN / "pom.xml").read_text()
         for old, new in (
@@ -99,7 +101,7 @@ def maven(out: Path) -> None:
         ):
             text = text.replace(old, new, 1)
         pom.write_text(text)
-        _deploy(out, aar, pom, sources)
+        _deploy(out, aar, pom, sources, javadoc)
 
 
 def _maven(goal: str, **values: object) -> None:
@@ -107,8 +109,7 @@ def _maven(goal: str, **values: object) -> None:
     _run("mvn", "-q", "-B", goal, *settings, cwd=KOTLIN)
 
 
-def _deploy(out: Path, file: Path, pom: Path, sources: Path) -> None:
-    javadoc = KOTLIN / f"target/odtpack-{version()}-javadoc.jar"
+def _deploy(out: Path, file: Path, pom: Path, sources: Path, javadoc: Path) -> None:
     _maven(
         "org.apache.maven.plugins:maven-deploy-plugin:3.1.2:deploy-file", url=out.as_uri(),
         repositoryId="release", file=file, pomFile=pom, sources=sources, javadoc=javadoc,

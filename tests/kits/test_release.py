@@ -355,8 +355,9 @@ def test_the_bill_of_materials_and_the_pom(dist: Path) -> None:
         "<licenses>", "<developers>", "<scm>", "<url>", "kotlin-stdlib", "flatbuffers-java",
     ):  # fmt: skip
         assert part in pom
-    (jar,) = (dist / "maven").rglob("odtpack-0*-sources.jar")
-    assert "org/odtpack/OrtTrainingSession.kt" in finish(["jar", "tf", str(jar)])
+    for kind, suffix in (("sources", "kt"), ("javadoc", "html")):
+        (jar,) = (dist / "maven").rglob(f"odtpack-0*-{kind}.jar")
+        assert f"org/odtpack/OrtTrainingSession.{suffix}" in finish(["jar", "tf", str(jar)])
     digests = {hashlib.sha256(path.read_bytes()).hexdigest() for path in dist.rglob("*.jar")}
     assert len(digests) == 3  # jar, sources and Javadoc; the AAR shares the last two
 
