@@ -14,6 +14,7 @@ from odtpack import contrib
 from odtpack.adapters import AdapterSpec
 from odtpack.autodiff.backward import REASON
 from odtpack.build import build_package
+from odtpack.contrib.quantized import store_matrix, stored_matrix
 from odtpack.losses import make_loss
 from odtpack.model.loading import load_model
 from odtpack.package.task import Task
@@ -232,6 +233,15 @@ def test_a_matrix_that_is_not_stored_as_it_says_stays_and_says_why(
     (node,) = load_model(_stored_matrix(**changes)).graph
     assert node.op_type == "MatMulNBits"
     assert node.metadata_props[REASON].startswith("its ")
+
+
+def test_codes_have_4_bits_where_the_node_does_not_say_it() -> None:
+    node = ir.from_proto(_stored_matrix()).graph[0]
+    node.attributes.pop("bits")
+    matrix = stored(7, 32, 16, 4, "whole")["matrix"].numpy()
+    np.testing.assert_allclose(stored_matrix(node), matrix, rtol=1e-6)
+    store_matrix(node, 2 * matrix)
+    np.testing.assert_allclose(stored_matrix(node), 2 * matrix, atol=0.2)
 
 
 OPTIMIZED = """g (float[n, 3, 8] x) => (float[n, 3, 8] y) {

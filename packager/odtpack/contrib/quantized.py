@@ -50,7 +50,7 @@ class _Matrix:
     """What a node stores."""
 
     name: str  # that of the initializer with the codes
-    packed: np.ndarray  # codes without sign, as bytes [rows, bytes of K codes]
+    packed: np.ndarray  # codes without sign, as bytes, row after row
     scales: np.ndarray  # [rows, blocks]
     # Zero points: [rows, blocks] of uint8 or of the type of the scales, or one for all.
     zeros: np.ndarray | int
@@ -62,21 +62,33 @@ class _Matrix:
 @decomposition("MatMulNBits")
 def matmul_nbits(ctx: Context) -> Outputs | None:
     """A W^T + bias: inputs A, codes [N, blocks, bytes], scales, zero points, groups, bias."""
-    op, bits, block = ctx.op, ctx.int("bits", 4), ctx.int("block_size", 0)
-    rows, columns = ctx.int("N", 0), ctx.int("K", 0)
-    codes, scales, zeros = (_stored(ctx.maybe_x(i)) for i in (1, 2, 3))
+    op, matrix, bias = ctx.op, _read_matrix(ctx.node), ctx.maybe_x(5)
     if op.opset < BLOCKED_OPSET:
         return not_covered(ctx, f"its blocks need opset {BLOCKED_OPSET}: export the model with it")
+    if isinstance(matrix, str):
+        return not_covered(ctx, matrix)
+    product = op.MatMul(ctx.x(), op.transpose(_weight(op, matrix), 1, 0))
+    return product if bias is None else op.Add(product, bias)
+
+
+def _read_matrix(node: ir.Node) -> _Matrix | str:
+    """The matrix [N, K] of a MatMulNBits, or why it is not known."""
+    usual = {"bits": 4, "block_size": 0, "N": 0, "K": 0, "weight_prepacked": 0}
+    bits, block, rows, columns, prepacked = (
+        node.attributes.get_int(name, default) for name, default in usual.items()
+    )
+    inputs = dict(enumerate(node.inputs))
+    codes, scales, zeros = (_stored(inputs.get(i)) for i in (1, 2, 3))
     if bits not in _TYPES:
-        return not_covered(ctx, f"its codes have {bits} bits; 4 and 8 are read")
-    if ctx.int("weight_prepacked", 0) or ctx.maybe_x(4) is not None:
-        return not_covered(ctx, "its weight is packed for a GPU, or has groups (g_idx)")
-    if codes is None or scales is None or (zeros is None and ctx.maybe_x(3) is not None):
-        return not_covered(ctx, "its weight is not stored in the model")
+        return f"its codes have {bits} bits; 4 and 8 are read"
+    if prepacked or inputs.get(4) is not None:
+        return "its weight is packed for a GPU, or has groups (g_idx)"
+    if codes is None or scales is None or (zeros is None and inputs.get(3) is not None):
+        return "its weight is not stored in the model"
     blocks, width = math.ceil(columns / max(block, 1)), block * bits // 8
     fits = codes.dtype == np.uint8 and codes.size == rows * blocks * width > 0
     if not (fits and scales.size == rows * blocks and _fits(zeros, rows, blocks, bits)):
-        return not_covered(ctx, f"its codes are not those of a weight [{rows}, {columns}]")
+        return f"its codes are not those of a weight [{rows}, {columns}]"
     codes = codes.reshape(rows, -1)
     if columns * bits % 8 == 0:
         packed = codes[:, : columns * bits // 8]
@@ -88,13 +100,9 @@ def matmul_nbits(ctx: Context) -> Outputs | None:
     elif zeros is not None:
         points = zeros.reshape(rows, blocks)
         if columns % block:
-            return not_covered(ctx, "its zero points are not whole numbers, and its last block is "
-                               "not full")  # fmt: skip
-    name, scales = str(ctx.x(1).name), scales.reshape(rows, blocks)
-    weight = _weight(op, _Matrix(name, packed, scales, points, bits, columns, block))
-    product = op.MatMul(ctx.x(), op.transpose(weight, 1, 0))
-    bias = ctx.maybe_x(5)
-    return product if bias is None else op.Add(product, bias)
+            return "its zero points are not whole numbers, and its last block is not full"
+    name = str(node.inputs[1].name) if node.inputs[1] is not None else ""
+    return _Matrix(name, packed, scales.reshape(rows, blocks), points, bits, columns, block)
 
 
 @decomposition("GatherBlockQuantized")
@@ -248,28 +256,31 @@ def _constant(op: Ops, name: str, tensor: ir.TensorProtocol) -> ir.Value:
 
 def stored_matrix(node: ir.Node) -> np.ndarray | None:
     """What the codes of a MatMulNBits stand for, [N, K] in float64; None if they are not known."""
-    found = _parts(node)
-    if found is None:
+    matrix = _own_matrix(node)
+    if matrix is None:
         return None
-    codes, scales, zeros, block, columns = found
-    points = 1 << node.attributes.get_int("bits", 4) - 1 if zeros is None else zeros[:, :, None]
-    blocks = codes.reshape(*scales.shape, block).astype(np.float64) - points
-    return np.asarray((blocks * scales[:, :, None]).reshape(len(codes), -1)[:, :columns])
+    rows, columns, zeros = len(matrix.scales), matrix.columns, matrix.zeros
+
+    def repeated(of_blocks: np.ndarray) -> np.ndarray:
+        return np.repeat(of_blocks, matrix.block, axis=1)[:, :columns]
+
+    codes = _unpack(matrix.packed.reshape(1, -1), matrix.bits)[0, : rows * columns]
+    points = zeros if isinstance(zeros, int) else repeated(zeros)
+    numbers = codes.reshape(rows, columns).astype(np.float64) - points
+    return np.asarray(numbers * repeated(matrix.scales))
 
 
 def store_matrix(node: ir.Node, matrix: np.ndarray) -> None:
     """Round a matrix to the codes of a MatMulNBits, whose matrix is known, by blocks as it was."""
-    found = _parts(node)
+    found = _own_matrix(node)
     assert found is not None  # noqa: S101 - the caller looked
-    _, scales, zeros, block, columns = found
-    bits = node.attributes.get_int("bits", 4)
-    blocks = np.pad(matrix, [(0, 0), (0, scales.shape[1] * block - columns)])
+    scales, bits, block = found.scales, found.bits, found.block
+    blocks = np.pad(matrix, [(0, 0), (0, scales.shape[1] * block - found.columns)])
     blocks = blocks.reshape(*scales.shape, block)
     low, high, most = blocks.min(axis=2), blocks.max(axis=2), (1 << bits) - 1
-    if zeros is None:  # the largest number is the lowest code, which is one further from the middle
-        middle = 1 << bits - 1
-        made = np.where(-low > high, low, high) / -middle
-        points: np.ndarray | int = middle
+    points: np.ndarray | int = found.zeros
+    if isinstance(points, int):  # the largest number is the lowest code, one further off
+        made = np.where(-low > high, low, high) / -points
     else:
         low, high = np.minimum(low, 0), np.maximum(high, 0)
         made = (high - low) / most
@@ -277,7 +288,9 @@ def store_matrix(node: ir.Node, matrix: np.ndarray) -> None:
     made = made.astype(scales.dtype)
     divisor = np.where(made == 0, 1, made).astype(np.float64)[:, :, None]
     codes = np.clip(np.rint(blocks / divisor) + points, 0, most).astype(np.uint8)
-    stored = [(1, codes), (2, made), *([] if zeros is None else [(3, np.asarray(points)[:, :, 0])])]
+    stored = [(1, codes), (2, made)]
+    if not isinstance(points, int):
+        stored.append((3, points[:, :, 0]))
     for index, array in stored:
         value = node.inputs[index]
         assert value is not None  # noqa: S101 - it was read
@@ -290,37 +303,15 @@ def store_matrix(node: ir.Node, matrix: np.ndarray) -> None:
         value.const_value = ir.tensor(array.reshape(shape), name=value.name)
 
 
-def _parts(
-    node: ir.Node,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, int, int] | None:
-    """Codes [N, blocks * block], scales and zero points [N, blocks], block and K."""
-    bits, block = (node.attributes.get_int(name, 0) for name in ("bits", "block_size"))
-    rows, columns = (node.attributes.get_int(name, 0) for name in ("N", "K"))
-    codes, scales, zeros = (_own(node, index) for index in (1, 2, 3))
-    plain = len(node.inputs) < 4 or node.inputs[3] is None or zeros is not None
-    if bits not in _TYPES or codes is None or scales is None or not plain or block < 1:
+def _own_matrix(node: ir.Node) -> _Matrix | None:
+    """The matrix, if this node alone reads what it is stored as, with whole zero points."""
+    parts = [value for value in node.inputs[1:4] if value is not None]
+    if any(len(v.uses()) > 1 or v.is_graph_output() or v.producer() for v in parts):
         return None
-    blocks = math.ceil(columns / block)
-    if (
-        (zeros is not None and zeros.dtype != np.uint8)
-        or (len(node.inputs) > 4 and node.inputs[4] is not None)
-        or node.attributes.get_int("weight_prepacked", 0) != 0
-        or codes.size != rows * blocks * block * bits // 8
-        or scales.size != rows * blocks
-        or not _fits(zeros, rows, blocks, bits)
-    ):
+    found = _read_matrix(node)
+    if isinstance(found, str):
         return None
-    points = None if zeros is None else _unpack(zeros.reshape(rows, -1), bits)[:, :blocks]
-    unpacked = _unpack(codes.reshape(rows, -1), bits)
-    return unpacked, scales.reshape(rows, blocks), points, block, columns
-
-
-def _own(node: ir.Node, index: int) -> np.ndarray | None:
-    """An initializer that this node alone reads."""
-    value = node.inputs[index] if index < len(node.inputs) else None
-    if value is None or len(value.uses()) > 1 or value.is_graph_output():
-        return None
-    return _stored(value) if value.producer() is None else None
+    return found if isinstance(found.zeros, int) or found.zeros.dtype == np.uint8 else None
 
 
 PRODUCTS = frozenset({"ConvInteger", "MatMulInteger"})
