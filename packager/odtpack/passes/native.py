@@ -27,7 +27,7 @@ from odtpack.graph.graphs import Dims, Ops, dims_of, drop_unused_constants, read
 from odtpack.graph.inference import NodeInference, type_initializers
 from odtpack.passes import aliases, native_groups
 from odtpack.passes.compact import all_graphs, drop_types
-from odtpack.passes.native_groups import axes_of, row_groups, trial_sizes
+from odtpack.passes.native_groups import Group, axes_of, row_groups, trial_sizes
 from odtpack_runtime.package import native as kernels
 from odtpack_runtime.package.native import (
     DEPTHWISE,
@@ -223,23 +223,20 @@ class _Wrapper:
             old.replace_all_uses_with(new, replace_graph_outputs=True)
         return True
 
-    def wrap_convolution(
-        self, graph: ir.Graph, ways: Sequence[native_groups.ConvolutionGroup]
-    ) -> None:
+    def wrap_convolution(self, graph: ir.Graph, ways: Sequence[Group]) -> None:
         """Replace the nodes of a convolution, or of its gradient, by one that computes the same."""
         for way in ways:
             read, end = (*way.read, *way.fixed), way.nodes[-1]
-            body = _body(way.nodes, read, end.outputs, self._opset, way.places)
-            if depthwise_computes(
-                ir.to_proto(body), way.program, list(map(native_groups.value_of, way.fixed))
-            ):
-                self._replace(graph, end, body, (DEPTHWISE, way.program, read), end.outputs)
+            body = _body(way.nodes, read, end.outputs, self._opset, way.constants)
+            values = [native_groups.value_of(value) for value in way.fixed]
+            if depthwise_computes(ir.to_proto(body), *way.programs, values):
+                self._replace(graph, end, body, (DEPTHWISE, *way.programs, read), end.outputs)
                 return
 
-    def wrap_product(self, graph: ir.Graph, group: native_groups.ProductGroup) -> None:
+    def wrap_product(self, graph: ir.Graph, group: Group) -> None:
         """Replace a product, and what unpacks its matrix, by a node that computes the same."""
         end = group.nodes[-1]
-        body = _body(group.nodes, group.read, end.outputs, self._opset, group.fixed)
+        body = _body(group.nodes, group.read, end.outputs, self._opset, group.constants)
         proto = ir.to_proto(body)
         key = proto.SerializeToString(deterministic=True), str(group.programs)
         if key not in self._products:

@@ -220,17 +220,17 @@ _VIEWS = {"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
 
 
 @dataclasses.dataclass(frozen=True)
-class ConvolutionGroup:
+class Group:
     """Nodes, in order, of which the last computes a result; and what a kernel would read."""
 
-    nodes: list[ir.Node]
+    nodes: list[ir.Node]  # others may read the first ones, too
     read: list[ir.Value]  # tensors of the kernel
-    fixed: list[ir.Value]  # constant tensors that nodes read besides
-    places: list[ir.Value]  # whole numbers that say where nodes move elements
-    program: list[int]  # of the kernel
+    constants: list[ir.Value]  # that nodes read besides, and a body has
+    programs: list[list[int]]  # of the kernel, of which one may be right
+    fixed: list[ir.Value] = dataclasses.field(default_factory=list)  # constants that it reads, too
 
 
-def convolution_groups(op: Ops, graph: ir.Graph) -> Iterator[list[ConvolutionGroup]]:
+def convolution_groups(op: Ops, graph: ir.Graph) -> Iterator[list[Group]]:
     """Each result of a graph: the ways to read its nodes, of which one may be right."""
     order = {node: place for place, node in enumerate(graph)}
     for node in list(graph):
@@ -267,9 +267,7 @@ def _is_end(node: ir.Node, region: Region) -> bool:
     return node.meta.get(MARK) is None or node.outputs[0].is_graph_output() or bool(outside)
 
 
-def _convolution_group(
-    end: ir.Node, region: Region, order: dict[ir.Node, int]
-) -> list[ConvolutionGroup]:
+def _convolution_group(end: ir.Node, region: Region, order: dict[ir.Node, int]) -> list[Group]:
     win, kind = region.windows, region.kind
     nodes, seen = {end}, set[ir.Value]()
     read, fixed, places = list[ir.Value](), list[ir.Value](), list[ir.Value]()
@@ -309,9 +307,7 @@ def _convolution_group(
             program = [_KINDS[kind], *first, lies, win.channels, *itertools.chain(*axes)]
             program.append(len(some) == 3)
             group = sorted(nodes, key=order.__getitem__)
-            found.append(
-                ConvolutionGroup(group, list(some), fixed, places, [int(n) for n in program])
-            )
+            found.append(Group(group, list(some), places, [[int(n) for n in program]], fixed))
     return found
 
 
@@ -369,18 +365,8 @@ _MOST_FIXED = 8
 """Elements of a constant that a body has."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ProductGroup:
-    """Nodes, in order, of which the last is the product."""
-
-    nodes: list[ir.Node]  # others may read the first ones, too
-    read: list[ir.Value]  # codes, scales and x
-    fixed: list[ir.Value]  # constants that nodes read besides
-    programs: list[list[int]]  # of the kernel, of which one may be right
-
-
-def product_groups(graph: ir.Graph) -> Iterator[ProductGroup]:
-    """Each product of a graph with a matrix of few bits."""
+def product_groups(graph: ir.Graph) -> Iterator[Group]:
+    """Each product of a graph with a matrix of few bits; it reads codes, scales and x."""
     order = {node: place for place, node in enumerate(graph)}
     for node in order:
         if node.op_type in PRODUCT_NODES and not node.domain and len(node.inputs) == 2:
@@ -389,7 +375,7 @@ def product_groups(graph: ir.Graph) -> Iterator[ProductGroup]:
                 yield found
 
 
-def _product_group(end: ir.Node, order: dict[ir.Node, int]) -> ProductGroup | None:
+def _product_group(end: ir.Node, order: dict[ir.Node, int]) -> Group | None:
     x, operand = end.inputs
     nodes, fixed, sized = {end}, dict[ir.Value, None](), dict[ir.Value, None]()
     codes, scales = dict[ir.Value, None](), dict[ir.Value, None]()
@@ -434,7 +420,7 @@ def _product_group(end: ir.Node, order: dict[ir.Node, int]) -> ProductGroup | No
         for zero in (1 << bits - 1, 0)
     ]
     read = [stored, scale, x, *sized]
-    return ProductGroup(sorted(nodes, key=order.__getitem__), read, [*fixed], programs)
+    return Group(sorted(nodes, key=order.__getitem__), read, [*fixed], programs)
 
 
 _SHORTEST: Final = 16
