@@ -84,7 +84,9 @@ def epsilon_of(parts: Iterable[PrivateSteps], delta: float) -> float:
 def check_delta(delta: float) -> None:
     """Refuse a delta that is not between 0 and 1 (``bad-argument``)."""
     if not 0 < delta < 1:
-        raise OdtpackError("bad-argument", f"delta is {delta:g}, which is out of range")
+        what = f"delta is {delta:g}; it must be above 0 and below 1"
+        hint = "it is the probability that the guarantee fails: pass for example --delta 1e-5"
+        raise OdtpackError("bad-argument", what, hint=hint)
 
 
 def _checked(part: PrivateSteps) -> bool:

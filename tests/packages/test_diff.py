@@ -15,6 +15,7 @@ from odtpack.update.diff import PackageDiff, diff_packages, markdown
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.package.package import Package
 from tests.packages.mutations import rehash
 from tests.packages.samples import build, list_extra, small_model, with_values
 from tests.refused import refused
@@ -191,6 +192,14 @@ def test_calls(tmp_path: Path, old: dict[str, object], new: dict[str, object], w
     found = compared(tmp_path, old, new)
     assert found.app.calls_change
     assert words in found.app.calls
+
+
+def test_an_output_may_become_that_of_the_accuracy(tmp_path: Path) -> None:
+    named = {"outputs": ["output"]}
+    found = compared(tmp_path, {**named, "loss_options": {"layout": "NLC"}}, named)
+    packages = (Package.open(tmp_path / folder).manifest for folder in ("old", "new"))
+    assert [each.outputs[1].role for each in packages] == ["additional", "prediction"]
+    assert not found.app.calls_change
 
 
 def test_a_free_size_takes_what_a_fixed_one_took(tmp_path: Path) -> None:
