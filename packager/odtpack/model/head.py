@@ -22,9 +22,9 @@ import onnx_ir.passes.common as common_passes
 
 from odtpack.choices import Pool
 from odtpack.errors import OdtpackError
-from odtpack.graph.graphs import TRAINABLE_TYPES, dims_of, used_names
+from odtpack.graph.graphs import TRAINABLE_TYPES, Ops, dims_of, used_names
 from odtpack.model.external_data import load_into
-from odtpack.model.loading import load_model
+from odtpack.model.loading import load_model, name_standard_domain
 from odtpack.model.source import ModelLike
 
 LOGITS: Final = "logits"
@@ -78,23 +78,22 @@ def add_head(
     features = graph.outputs[index]
     if classes * width * dtype.itemsize > onnx.checker.MAXIMUM_PROTOBUF:
         raise _too_large(where)
-    append = _Appender(graph, model.opset_imports.get("", model.opset_imports.get("ai.onnx", 0)))
-    pooled = features
+    name_standard_domain(graph.opset_imports)
+    op, pooled = Ops(graph, "head."), features
     if pool == "cls":
-        first = append.constant("head.first", np.array(0, np.int64))
-        pooled = append("Gather", [features, first], axis=1)
+        pooled = op.Gather(features, op.constant(np.int64(0)), axis=1)
     elif pool == "mean":
-        pooled = _mean(append, features, dtype, _mask(graph))
+        pooled = _mean(op, features, dtype, _mask(graph))
     elif pool == "global":
         axes = range(2, len(dims_of(checked.graph.outputs[index]) or ()))
-        pooled = append.on_axes("ReduceMean", features, axes, since=18, keepdims=0)
+        pooled = op.reduce_mean(features, axes, keepdims=False)
     elif pool == "flatten":
-        pooled = append("Flatten", [features], axis=1)
+        pooled = op.Flatten(features, axis=1)
     bound = 1 / math.sqrt(width)
     values = np.random.default_rng(seed).uniform(-bound, bound, (classes, width))
-    weight = append.constant(WEIGHT, values.astype(dtype.numpy()))
-    bias = append.constant(BIAS, np.zeros(classes, dtype.numpy()))
-    logits = append("Gemm", [pooled, weight, bias], transB=1)
+    weight = _parameter(graph, WEIGHT, values.astype(dtype.numpy()))
+    bias = _parameter(graph, BIAS, np.zeros(classes, dtype.numpy()))
+    logits = op.Gemm(pooled, weight, bias, transB=1)
     logits.name, logits.type = LOGITS, ir.TensorType(dtype)
     batch = features.shape[0] if features.shape is not None else None
     logits.shape = ir.Shape([batch, classes])
@@ -159,55 +158,21 @@ def _mask(graph: ir.Graph) -> ir.Value | None:
     return None
 
 
-class _Appender:
-    """Appends the head's nodes and constants to a graph, as its opset writes them."""
-
-    def __init__(self, graph: ir.Graph, opset: int) -> None:
-        self._graph = graph
-        self._opset = opset
-
-    def __call__(
-        self, op_type: str, inputs: Sequence[ir.Value], **attributes: int | list[int]
-    ) -> ir.Value:
-        """Append a node and return its output."""
-        node = ir.node(op_type, inputs, attributes, name=f"head/{len(self._graph)}/{op_type}")
-        node.outputs[0].name = f"head.{len(self._graph)}.{op_type}"
-        self._graph.append(node)
-        return node.outputs[0]
-
-    def constant(self, name: str, array: np.ndarray) -> ir.Value:
-        """Add an initializer."""
-        value = ir.val(name, const_value=ir.tensor(array, name=name))
-        self._graph.register_initializer(value)
-        return value
-
-    def on_axes(
-        self, op_type: str, value: ir.Value, given: Sequence[int], since: int, **attributes: int
-    ) -> ir.Value:
-        """Append a node whose axes are an input since an opset, and were an attribute before."""
-        if self._opset < since:
-            return self(op_type, [value], axes=[*given], **attributes)
-        name = f"head.axes_{'_'.join(map(str, given))}"
-        axes = self._graph.initializers.get(name)
-        if axes is None:
-            axes = self.constant(name, np.array(given, np.int64))
-        return self(op_type, [value, axes], **attributes)
+def _parameter(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    value = ir.val(name, const_value=ir.tensor(array, name=name))
+    graph.register_initializer(value)
+    return value
 
 
-def _mean(
-    append: _Appender, features: ir.Value, dtype: ir.DataType, mask: ir.Value | None
-) -> ir.Value:
+def _mean(op: Ops, features: ir.Value, dtype: ir.DataType, mask: ir.Value | None) -> ir.Value:
     """Mean over the tokens that the mask marks; zero where it marks none."""
     if mask is None:
-        return append.on_axes("ReduceMean", features, [1], since=18, keepdims=0)
-    weights = append("Cast", [mask], to=int(dtype))
-    marked = append("Mul", [features, append.on_axes("Unsqueeze", weights, [2], since=13)])
-    total = append.on_axes("ReduceSum", marked, [1], since=13, keepdims=0)
-    count = append.on_axes("ReduceSum", mask, [1], since=13, keepdims=1)
+        return op.reduce_mean(features, [1], keepdims=False)
+    marked = op.Mul(features, op.unsqueeze(op.cast(mask, dtype), 2))
+    total = op.reduce_sum(marked, [1], keepdims=False)
     # Counted in integers: a float constant would be a parameter that 'head.*' trains.
-    one = append.constant("head.one", np.array(1, (mask.dtype or ir.DataType.INT64).numpy()))
-    divisor = append("Cast", [append("Max", [count, one])], to=int(dtype))
-    return append("Div", [total, divisor])
+    count = op.Max(op.reduce_sum(mask, [1]), 1)
+    return op.Div(total, op.cast(count, dtype))
 
 
 def _serialized(model: ir.Model, where: str | None) -> bytes:

@@ -133,9 +133,9 @@ def load_source(
     loaded = given.model()
     if converted is not None:
         loaded.meta[CONVERTED_FROM] = converted
-    _name_standard_domain(loaded.graph.opset_imports)
+    name_standard_domain(loaded.graph.opset_imports)
     for function in loaded.functions.values():
-        _name_standard_domain(function.opset_imports)
+        name_standard_domain(function.opset_imports)
     # The passes that make initializers of Constant nodes leave a trace of it.
     bodies = (n for f in loaded.functions.values() for n in f.all_nodes())
     for node in (*nodes_of(loaded.graph), *bodies):
@@ -476,7 +476,7 @@ def _fold_branches(model: ir.Model) -> ir.Model:
     return model
 
 
-def _name_standard_domain(imports: dict[str, int]) -> None:
+def name_standard_domain(imports: dict[str, int]) -> None:
     """The standard operators' domain has two names; here it is ""."""
     if "ai.onnx" in imports:
         imports.setdefault("", imports.pop("ai.onnx"))
