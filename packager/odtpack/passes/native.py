@@ -228,9 +228,10 @@ class _Wrapper:
         for way in ways:
             read, end = (*way.read, *way.fixed), way.nodes[-1]
             body = _body(way.nodes, read, end.outputs, self._opset, way.constants)
+            (program,) = way.programs
             values = [native_groups.value_of(value) for value in way.fixed]
-            if depthwise_computes(ir.to_proto(body), *way.programs, values):
-                self._replace(graph, end, body, (DEPTHWISE, *way.programs, read), end.outputs)
+            if depthwise_computes(ir.to_proto(body), program, values):
+                self._replace(graph, end, body, (DEPTHWISE, program, read), end.outputs)
                 return
 
     def wrap_product(self, graph: ir.Graph, group: Group) -> None:
