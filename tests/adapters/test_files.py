@@ -203,7 +203,7 @@ def test_what_does_not_fit_is_an_error(
         out = tmp_path / f"with {name}"
         out.mkdir()
         shutil.copy(foreign, out / name)
-        said = refusal(run, "folder-not-empty", "export", package, *more, "--out", out)
+        said = refusal(run, "file-not-written", "export", package, *more, "--out", out)
         assert f"{name} in '{out}' would be replaced" in said
         assert [path.name for path in out.iterdir()] == [name]
         assert (out / name).read_bytes() == foreign.read_bytes()
@@ -214,6 +214,40 @@ def test_what_does_not_fit_is_an_error(
     refusal(run, "no-adapter", "export", plain, "--out", nothing)
     refusal(run, "peft-without-kind", "export", trained("bitfit") / "package", "--out", nothing)
     assert not nothing.exists()
+
+
+def test_a_save_replaces_adapters_and_nothing_else(trained: Trained, tmp_path: Path) -> None:
+    package = Package.open(trained("lora") / "package")
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    file, folder = tmp_path / "it.onnx_adapter", tmp_path / "peft"
+    for value in (0.5, np.nan, 0.25):  # also an adapter of a training that diverged
+        for array in state.arrays(trainable=True).values():
+            array[...] = value
+        save_adapter(package, state, file)
+        save_adapter(package, state, folder)
+    (folder / CONFIG).write_text('{"peft_type": "LORA"}')  # of an odtpack that wrote fewer settings
+    save_adapter(package, state, folder)
+    kept, settings = file.read_bytes(), json.loads((folder / CONFIG).read_text())
+    for content in (b"", kept[:4] + b"ORTM" + kept[8:], b"notes"):
+        file.write_bytes(content)
+        with refused("file-not-written"):
+            save_adapter(package, state, file)
+        assert file.read_bytes() == content
+    for text in (None, "notes", "[]", "{}", json.dumps({**settings, "peft_version": "0.17"})):
+        (folder / CONFIG).unlink(missing_ok=True)
+        if text is not None:
+            (folder / CONFIG).write_text(text)
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        with refused("file-not-written"):
+            save_adapter(package, state, folder)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    for name in (TENSORS, CONFIG):
+        (folder / name).unlink()
+    (folder / CONFIG).symlink_to(file)
+    with refused("file-not-written"):
+        save_adapter(package, state, folder)
+    assert (folder / CONFIG).is_symlink()
+    assert not (folder / TENSORS).exists()
 
 
 @pytest.fixture

@@ -139,6 +139,43 @@ def test_cpp_refuses_what_is_no_adapter(package: Package, tmp_path: Path) -> Non
     assert found[len(tries) :] == ["adapter-mismatch"] * 3
 
 
+@pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable()))
+def test_cpp_replaces_adapters_and_nothing_else(package: Package, tmp_path: Path) -> None:
+    """A save replaces what a kit or Python wrote, also in part, and loses no other file."""
+    state, good = CheckpointState.load_checkpoint(package.checkpoint), tmp_path / "good"
+    good.mkdir()
+    for form in FORMS:
+        save_adapter(package, state, good / form)
+    settings = json.loads((good / "peft" / CONFIG).read_text())
+    contents: dict[str, tuple[dict[str, str], str]] = {
+        "part.onnx_adapter": ({"": "....TORT"}, "accepted"),
+        "short.onnx_adapter": ({"": "."}, "file-not-written"),
+        "notes.onnx_adapter": ({"": "notes on an adapter"}, "file-not-written"),
+        "begun": ({CONFIG: '{"peft_type": "LORA"}'}, "accepted"),
+        "list": ({CONFIG: "[]"}, "file-not-written"),
+        "notes": ({CONFIG: "notes"}, "file-not-written"),
+        "none": ({CONFIG: "{}"}, "file-not-written"),
+        "alone": ({TENSORS: "weights"}, "file-not-written"),
+        "peft's": ({CONFIG: json.dumps({**settings, "peft_version": "0.17"}), TENSORS: "theirs"},
+                   "file-not-written"),
+        "ours": ({CONFIG: json.dumps(settings), TENSORS: "ours"}, "accepted"),
+    }  # fmt: skip
+    wanted = dict.fromkeys((good / form for form in FORMS), "accepted")
+    for name, (files, code) in contents.items():
+        path = tmp_path / name
+        wanted[path] = code
+        for file, text in files.items():
+            (path / file).parent.mkdir(exist_ok=True)
+            (path / file).write_text(text)
+    job = {"package": package.path, "steps": [], "count": 0, "threads": 1, "saves": [*wanted]}
+    assert dict(zip(wanted, run(job, tmp_path, "sanitized").splitlines(), strict=True)) == wanted
+    for name, (files, code) in contents.items():
+        for file, text in files.items():
+            assert ((tmp_path / name / file).read_text("latin-1") == text) == (code != "accepted")
+    for path in (path for path, code in wanted.items() if code == "accepted"):
+        load_adapter(package, state, path)
+
+
 def another(folder: Path) -> Path:
     """A checkpoint that trains parameters of the same names, of another rank."""
     spec = AdapterSpec("lora", ("model.*_proj",), (), 2, 8.0)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-from contextlib import suppress
 from pathlib import Path
 from shlex import quote
-from tempfile import TemporaryDirectory
 from typing import Annotated
 
 from odtpack.cli import _console, _options
@@ -50,7 +47,7 @@ def export(
     from odtpack.cli.export import inference_of, load_state
     from odtpack.errors import OdtpackError, some
     from odtpack_runtime import CheckpointState, Package
-    from odtpack_runtime.files.folder_update import finish_update, update_folder
+    from odtpack_runtime.files.folder_update import update_folder
     from odtpack_runtime.package import adapter as peft
 
     opened = Package.open(package)
@@ -75,17 +72,15 @@ def export(
             hint="leave --outputs out" + ("" if in_segments else ", or add --onnxruntime"),
         )
     check_creatable(out, "--out")
-    finish_update(out)
-    if not without:
-        _check_ours(out, peft.CONFIG, peft.TENSORS)
-    if onnxruntime:
-        _check_ours(out, _ADAPTER, *([] if in_segments else [_BASE]))
     state = load_state(opened, checkpoint)
     written: list[Path] = []
     # Weights mean something with the settings beside them only: they are replaced as one.
     with update_folder(out, last=_ADAPTER if without else peft.CONFIG) as stage:
+        if onnxruntime:
+            peft.check_onnx_adapter(out, _ADAPTER, *([] if in_segments else [_BASE]))
         if not without:
             made = peft.to_peft(opened, state)
+            peft.check_peft(out, made)
             written += peft.write_peft(stage, made)
             lost = (*info.absent, *filter(_MADE_UP.fullmatch, made.saved))
             if lost:
@@ -105,29 +100,6 @@ def export(
             peft.write_onnx_adapter(written[-1], state.arrays(trainable=True))
     _console.wrote(*(out / path.name for path in written))
     _console.json_result(as_json, {"path": str(out), "files": [path.name for path in written]})
-
-
-def _check_ours(out: Path, key: str, *others: str) -> None:
-    """Refuse files that go together, unless the first of them is as an export writes it."""
-    from odtpack.errors import OdtpackError, some
-    from odtpack_runtime.package import adapter as peft
-
-    with suppress(OdtpackError, ValueError, IndexError):
-        if key == peft.CONFIG:
-            ours = peft.peft_config(peft.read_peft(out)).encode()
-        else:
-            with TemporaryDirectory() as name:
-                peft.write_onnx_adapter(Path(name, key), peft.read_onnx_adapter(out / key))
-                ours = Path(name, key).read_bytes()
-        if ours == (out / key).read_bytes():
-            return
-    if found := [each for each in (key, *others) if os.path.lexists(out / each)]:
-        raise OdtpackError(
-            "folder-not-empty",
-            f"{some(found)} in {str(out)!r} would be replaced, and odtpack adapter export did not "
-            "write what is there",
-            hint="move the files, or choose an empty or a new folder (--out DIR)",
-        )
 
 
 def import_(

@@ -13,7 +13,8 @@ import math
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
 
@@ -25,7 +26,7 @@ from odtpack_runtime.checkpoint.format import DTYPE_CODES, DTYPES, MAX_RANK
 from odtpack_runtime.checkpoint.parameters import nominal_error
 from odtpack_runtime.checkpoint.state import CheckpointState
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.files.atomic import atomic_write, refuse_link, write_whole
+from odtpack_runtime.files.atomic import atomic_write, open_regular, refuse_link, write_whole
 from odtpack_runtime.files.folder_update import check_finished, update_folder
 from odtpack_runtime.package.manifest import AdapterInfo, Manifest
 from odtpack_runtime.package.package import Package
@@ -49,21 +50,26 @@ def save_adapter(
         package: The package that the state belongs to, of one model or of segments.
         state: Its parameters, in float32.
         destination: A name that ends in ``.onnx_adapter`` for a file of ONNX Runtime's
-            (``OrtLoraAdapter``), or a folder for PEFT's two files; made if needed.
+            (``OrtLoraAdapter``), or a folder for PEFT's two files; made if needed. An adapter
+            that is there is replaced, no other file, nor what PEFT wrote itself.
 
     Raises:
         OdtpackError: ``no-adapter``; ``peft-without-kind`` or ``peft-without-name`` if PEFT has
-            no place for what is trained; ``nominal-state``; or the files cannot be written.
+            no place for what is trained; ``nominal-state``; or ``file-not-written``, also where
+            another file would be lost.
     """
     path = Path(destination)
     with state.lock:
         if state.is_nominal:
             raise nominal_error("there are no values to save")
         if path.suffix == SUFFIX:
-            write_onnx_adapter(path, trained_of(package, state))
+            tensors = trained_of(package, state)
+            check_onnx_adapter(path.parent, path.name)
+            write_onnx_adapter(path, tensors)
             return
         adapter = to_peft(package, state)
     with update_folder(path, last=CONFIG) as stage:
+        check_peft(path, adapter)
         write_peft(stage, adapter)
 
 
@@ -83,6 +89,40 @@ def load_adapter(package: Package, state: CheckpointState, source: str | os.Path
     with state.lock:
         for name, array in trained_of(package, state).items():
             np.copyto(array, values[name], casting="same_kind")
+
+
+# What a save may replace. A file of ONNX Runtime's form says what it is, and not who wrote it.
+# PEFT's own configurations have more settings than those that odtpack writes.
+
+
+def check_onnx_adapter(folder: Path, name: str, *beside: str) -> None:
+    """Refuse to replace what is not an adapter of ONNX Runtime's, or lies there without one."""
+    start = b""
+    with suppress(OSError), open_regular(folder / name) as stream:
+        start = stream.read(8)
+    _check_replaced(folder, (name, *beside), ours=start[4:] == _IDENTIFIER)
+
+
+def check_peft(folder: Path, adapter: PeftAdapter) -> None:
+    """Refuse to replace files of PEFT's names with another configuration than odtpack writes."""
+    own = json.loads(peft_config(adapter)).keys()
+    ours = False
+    with suppress(OdtpackError):
+        ours = {"peft_type"} <= _config(folder / CONFIG).keys() <= own
+    _check_replaced(folder, (CONFIG, TENSORS), ours=ours)
+
+
+def _check_replaced(folder: Path, names: Sequence[str], *, ours: bool) -> None:
+    for name in names:
+        refuse_link(folder / name)
+    found = [name for name in names if (folder / name).is_file()]
+    if found and not ours:
+        raise OdtpackError(
+            "file-not-written",
+            f"{', '.join(found)} in {str(folder)!r} would be replaced, and odtpack did not write "
+            "what is there",
+            hint="move the files, or choose another name or a new folder",
+        )
 
 
 def read_adapter(package: Package, where: Path) -> dict[str, np.ndarray[Any, Any]]:
@@ -157,7 +197,6 @@ def write_onnx_adapter(path: Path, tensors: Tensors) -> None:
         builder.PrependInt32Slot(slot, _FORMAT_VERSION, 0)
     builder.PrependUOffsetTRelativeSlot(3, parameters, 0)
     builder.Finish(builder.EndObject(), file_identifier=_IDENTIFIER)
-    refuse_link(path)
     write_whole(path, builder.Output())
 
 
@@ -216,7 +255,6 @@ def _write_safetensors(path: Path, tensors: Tensors) -> None:
         header[name] = {"dtype": names[array.dtype], "shape": shape, "data_offsets": offsets}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    refuse_link(path)
     with atomic_write(path) as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
         for _, array in sorted(tensors.items()):
@@ -293,7 +331,6 @@ def write_peft(folder: Path, adapter: PeftAdapter) -> tuple[Path, Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = folder / TENSORS, folder / CONFIG
     _write_safetensors(paths[0], adapter.tensors)
-    refuse_link(paths[1])
     write_whole(paths[1], config.encode())
     return paths
 
@@ -439,7 +476,7 @@ def _tensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             content = json.loads(stream.read(_MAX_CONFIG_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise OdtpackError("peft-invalid", f"it is not JSON: {error}", where=str(path)) from error

@@ -40,6 +40,10 @@ int main(int count, char** arguments) try {
     }
   };
   for (const Json& path : json.Get<Json::List>("tries", {})) attempt([&] { load(path); });
+  for (const Json& path : json.Get<Json::List>("saves", {}))
+    attempt([&] {
+      odtpack::SaveAdapter(training.package, training.state, path.As<std::string>());
+    });
   for (const Json& path : json.Get<Json::List>("others", {})) {
     const auto other = odtpack::CheckpointState::LoadCheckpoint(path.As<std::string>());
     const std::string adapter = (folder / "of_others.onnx_adapter").string();

@@ -352,29 +352,67 @@ inline Tensors ReadAdapter(const Package& package, const Tensors& trained, const
   return values;
 }
 
+inline bool IsOnnxAdapter(const fs::path& path) try {
+  return fs::is_regular_file(path) && Map(path)->substr(4, 4) == "TORT";
+} catch (const std::exception&) {
+  return false;
+}
+
+/// Whether a configuration has no other settings than `own`; PEFT itself writes more.
+inline bool IsOwnConfig(const fs::path& path, const std::string& own) try {
+  if (!fs::is_regular_file(path)) return false;
+  const Json known = JsonReader(own).Read();
+  return ReadPeftJson(path, *MapPeft(path), [&known](const Json& json) {
+    const auto& settings = json.As<Json::Object>();
+    const auto is_known = [&](const auto& each) {
+      return known.As<Json::Object>().count(each.first) > 0;
+    };
+    return settings.count("peft_type") > 0 &&
+           std::all_of(settings.begin(), settings.end(), is_known);
+  });
+} catch (const std::exception&) {
+  return false;
+}
+
+/// Refuse to replace a file, unless it is ours.
+inline void CheckReplaced(const fs::path& path, bool ours) {
+  std::error_code unseen;  // the write says what is wrong with the name
+  if (!ours && fs::is_regular_file(path, unseen))
+    throw Error("file-not-written",
+                path.string() + " would be replaced, and odtpack did not write what is there.", "",
+                "move the file, or choose another name or a new folder");
+}
+
 }  // namespace detail
 
 /// Write the adapter of a state: to a file whose name ends in `.onnx_adapter`, which ONNX Runtime's
-/// own adapters read, or to a folder, made if needed, with PEFT's two files.
+/// own adapters read, or to a folder, made if needed, with PEFT's two files. An adapter that is
+/// there is replaced, no other file, nor what PEFT wrote itself.
 inline void SaveAdapter(const Package& package, const CheckpointState& state,
                         const std::string& path) {
   const detail::Gate::Call call(*state.Internal()->gate);
   const detail::Tensors trained = detail::TrainedOf(package, *state.Internal());
   const detail::fs::path target = path;
-  if (target.extension() == detail::kAdapterSuffix)
+  if (target.extension() == detail::kAdapterSuffix) {
+    detail::CheckReplaced(target, detail::IsOnnxAdapter(target));
     return detail::WriteOnnxAdapter(target, trained);
+  }
   detail::Tensors renamed;
   for (const auto& [name, peft] : detail::PeftNames(package, trained))
     renamed[peft] = trained.at(name);
   std::error_code failed;
   detail::fs::create_directories(target, failed);
   if (failed) detail::ThrowNotWritten(target, failed.message());
-  // The configuration is the package's, whatever the values: old values and new ones go with it.
-  detail::WriteSafetensors(target / detail::kPeftTensors, renamed);
   const std::string& config = package.Manifest()["adapter"]["peft"].Get<std::string>("config");
+  const bool ours = detail::IsOwnConfig(target / detail::kPeftConfig, config);
+  for (const char* name : {detail::kPeftConfig, detail::kPeftTensors})
+    detail::CheckReplaced(target / name, ours);
+  // The configuration is the package's, whatever the values: old values and new ones go with it.
+  // It comes first, as it says to the next save that the values are ours.
   detail::WriteAtomically(target / detail::kPeftConfig, [&config](const detail::File& file) {
     detail::Write(file, config.data(), config.size());
   });
+  detail::WriteSafetensors(target / detail::kPeftTensors, renamed);
 }
 
 /// Set the trained parameters of a state to those of such a file or folder, all of them or none.
