@@ -22,7 +22,7 @@ from odtpack.adapters import Inserted, insert_adapter
 from odtpack.adapters.inference import decoder_with_adapter
 from odtpack.adapters.layers import layer_name, transposed, without_adapter
 from odtpack.choices import STOCK
-from odtpack.errors import OdtpackError, check_choice, check_type, located, quoted, some
+from odtpack.errors import OdtpackError, check_type, located, quoted, some
 from odtpack.losses import Loss, make_loss
 from odtpack.losses.common.base import settled_on
 from odtpack.model.exporters import absent, homes
@@ -38,7 +38,7 @@ from odtpack.model.loading import (
 )
 from odtpack.model.shared_tensors import shared_tensors
 from odtpack.model.source import ModelLike
-from odtpack.optimizers import OPTIMIZERS, Optimizer, make_optimizer
+from odtpack.optimizers import Optimizer, make_optimizer
 from odtpack.option import options_of
 from odtpack.ort_training.backend import backend_for
 from odtpack.package.candidates import (
@@ -161,7 +161,6 @@ def build(
     destination = check_folder(folder)
     chosen = None if spec.loss == "none" else make_loss(spec.loss, spec.loss_options)
     _check_used(spec, chosen)
-    check_choice("optimizer", spec.optimizer, OPTIMIZERS)
     optimizer = make_optimizer(spec.optimizer, spec.optimizer_options)
     say = remark or silent
     path = str(spec.model) if isinstance(spec.model, str | Path) else None

@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError, WrongTypeError, quoted
 
@@ -82,15 +81,4 @@ def check_type(name: str, value: object, kinds: type | tuple[type, ...], example
             "bad-argument",
             f"{name} cannot be {shown if len(shown) <= 60 else type(value).__name__}",
             hint=f"pass for example: {name}={example}",
-        )
-
-
-def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
-    """Check that an argument is one of the values that it may have."""
-    known = tuple(choices)
-    if not isinstance(value, str | None) or value not in known:
-        raise OdtpackError(
-            "bad-argument",
-            f"{name} cannot be {repr(value)[:60]}",
-            hint=f"pass one of {', '.join(map(repr, known))}",
         )

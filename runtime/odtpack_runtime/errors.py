@@ -96,11 +96,6 @@ def unreadable(
     return OdtpackError(code, what, where=str(path), hint=hint)
 
 
-def onnx_missing(what: str) -> OdtpackError:
-    """Return the error for something that needs the package onnx where it is not installed."""
-    return OdtpackError("onnx-missing", f"{what} needs the package 'onnx', which is not installed.")
-
-
 _ALLOCATION_FAILED = (
     "bad_alloc",
     "bad allocation",

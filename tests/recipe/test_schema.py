@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from odtpack.errors import OdtpackError
 from odtpack.losses import LOSSES
-from odtpack.optimizers import OPTIMIZERS
+from odtpack.optimizers import OPTIMIZERS, make_optimizer
 from odtpack.recipe import BuildSpec, read_recipe
 from odtpack.recipe.schema import LossTable, OptimizerTable, ScheduleTable, json_schema
 from odtpack_runtime.training.schedules import SCHEDULES
@@ -103,7 +103,6 @@ def test_ranges_are_those_of_the_classes(
 def make(table: str, path: Path) -> object:
     """What the class makes of a recipe that was read."""
     from odtpack.losses import make_loss
-    from odtpack.optimizers import make_optimizer
 
     settings = BuildSpec.of(read_recipe(path))
     if table == "loss":
@@ -115,7 +114,6 @@ def make(table: str, path: Path) -> object:
 
 def make_raw(table: str, kind: str, key: str, value: float) -> object:
     from odtpack.losses import make_loss
-    from odtpack.optimizers import make_optimizer
     from odtpack_runtime.training.schedules import make_schedule
 
     name, *rest = (line.split(" = ")[1].strip('"') for line in kind.splitlines())
@@ -126,6 +124,13 @@ def make_raw(table: str, kind: str, key: str, value: float) -> object:
     given: dict[str, Any] = {"total_steps": 10} if name == "cosine" else {}
     given |= {"period": int(rest[0])} if rest else {}
     return make_schedule(name, {**given, key: value})
+
+
+def test_an_optimizer_that_there_is_not_is_refused_in_python_too() -> None:
+    with refused("bad-argument") as caught:
+        make_optimizer("adamx", {})
+    assert caught.value.what == "optimizer cannot be 'adamx'"
+    assert "'adamw'" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(("more", "words"), [

@@ -61,8 +61,15 @@ def make_optimizer(kind: str, options: Mapping[str, str | float]) -> Optimizer:
         options: Hyperparameters by name; text is read as the type of the default.
 
     Raises:
-        OdtpackError: An option is unknown, cannot be read, or is out of range.
+        OdtpackError: There is no such optimizer, or an option is unknown, cannot be read, or is
+            out of range.
     """
+    if kind not in OPTIMIZERS:
+        raise OdtpackError(
+            "bad-argument",
+            f"optimizer cannot be {kind!r:.60}",
+            hint=f"pass one of {', '.join(map(repr, OPTIMIZERS))}",
+        )
     chosen = OPTIMIZERS[kind]
     defaults: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(chosen)}
     given: dict[str, Any] = {}

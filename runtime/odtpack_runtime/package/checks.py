@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from odtpack_runtime.checkpoint.flatbuffer import Source, Table
-from odtpack_runtime.errors import OdtpackError, onnx_missing
+from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.protobuf_wire import not_text, tensors
 from odtpack_runtime.package.manifest import contradiction, same
 from odtpack_runtime.package.package import Package
@@ -39,7 +39,8 @@ def read_model(path: Path) -> onnx.ModelProto:
     try:
         import onnx
     except ImportError as error:
-        raise onnx_missing("Reading the models of a package") from error
+        what = "Reading the models of a package needs the package 'onnx', which is not installed."
+        raise OdtpackError("onnx-missing", what) from error
     try:
         model = onnx.load_model_from_string(path.read_bytes())
     except Exception as error:  # protobuf's exceptions have no common base with onnx's
