@@ -20,7 +20,7 @@ import math
 import secrets
 import struct
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import onnxruntime
@@ -51,11 +51,8 @@ _SAMPLES = (2, 3)
 _TRIAL_NODES = 512
 
 
-class Trial(Protocol):
-    """Inputs of a kernel, of small whole numbers, and its result."""
-
-    inputs: list[np.ndarray]  # tensors of the kernel, without the constants of its body
-    result: np.ndarray  # what it computes of them
+Trial = tuple[list[np.ndarray], np.ndarray]
+"""Inputs of a kernel, of small whole numbers, without the constants of its body; and its result."""
 
 
 class RefusedError(Exception):
@@ -75,7 +72,7 @@ def trial_agrees(
 
     try:
         wanted = [trial(samples) for samples in _SAMPLES]
-        found = [_run(function, each, operators, constants) for each in wanted]
+        found = [_run(function, inputs, operators, constants) for inputs, _ in wanted]
         if not all(_alike(node, *found) for node in function.node if node.op_type in _BY_PLACE):
             return False
     except (RefusedError, onnx.shape_inference.InferenceError):
@@ -85,7 +82,7 @@ def trial_agrees(
             return False
         raise
     results = [values[function.output[0]] for values in found]
-    return all(np.array_equal(a, b.result) for a, b in zip(results, wanted, strict=True))
+    return all(np.array_equal(a, b) for a, (_, b) in zip(results, wanted, strict=True))
 
 
 def unpacked(
@@ -113,7 +110,7 @@ def unpacked(
 
 def _run(
     function: onnx.FunctionProto,
-    wanted: Trial,
+    inputs: Sequence[np.ndarray],
     operators: Set[str],
     constants: Sequence[np.ndarray],
 ) -> dict[str, Any]:
@@ -121,9 +118,9 @@ def _run(
     import onnx
     from onnx import helper, numpy_helper
 
-    feeds = dict(zip(function.input, wanted.inputs, strict=False))
+    feeds = dict(zip(function.input, inputs, strict=False))
     others = function.input[len(feeds) :]
-    if len(feeds) < len(wanted.inputs) or len(function.node) > _TRIAL_NODES:
+    if len(feeds) < len(inputs) or len(function.node) > _TRIAL_NODES:
         raise RefusedError
     whole = {each.output[0] for each in function.node if each.op_type == "Constant"}
     for each in function.node:
@@ -213,7 +210,7 @@ def depthwise_computes(
 ) -> bool:
     """Whether a body computes what a program of the kernel says."""
     # `constants`: values of the function's inputs after the kernel's.
-    trial = functools.partial(Depthwise, program)
+    trial = functools.partial(_depthwise, program)
     return trial_agrees(function, trial, SUMS, constants)
 
 
@@ -228,60 +225,55 @@ def inputs_of(program: Sequence[int]) -> int:
     return 3 if len(program) == DEPTHWISE_LENGTH and program[0] == FORWARD and program[-1] else 2
 
 
-class Depthwise:
-    """Inputs of the kernel, and its result, as of a :class:`~Trial`."""
+def _depthwise(program: Sequence[int], samples: int) -> Trial:
+    if len(program) != DEPTHWISE_LENGTH or min(program) < 0 or max(program) > 1 << 16:
+        raise RefusedError
+    kind, x_first, y_first, lies, channels, *axes, bias = program
+    sizes, kernel, steps, apart, before, out = zip(axes[:6], axes[6:], strict=True)
+    planes = samples * channels * (math.prod(sizes) + math.prod(out))
+    if kind > WEIGHT_GRADIENT or 0 in (channels, *sizes, *kernel, *steps, *out) or lies > 2:
+        raise RefusedError
+    if max(*kernel, *steps, *apart) > _LONGEST:
+        raise RefusedError
+    padded = [
+        max((o - 1) * step + (k - 1) * d + 1, zeros + size)
+        for size, k, step, d, zeros, o in (axes[:6], axes[6:])
+    ]
+    if max(planes, samples * channels * math.prod(padded)) > TRIAL_ELEMENTS:
+        raise RefusedError
+    random = np.random.default_rng(secrets.randbits(64))
 
-    def __init__(self, program: Sequence[int], samples: int) -> None:
-        if len(program) != DEPTHWISE_LENGTH or min(program) < 0 or max(program) > 1 << 16:
-            raise RefusedError
-        kind, x_first, y_first, lies, channels, *axes, bias = program
-        sizes, kernel, steps, apart, before, out = zip(axes[:6], axes[6:], strict=True)
-        planes = samples * channels * (math.prod(sizes) + math.prod(out))
-        if kind > WEIGHT_GRADIENT or 0 in (channels, *sizes, *kernel, *steps, *out) or lies > 2:
-            raise RefusedError
-        if max(*kernel, *steps, *apart) > _LONGEST:
-            raise RefusedError
-        padded = [
-            max((o - 1) * step + (k - 1) * d + 1, zeros + size)
-            for size, k, step, d, zeros, o in (axes[:6], axes[6:])
-        ]
-        if max(planes, samples * channels * math.prod(padded)) > TRIAL_ELEMENTS:
-            raise RefusedError
-        random = np.random.default_rng(secrets.randbits(64))
+    def draw(*shape: int) -> np.ndarray:
+        return random.choice(ONES, shape).astype(np.float32)
 
-        def draw(*shape: int) -> np.ndarray:
-            return random.choice(ONES, shape).astype(np.float32)
-
-        x, y = draw(samples, channels, *sizes), draw(samples, channels, *out)
-        w, b = draw(channels, 1, *kernel), draw(channels)
-        plane = np.zeros((samples, channels, *padded), np.float32)
-        inner = plane[:, :, before[0] : before[0] + sizes[0], before[1] : before[1] + sizes[1]]
-        if kind != INPUT_GRADIENT:
-            inner[...] = x
-        total, dw = np.zeros_like(y), np.zeros_like(w)
-        for i, j in itertools.product(*map(range, kernel)):
-            starts = i * apart[0], j * apart[1]
-            rows, columns = (
-                slice(start, start + (o - 1) * step + 1, step)
-                for start, o, step in zip(starts, out, steps, strict=True)
-            )
-            read, weight = plane[:, :, rows, columns], w[:, :, i, j, None]
-            if kind == FORWARD:
-                total += weight * read
-            elif kind == INPUT_GRADIENT:
-                read += weight * y
-            else:
-                dw[:, 0, i, j] = (read * y).sum((0, 2, 3))
-        total += b.reshape(-1, 1, 1) if bias else 0
-        x, y, inner, total = (
-            each.swapaxes(0, 1).reshape(channels, samples, -1) if first else each
-            for each, first in ((x, x_first), (y, y_first), (inner, x_first), (total, y_first))
+    x, y = draw(samples, channels, *sizes), draw(samples, channels, *out)
+    w, b = draw(channels, 1, *kernel), draw(channels)
+    plane = np.zeros((samples, channels, *padded), np.float32)
+    inner = plane[:, :, before[0] : before[0] + sizes[0], before[1] : before[1] + sizes[1]]
+    if kind != INPUT_GRADIENT:
+        inner[...] = x
+    total, dw = np.zeros_like(y), np.zeros_like(w)
+    for i, j in itertools.product(*map(range, kernel)):
+        starts = i * apart[0], j * apart[1]
+        rows, columns = (
+            slice(start, start + (o - 1) * step + 1, step)
+            for start, o, step in zip(starts, out, steps, strict=True)
         )
-        w = w.reshape(weight_dims(channels, kernel)[lies])
-        self.inputs: list[np.ndarray] = [
-            [w, x, b] if bias else [w, x], [w, y], [x, y],
-        ][kind]  # fmt: skip
-        self.result: np.ndarray = (total, inner, dw)[kind]
+        read, weight = plane[:, :, rows, columns], w[:, :, i, j, None]
+        if kind == FORWARD:
+            total += weight * read
+        elif kind == INPUT_GRADIENT:
+            read += weight * y
+        else:
+            dw[:, 0, i, j] = (read * y).sum((0, 2, 3))
+    total += b.reshape(-1, 1, 1) if bias else 0
+    x, y, inner, total = (
+        each.swapaxes(0, 1).reshape(channels, samples, -1) if first else each
+        for each, first in ((x, x_first), (y, y_first), (inner, x_first), (total, y_first))
+    )
+    w = w.reshape(weight_dims(channels, kernel)[lies])
+    inputs = ([w, x, b] if bias else [w, x], [w, y], [x, y])[kind]
+    return inputs, (total, inner, dw)[kind]
 
 
 # The kernel ``product``
@@ -333,7 +325,7 @@ def product_computes(function: onnx.FunctionProto, program: Sequence[int]) -> bo
     if len(end.input) != 2 or end.input[0] != x:
         return False
     operators = UNPACKING | PRODUCT_NODES | {"Constant"}
-    matrix = functools.partial(Product, program, inputs=len(function.input))
+    matrix = functools.partial(_product, program, inputs=len(function.input))
     vector = functools.partial(matrix, vector=True)
     return any(trial_agrees(function, each, operators) for each in (matrix, vector))
 
@@ -347,45 +339,38 @@ def _is_one(node: onnx.NodeProto | None) -> bool:
     return value.size == 1 and bool((value == 1).all())
 
 
-class Product:
-    """Inputs of the kernel, of small whole numbers, and its result.
-
-    Attributes:
-        inputs: Codes, [N K / 2] as uint8 or [N, K], scales by rows and columns of blocks or as a
-            vector, x [samples, K], or [samples, N]; what the body reads the size of, if it does.
-        result: [samples, N], or [samples, K].
-    """
-
-    def __init__(
-        self, program: Sequence[int], samples: int, inputs: int = 3, *, vector: bool = False
-    ) -> None:
-        if len(program) != PRODUCT_LENGTH or min(program) < 0 or max(program) > 1 << 24:
-            raise RefusedError
-        transposed, rows, columns, high, wide, bits, signed, zero = program
-        if transposed > 1 or 0 in (rows, columns, high, wide) or 1 not in (high, wide):
-            raise RefusedError
-        if bits not in (4, 8) or signed > (bits == 8) or zero >= 1 << bits:
-            raise RefusedError
-        if rows * columns > _PRODUCT_ELEMENTS or columns * bits % 8:
-            raise RefusedError
-        random = np.random.default_rng(secrets.randbits(64))
-        codes = random.integers(0, 1 << bits, (rows, columns), np.uint8)
-        blocks = math.ceil(rows / high), math.ceil(columns / wide)
-        scales = random.choice((0.5, 1, 2), blocks).astype(np.float32)
-        x = random.choice(ONES, (samples, columns if transposed else rows)).astype(np.float32)
-        wider = scales.repeat(high, 0)[:rows].repeat(wide, 1)[:, :columns]
-        w = (codes.astype(np.float32) - zero) * wider
-        packed = codes.reshape(-1)
-        if bits == 4:
-            packed = packed[::2] | packed[1::2] << 4
-        elif signed:
-            packed = (codes ^ 0x80).view(np.int8)
-        else:
-            packed = codes
-        if vector:
-            scales = scales.reshape(-1)
-        self.inputs: list[np.ndarray] = [packed, scales, x, x][:inputs]
-        self.result: np.ndarray = x @ (w.T if transposed else w)
+def _product(
+    program: Sequence[int], samples: int, inputs: int = 3, *, vector: bool = False
+) -> Trial:
+    """Inputs of the kernel, and its result [samples, N], or [samples, K]."""
+    # Codes, [N K / 2] as uint8 or [N, K], scales by rows and columns of blocks or as a vector, x
+    # [samples, K], or [samples, N]; what the body reads the size of, if it does.
+    if len(program) != PRODUCT_LENGTH or min(program) < 0 or max(program) > 1 << 24:
+        raise RefusedError
+    transposed, rows, columns, high, wide, bits, signed, zero = program
+    if transposed > 1 or 0 in (rows, columns, high, wide) or 1 not in (high, wide):
+        raise RefusedError
+    if bits not in (4, 8) or signed > (bits == 8) or zero >= 1 << bits:
+        raise RefusedError
+    if rows * columns > _PRODUCT_ELEMENTS or columns * bits % 8:
+        raise RefusedError
+    random = np.random.default_rng(secrets.randbits(64))
+    codes = random.integers(0, 1 << bits, (rows, columns), np.uint8)
+    blocks = math.ceil(rows / high), math.ceil(columns / wide)
+    scales = random.choice((0.5, 1, 2), blocks).astype(np.float32)
+    x = random.choice(ONES, (samples, columns if transposed else rows)).astype(np.float32)
+    wider = scales.repeat(high, 0)[:rows].repeat(wide, 1)[:, :columns]
+    w = (codes.astype(np.float32) - zero) * wider
+    packed = codes.reshape(-1)
+    if bits == 4:
+        packed = packed[::2] | packed[1::2] << 4
+    elif signed:
+        packed = (codes ^ 0x80).view(np.int8)
+    else:
+        packed = codes
+    if vector:
+        scales = scales.reshape(-1)
+    return [packed, scales, x, x][:inputs], x @ (w.T if transposed else w)
 
 
 # The kernel ``transposed``
