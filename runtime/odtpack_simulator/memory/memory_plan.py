@@ -464,9 +464,7 @@ def plan_changes(
         variants = _Variants(package, shapes, Path(folder), use, threads, data)
         sizes = list(_micro_batches(package.manifest, shapes))
         # Whether the optimizer keeps something for each parameter.
-        model = read_model(package.optimizer_model)
-        metadata = {entry.key: entry.value for entry in model.metadata_props}
-        stateless = metadata.get("odtpack.state") != "[]"
+        stateless = bool(planning.optimizer_contract(package).state)
         freezes = list(variants.freezes())
         size, freeze = sizes[-1] if sizes else None, freezes[-1] if freezes else None
         wanted: list[tuple[int | None, _Freeze | None, bool]] = [
