@@ -344,12 +344,15 @@ class ClientPool:
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        if isinstance(self._executor, RayExecutor) or self._executor.jobs > 1:
-            folder = Path(self._open.enter_context(scratch_folder("fleet")))
+        if self._executor.jobs == 1 and not isinstance(self._executor, RayExecutor):
+            return self
+        with ExitStack() as opened:
+            folder = Path(opened.enter_context(scratch_folder("fleet")))
             files, path = write_data(self._data, folder), self._package.path
-            self._open.enter_context(self._executor)
+            opened.enter_context(self._executor)
             shipments = self._executor.share([path, folder])
             self._sent = _Sent(uuid.uuid4().hex, str(path), files, shipments)
+            self._open = opened.pop_all()
         return self
 
     def __exit__(self, *raised: object) -> None:

@@ -146,8 +146,8 @@ class LocalExecutor(Executor):
             for index, (function, *arguments) in enumerate(calls):
                 yield index, function(*arguments)
         else:
-            futures = {self._pool.submit(run, *each): index for index, each in enumerate(calls)}
             try:
+                futures = {self._pool.submit(run, *each): i for i, each in enumerate(calls)}
                 for future in completed(futures):
                     yield futures[future], future.result()
             except BrokenExecutor as error:
