@@ -51,11 +51,13 @@ def odtpack(*, folder: str, jobs: int, **_: Any) -> dict[str, Any]:
     """The fleet's own engine."""
     from odtpack_simulator.fleet.federation import Federation
     from odtpack_simulator.fleet.fleet_file import read_fleet
+    from odtpack_simulator.replay.executor import LocalExecutor
 
     root = Path(folder)
     start = time.perf_counter()
     fleet = read_fleet(root / "fleet.toml")
-    result, _ = Federation(root / "package", root / "digits.npz", fleet).simulate(jobs=jobs)
+    federation = Federation(root / "package", root / "digits.npz", fleet)
+    result, _ = federation.simulate(executor=LocalExecutor(jobs))
     return {
         "seconds": time.perf_counter() - start, "trained": result.ends()["averaged"],
         "accuracy": result.rounds[-1].accuracy, "peak_mb": peak_mb(),

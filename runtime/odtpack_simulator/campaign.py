@@ -237,10 +237,8 @@ _SCENARIOS: Final[tuple[tuple[_End, _End], ...]] = (
 """Fast, typical, slow: which end of figures that cost time, which of figures that give time."""
 _TYPICAL: Final = 1
 
-FIGURES: Final = (
-    *("active_s", "sessions", "days", "energy_j", "battery_share", "battery_share_per_session"),
-    *("written_bytes", "written_bytes_per_day", "throttled_share", "repeated_steps", "restart_s"),
-)
+_FIELDS: Final = DeviceCampaign.model_fields.items()
+FIGURES: Final = tuple(name for name, each in _FIELDS if each.annotation == Interval | None)
 """The figures of a campaign that may be null, in the order of the record."""
 
 _MANY_STEPS: Final = 10**12  # More than fit into any window

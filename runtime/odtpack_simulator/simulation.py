@@ -257,16 +257,9 @@ def simulate(
             )
             for use in uses
         }
-        apps = [
-            _AppOnDevice(
-                profile,
-                policy,
-                kit,
-                use,
-                footprint(profile),
-                plans[use].peak.nbytes,
-                use.native if has_native_nodes(manifest) else None,
-            )
+        native = has_native_nodes(manifest)
+        memories = [
+            _memory(profile, policy, kit, use, plans[use], footprint(profile), native=native)
             for profile, kit, use in zip(profiles, kits, own, strict=True)
         ]
         most = max(plans, key=lambda use: plans[use].peak.nbytes)
@@ -283,14 +276,12 @@ def simulate(
             raise OdtpackError(
                 "replay-killed", f"The training was killed without any limit set: {free.detail}."
             )
-        tasks: list[SettleTask | InterruptTask] = [
-            SettleTask(
-                with_sessions(_within(job, f"limits-{number}"), opened, use),
-                tuple(sorted({app.room for app in apps if app.sessions == use and app.room})),
-                plans[use].peak.nbytes,
-            )
-            for number, use in enumerate(plans)
-        ]
+        tasks: list[SettleTask | InterruptTask] = []
+        for number, use in enumerate(plans):
+            rooms = {m.room_bytes for m, each in zip(memories, own, strict=True) if each == use}
+            held = with_sessions(_within(job, f"limits-{number}"), opened, use)
+            limits = tuple(sorted(filter(None, rooms)))
+            tasks.append(SettleTask(held, limits, plans[use].peak.nbytes))
         if interruptions:
             every = policy.save_every or max(1, schedule.steps // _SAVES)
             tasks.append(InterruptTask(_within(whole, "kills"), seed, interruptions, every))
@@ -333,17 +324,19 @@ def simulate(
         memory=_memory_info(opened, shapes, most, plans[most], measured, phases, on_gpu=timing.gpu),
         devices=[
             _device_result(
-                app,
-                plans[app.sessions],
-                measured if app.sessions == most else None,
+                profile,
+                policy,
+                memory,
+                plans[use],
+                measured if use == most else None,
                 free,
-                settled[app.sessions],
-                timings[app.sessions.work],
+                settled[use],
+                timings[use.work],
                 by_piece,
                 whole_schedule.mean_step,
                 threads,
             )
-            for app in apps
+            for profile, use, memory in zip(profiles, own, memories, strict=True)
         ],
     )
     # Changes are planned for an app that follows the manifest.
@@ -537,38 +530,10 @@ def _renamed(tensor: PeakTensor, modules: Mapping[str, str]) -> PeakTensor:
 # What the shared measurements say about one device.
 
 
-@dataclass(frozen=True, slots=True)
-class _AppOnDevice:
-    """The app on one device, before anything is measured."""
-
-    profile: DeviceProfile  # The device
-    policy: Policy  # How the app trains
-    kit: Kit  # What it trains with
-    sessions: SessionUse  # How the kit's sessions allocate memory, and of which models they are
-    footprint: AppFootprint  # What the app holds besides the training
-    peak_bytes: int  # Planned peak of the training
-    native: bool | None = None  # Whether native kernels run; None where the package has none
-
-    @property
-    def limit(self) -> int | None:
-        """What the device grants the app's process, in bytes; None if unknown."""
-        policy = self.policy
-        return self.profile.memory_limit_bytes(policy.state, entitled=policy.entitled)
-
-    @property
-    def room(self) -> int | None:
-        """What the limit leaves a training; None if the limit is unknown."""
-        others = self.footprint.nbytes + self.runtime_bytes
-        return None if self.limit is None else max(0, self.limit - others)
-
-    @property
-    def runtime_bytes(self) -> int:
-        """What ONNX Runtime's library and the kit's process take besides the planned peak."""
-        return runtime_bytes(self.kit, self.profile.os, self.peak_bytes)
-
-
 def _device_result(
-    app: _AppOnDevice,
+    profile: DeviceProfile,
+    policy: Policy,
+    memory: DeviceMemory,
     plan: MemoryPlan,
     measured: int | None,
     free: ReplayResult,
@@ -579,49 +544,53 @@ def _device_result(
     threads: int,
 ) -> DeviceResult:
     """Everything about one device, not yet judged. Nothing is run."""
+    # `memory`: What it is before anything has run.
     # `mean_step`: What a step takes on average, as a share of the largest one, which is timed.
     # `measured`: Peak of the free training, if it ran as it does here.
     # `settled`: The limits that replays were held to: what is left for a training.
-    profile = app.profile
-    held = settled.get(app.room) if app.room is not None else None
+    held = settled.get(memory.room_bytes) if memory.room_bytes is not None else None
     latency = carry(timing, profile, threads)
     step = latency.step_ms
     # A window of the background must hold the largest step.
-    share = mean_step if app.policy.state == "foreground" else 1.0
+    share = mean_step if policy.state == "foreground" else 1.0
     return DeviceResult(
         name=profile.name,
         title=profile.title,
         os=profile.os,
         validated=profile.validated,
         profile_digest=profile.digest,
-        memory=_memory(app, plan, measured, held),
+        memory=_replayed(memory, measured, held),
         latency=latency,
         campaign=run_campaign(
             profile,
             latency.model_copy(update={"step_ms": step and step.scaled(share)}),
-            app.policy,
+            policy,
             steps=steps,
             checkpoint_bytes=timing.checkpoint_bytes,
             curve=free.curve,
         ),
-        training=_training(app.room, plan, free, held),
+        training=_training(memory.room_bytes, plan, free, held),
         figures=profile.figures(),
     )
 
 
 def _memory(
-    app: _AppOnDevice,
+    profile: DeviceProfile,
+    policy: Policy,
+    kit: Kit,
+    use: SessionUse,
     plan: MemoryPlan,
-    measured: int | None,
-    held: LimitOutcome | None,
+    app: AppFootprint,
+    *,
+    native: bool,
 ) -> DeviceMemory:
-    profile, policy = app.profile, app.policy
+    """What the device leaves a training, and what that is planned to take."""
+    # `native`: Whether the package has nodes for native kernels.
     limit = profile.memory_limit(policy.state, entitled=policy.entitled)
     entitled = profile.memory.app_limit_entitled
     foreground = policy.state == "foreground"
-    killed = held is not None and held.run.outcome == "killed"
     return DeviceMemory(
-        limit_bytes=app.limit,
+        limit_bytes=profile.memory_limit_bytes(policy.state, entitled=policy.entitled),
         limit_low_bytes=None if limit is None else int(limit.interval("bytes").low),
         limit_kind=limit.kind if limit else None,
         limit_source=limit.source if limit else None,
@@ -633,24 +602,36 @@ def _memory(
             else None
         ),
         predicted_peak_bytes=plan.peak.nbytes,
-        measured_peak_bytes=None if killed else measured,
-        outcome="killed" if killed else "not judged",
-        held=held.run.limit_method if held is not None and held.exact else None,
-        held_bytes=held.run.limit_bytes if held is not None else None,
+        measured_peak_bytes=None,
         warning_bytes=profile.warning_bytes(policy.state, entitled=policy.entitled),
         gpu_own_bytes=int(own.low) if (own := profile.gpu_memory()) else None,
         phase=plan.highest_phase,
         unbounded=plan.unbounded,
-        app_bytes=app.footprint.nbytes,
-        app_kind=app.footprint.kind,
-        app_source=app.footprint.source,
-        runtime_bytes=app.runtime_bytes,
-        kit=app.kit,
-        loop="step" if app.sessions.step_model else "train",
-        sharing=app.sessions.sharing,
-        native=app.native,
-        detail=_ending(held) if held is not None and killed else "",
+        app_bytes=app.nbytes,
+        app_kind=app.kind,
+        app_source=app.source,
+        runtime_bytes=runtime_bytes(kit, profile.os, plan.peak.nbytes),
+        kit=kit,
+        loop="step" if use.step_model else "train",
+        sharing=use.sharing,
+        native=use.native if native else None,
     )
+
+
+def _replayed(
+    memory: DeviceMemory, measured: int | None, held: LimitOutcome | None
+) -> DeviceMemory:
+    """The same with what replays showed."""
+    if held is None:
+        return memory.model_copy(update={"measured_peak_bytes": measured})
+    changes: dict[str, object] = {
+        "measured_peak_bytes": measured,
+        "held": held.run.limit_method if held.exact else None,
+        "held_bytes": held.run.limit_bytes,
+    }
+    if held.run.outcome == "killed":
+        changes |= {"measured_peak_bytes": None, "outcome": "killed", "detail": _ending(held)}
+    return memory.model_copy(update=changes)
 
 
 def _ending(held: LimitOutcome) -> str:

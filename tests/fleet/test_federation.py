@@ -36,7 +36,7 @@ from odtpack_simulator.fleet.local_training import LocalSettings, LocalTrainer, 
 from odtpack_simulator.fleet.result import FleetResult, load_fleet_result
 from odtpack_simulator.fleet.round_clock import ENDS
 from odtpack_simulator.fleet.updates import ServerOptimizer, refusals, weighted_mean
-from odtpack_simulator.replay.executor import RayExecutor
+from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
 from tests.fleet.fleets import (
     IDEAL,
     UNJUDGED,
@@ -83,7 +83,9 @@ def test_the_result_does_not_depend_on_the_number_of_processes(
     folder: Path, tables: dict[str, Any]
 ) -> None:
     fleet = fleet_of(**tables)
-    (one, first), (two, second) = (make(folder, fleet).simulate(jobs=jobs) for jobs in (1, 2))
+    (one, first), (two, second) = (
+        make(folder, fleet).simulate(executor=LocalExecutor(jobs)) for jobs in (1, 2)
+    )
     assert text_of(one) == text_of(two)
     for name, array in first.arrays.items():
         assert array.tobytes() == second.arrays[name].tobytes()
@@ -535,7 +537,9 @@ def test_private_clients_repeat_and_all_of_them_answer(tmp_path: Path) -> None:
     many = text.replace("clients = 6", "clients = 60").replace("rounds = 3", "rounds = 1")
     fleet = parse_fleet(many.encode())
     one, two = (
-        Federation(tmp_path / "package", tmp_path / "digits.npz", fleet).simulate(jobs=jobs)
+        Federation(tmp_path / "package", tmp_path / "digits.npz", fleet).simulate(
+            executor=LocalExecutor(jobs)
+        )
         for jobs in (1, 2)
     )
     assert text_of(one[0]) == text_of(two[0])
@@ -822,13 +826,13 @@ def test_an_error_ends_calls_and_never_this_process(address: str) -> None:
 def test_two_nodes_come_to_the_bits_of_this_process(address: str, tmp_path: Path) -> None:
     folder = write_digits(tmp_path)
     executor = RayExecutor(address)
-    assert executor.cores == 2
+    assert executor.jobs == 2
     assert len(set(executor.in_order(whose, [(number,) for number in range(16)]))) == 2
     with pytest.raises(OdtpackError, match="number 99"):
         list(executor.in_order(whose, [(1,), (99,), (2,)]))
     files, fleet = (folder / "package", folder / "digits.npz"), parse_fleet(IDEAL.encode())
     here, state = Federation(*files, fleet).simulate()
-    there, other = Federation(*files, fleet).simulate(ray=executor)
+    there, other = Federation(*files, fleet).simulate(executor=executor)
     assert there.rounds == here.rounds
     assert other.arrays.keys() == state.arrays.keys()
     for name, array in state.arrays.items():

@@ -128,7 +128,7 @@ def test_every_chosen_client_comes_to_one_end_and_takes_what_its_power_says(
             if visit.end in ("averaged", "surplus", "given up"):
                 assert visit.at <= fleet.federation.deadline * NS
                 assert visit.work == phone.session(visit.steps).duration
-                assert (visit.down_bytes, visit.up_bytes) == (100_000, 100_000)
+                assert visit.moved_bytes == 200_000
             elif visit.end == "late":
                 assert visit.at > fleet.federation.deadline * NS
 

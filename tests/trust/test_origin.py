@@ -25,6 +25,7 @@ from odtpack.cli._describe import of_fleet, of_properties, of_simulation
 from odtpack.update.release import new_key, sign_package
 from odtpack_runtime import telemetry
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package import checks
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
@@ -92,6 +93,25 @@ def test_names_that_are_not_text_are_refused(name: str, package: Path, run: Run)
         outcome = run(*command, code=2)
         assert f"error[model-not-readable]: {name} holds a text that is not UTF-8" in outcome.err
     assert tree(package) == before
+
+
+def test_a_model_is_checked_again_only_where_it_changed(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, checked = package / "eval_model.onnx", list[str]()
+
+    def not_text(model: onnx.ModelProto) -> list[bytes]:
+        checked.append(model.doc_string)
+        return []
+
+    monkeypatch.setattr(checks, "not_text", not_text)
+    texts = [f"{number} of {package}" for number in (1, 2)]  # nothing has read these before
+    model = onnx.load(path)
+    for text in texts:
+        model.doc_string = text
+        path.write_bytes(model.SerializeToString())
+        assert checks.read_model(path) == checks.read_model(path) == model
+    assert checked == texts
 
 
 def test_the_signature_covers_every_file_and_every_key(package: Path, keys: Path) -> None:

@@ -83,7 +83,7 @@ def run(
     from odtpack_simulator.fleet.fleet_file import budget_places, read_fleet
     from odtpack_simulator.fleet.judge import join_seeds, judge_fleet
     from odtpack_simulator.fleet.population import make_availability
-    from odtpack_simulator.replay.executor import RayExecutor, default_jobs
+    from odtpack_simulator.replay.executor import make_executor
     from odtpack_simulator.reports.console import print_result
 
     # Inputs are checked before anything long runs.
@@ -110,7 +110,7 @@ def run(
         )
     for name in (STATE, CHECKPOINT):
         check_not_input(folder / name, "--out", [data, fleet_file, times])
-    cluster = None if ray is None else RayExecutor(ray, jobs or default_jobs())
+    executor = make_executor(jobs, ray)
     check_creatable(folder, "--out")
     make_folder(folder)
     check_writable(folder / STATE, "--out", [], outside=opened)
@@ -138,8 +138,7 @@ def run(
                 federation = Federation(package, data, other, federation.devices)
             path = folder / (STATE if first else f"state-{seed}.npz")
             measured, state = federation.simulate(
-                jobs=jobs or default_jobs(),
-                ray=cluster,
+                executor=executor,
                 state_path=path,
                 resume=resume and (first or path.is_file()),
                 progress=show,

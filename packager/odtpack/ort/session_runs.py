@@ -29,7 +29,7 @@ from odtpack_runtime.package.checks import read_model
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SessionInfo
 from odtpack_runtime.session.graph_signature import BUFFER_SUFFIX, RESET_NAME
-from odtpack_simulator.memory.arena import SessionUse, sharing_of
+from odtpack_simulator.memory.arena import Arenas, SessionUse, sharing_of
 from odtpack_simulator.memory.memory_plan import plan_arenas
 
 TRAINING_MODELS = ("training_model", "eval_model", "optimizer_model")
@@ -236,7 +236,7 @@ def fitted(
         for ballast, evaluates, resumed in variants:
             peak = steps = 0
             for keeps in (True, False):  # the first is mostly the larger
-                arenas = plans.arenas(session, ballast, [keeps])
+                arenas = Arenas(plans.sharing, session, ballast, [keeps])
                 for phase in plans.phases(arenas, evaluates=evaluates, resumed=resumed):
                     peak = max(peak, phase.nbytes - ballast)
                     if phase.name == "training step":

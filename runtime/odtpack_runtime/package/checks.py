@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -34,6 +36,11 @@ Tensor = tuple[str, str, tuple[int | str | None, ...]]
 """Name, element type as numpy has it, and shape."""
 
 
+_all_text: deque[bytes] = deque(maxlen=16)
+"""Digests of the models that were found to be text last: a plan reads each several times, and to
+check one takes longer than to read it."""
+
+
 def read_model(path: Path) -> onnx.ModelProto:
     """Read a model, and nothing that lies in other files; all that should be text is."""
     try:
@@ -42,17 +49,21 @@ def read_model(path: Path) -> onnx.ModelProto:
         what = "Reading the models of a package needs the package 'onnx', which is not installed."
         raise OdtpackError("onnx-missing", what) from error
     try:
-        model = onnx.load_model_from_string(path.read_bytes())
+        data = path.read_bytes()
+        model = onnx.load_model_from_string(data)
     except Exception as error:  # protobuf's exceptions have no common base with onnx's
         raise OdtpackError(
             "model-not-readable", f"{path.name} is not an ONNX model.", where=str(path)
         ) from error
-    for text in not_text(model):
-        raise OdtpackError(
-            "model-not-readable",
-            f"{path.name} holds a text that is not UTF-8, {text[:60]!r}.",
-            where=str(path),
-        )
+    digest = hashlib.sha256(data).digest()
+    if digest not in _all_text:
+        for text in not_text(model):
+            raise OdtpackError(
+                "model-not-readable",
+                f"{path.name} holds a text that is not UTF-8, {text[:60]!r}.",
+                where=str(path),
+            )
+        _all_text.append(digest)
     return model
 
 

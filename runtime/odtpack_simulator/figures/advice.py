@@ -298,9 +298,9 @@ def _fewer_steps(subject: Subject, limit: float, interval: Interval, shown: str)
     return text
 
 
-def for_time(subject: Subject, limit: float, interval: Interval, unit: Unit) -> str:
+def for_time(subject: Subject, limit: float, interval: Interval) -> str:
     """Fewer steps; where the device throttles for long, pauses."""
-    text = _fewer_steps(subject, limit, interval, format_limit(limit, unit))
+    text = _fewer_steps(subject, limit, interval, format_limit(limit, "s"))
     throttled = subject.on.campaign.throttled_share
     if throttled is not None and throttled.typical >= 0.2:
         share = format_percent(throttled.typical)
@@ -317,34 +317,33 @@ def for_energy(subject: Subject, limit: float, interval: Interval, unit: Unit) -
     return text
 
 
-def for_battery_per_session(subject: Subject, limit: float, interval: Interval, unit: Unit) -> str:
+def for_battery_per_session(subject: Subject, limit: float, interval: Interval) -> str:
     """In how many shorter sessions the training would keep the limit."""
     campaign = subject.on.campaign
     sessions, active = campaign.sessions, campaign.active_s
     if limit <= 0 or sessions is None or active is None:
         return "shorter sessions, or train while the device charges"
-    end = _end(limit, interval)
+    end, shown = _end(limit, interval), format_limit(limit, "%")
     sessions_now = min(1e9, max(1.0, getattr(sessions, end)))
     opening = getattr(campaign.restart_s, end) if campaign.restart_s else 0.0
     active_s = getattr(active, end)
     length = active_s / sessions_now / _times(getattr(interval, end), limit)
     if length <= opening:
         return (
-            f"opening and saving a session takes more than {format_limit(limit, unit)}"
+            f"opening and saving a session takes more than {shown}"
             f"{_CASE[end] or ' already'}: train while the device charges"
         )
     work = max(0.0, active_s - sessions_now * opening)
     count = math.ceil(min(1e9, max(sessions_now, work / (length - opening))))
     return (
         f"end a session after about {format_duration(length)}: {count} sessions instead of "
-        f"{format_number(sessions_now)} take {format_limit(limit, unit)} each{_CASE[end]}; "
+        f"{format_number(sessions_now)} take {shown} each{_CASE[end]}; "
         "or train while the device charges"
     )
 
 
-def for_sessions(subject: Subject, limit: float, interval: Interval, unit: Unit) -> str:
+def for_sessions(subject: Subject, limit: float, interval: Interval) -> str:
     """Fewer steps, or what each window loses."""
-    del unit
     pieces = subject.result.policy.pieces
     if pieces == 1 > limit:
         return "no training takes less than one session: raise the limit"
@@ -364,12 +363,12 @@ def for_sessions(subject: Subject, limit: float, interval: Interval, unit: Unit)
     return "; ".join(texts)
 
 
-def for_days(subject: Subject, limit: float, interval: Interval, unit: Unit) -> str:
+def for_days(subject: Subject, limit: float, interval: Interval) -> str:
     """More sessions a day, or fewer in all."""
     sessions = subject.on.campaign.sessions
     whole = math.floor(limit)
     if whole < 1 or sessions is None:
-        return for_sessions(subject, limit, interval, unit)
+        return for_sessions(subject, limit, interval)
     end = _end(limit, interval)
     count = getattr(sessions, end)
     many = "day" if whole == 1 else "days"
@@ -380,9 +379,8 @@ def for_days(subject: Subject, limit: float, interval: Interval, unit: Unit) -> 
     )
 
 
-def for_written(subject: Subject, limit: float, interval: Interval, unit: Unit) -> str:
+def for_written(subject: Subject, limit: float, interval: Interval) -> str:
     """Fewer checkpoints, or smaller ones."""
-    del unit
     texts = []
     known = subject.on.campaign.sessions
     size, every = subject.result.latency_host.checkpoint_bytes, subject.result.policy.save_every
@@ -410,9 +408,8 @@ def for_written(subject: Subject, limit: float, interval: Interval, unit: Unit) 
     return "; ".join(texts) or "freeze parameters: a checkpoint is as large as what it holds"
 
 
-def for_repeated_steps(subject: Subject, limit: float, interval: Interval, unit: Unit) -> str:
+def for_repeated_steps(subject: Subject, limit: float, interval: Interval) -> str:
     """How often to save."""
-    del unit
     every = subject.result.policy.save_every
     if every is not None and every > 1:
         often = max(1, int(every * min(1.0, _times(limit, _taken(limit, interval)))))

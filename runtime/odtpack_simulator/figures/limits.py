@@ -169,8 +169,36 @@ def _difference(text: str, metric: Metric[Subject]) -> float:
     return parse_quantity(text, dimension, per_base)
 
 
-def _one_limit(metric: Metric[Subject]) -> Any:
-    """The type of one limit: a value, or a table with it and its level."""
+_KIND: Final = "$limit"  # Stands in a schema for the reference to a definition
+
+
+def _definition(*values: str) -> dict[str, Any]:
+    """A value of one of these types, a table with it and its level, or a list of these."""
+    plain = [{"type": each} for each in values]
+    table = {
+        "type": "object",
+        "properties": {
+            "limit": {"anyOf": plain} if plain[1:] else plain[0],
+            "level": {"enum": ["error", "warn"]},
+        },
+        "required": ["limit"],
+        "additionalProperties": False,
+    }
+    one = [*plain, table]
+    several = {"type": "array", "items": {"anyOf": one}, "minItems": 1, "maxItems": MAX_LIMITS}
+    return {"anyOf": [*one, several]}
+
+
+def name_limits(schema: dict[str, Any]) -> dict[str, Any]:
+    """A JSON Schema with its two kinds of limits: with a unit in quotes, and plain numbers."""
+    text = json.dumps(schema).replace(f'"{_KIND}": "', '"$ref": "#/$defs/')
+    kinds = {"Limit": _definition("string"), "NumberLimit": _definition("number", "string")}
+    named: dict[str, Any] = json.loads(text)
+    return {**named, "$defs": {**named.get("$defs", {}), **kinds}}
+
+
+def _field(metric: Metric[Subject]) -> Any:
+    """One limit, which is a value or a table with it and its level; or a list of them."""
 
     def build(value: object) -> object:
         if not isinstance(value, dict):
@@ -178,60 +206,6 @@ def _one_limit(metric: Metric[Subject]) -> Any:
         if "limit" not in value:
             return value
         return {**value, "limit": _read(value["limit"], metric)}
-
-    return Annotated[_Limit, BeforeValidator(build)]
-
-
-def _variant(value: object) -> str:
-    return f"{TAG_PREFIX}{'several' if isinstance(value, list | tuple) else 'one'}"
-
-
-def _schema(metric: Metric[Subject]) -> dict[str, Any]:
-    """What stands in the file: a value, a table with it and its level, or a list of these."""
-    values: list[dict[str, Any]] = [{"type": "string"}]
-    if metric.unit == "1":
-        values.insert(0, {"type": "number"})
-    table = {
-        "type": "object",
-        "properties": {
-            "limit": {"anyOf": values} if values[1:] else values[0],
-            "level": {"enum": ["error", "warn"]},
-        },
-        "required": ["limit"],
-        "additionalProperties": False,
-    }
-    one = [*values, table]
-    several = {"type": "array", "items": {"anyOf": one}, "minItems": 1, "maxItems": MAX_LIMITS}
-    return {"anyOf": [*one, several]}
-
-
-_NAMED: Final = {
-    "Limit": _schema(METRICS["peak_memory"])["anyOf"],
-    "NumberLimit": _schema(METRICS["final_loss"])["anyOf"],
-}
-"""Definitions in a schema: limits with a unit in quotes, and plain numbers."""
-
-
-def name_limits(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same JSON Schema with the two kinds of limits written once, as definitions."""
-
-    def walk(part: Any) -> Any:
-        if isinstance(part, list):
-            return [walk(each) for each in part]
-        if not isinstance(part, dict):
-            return part
-        for name, kind in _NAMED.items():
-            if part.get("anyOf") == kind:
-                rest = {key: value for key, value in part.items() if key != "anyOf"}
-                return {"$ref": f"#/$defs/{name}", **rest}
-        return {key: walk(value) for key, value in part.items()}
-
-    named: dict[str, Any] = walk(schema)
-    definitions = {name: {"anyOf": kind} for name, kind in _NAMED.items()}
-    return {**named, "$defs": {**named.get("$defs", {}), **definitions}}
-
-
-def _field(metric: Metric[Subject]) -> Any:
 
     def few(value: object) -> object:
         if isinstance(value, list) and not 1 <= len(value) <= MAX_LIMITS:
@@ -241,14 +215,14 @@ def _field(metric: Metric[Subject]) -> Any:
 
     relative = "-5 %" if metric.better == "higher" else "+5 %"
     example = json.loads(metric.example) if metric.unit == "1" else metric.example
-    one = _one_limit(metric)
-    several = tuple[one, ...]  # type: ignore[valid-type]
+    one = Annotated[_Limit, BeforeValidator(build)]
+    several = Annotated[tuple[one, ...], BeforeValidator(few)]
+    tags = f"{TAG_PREFIX}one", f"{TAG_PREFIX}several"
     return (
         Annotated[
-            Annotated[one, Tag(f"{TAG_PREFIX}one")]
-            | Annotated[several, BeforeValidator(few), Tag(f"{TAG_PREFIX}several")],
-            Discriminator(_variant),
-            WithJsonSchema(_schema(metric)),
+            Annotated[one, Tag(tags[0])] | Annotated[several, Tag(tags[1])],
+            Discriminator(lambda value: tags[isinstance(value, list | tuple)]),
+            WithJsonSchema({_KIND: "NumberLimit" if metric.unit == "1" else "Limit"}),
         ],
         Field(default=None, description=metric.meaning, examples=[example, relative]),
     )  # fmt: skip

@@ -300,7 +300,7 @@ def _time(
 
 def _whole(
     key: str, title: str, topic: Topic, field: str, unit: Unit, meaning: str, example: str,
-    advise: Callable[[Subject, float, Interval, Unit], str], *, noun: str = "",
+    advise: Callable[[Subject, float, Interval], str], *, noun: str = "",
     headline: bool = False, suggested: bool = True,
     chance: Callable[[Figure, Figure], float | None] = of_ratio,
 ) -> Metric[Subject]:  # fmt: skip
@@ -312,7 +312,7 @@ def _whole(
         if found.value is None or found.low is None or found.high is None:
             return ""
         interval = Interval(low=found.low, typical=found.value, high=found.high)
-        return advise(subject, limit, interval, unit)
+        return advise(subject, limit, interval)
 
     return Metric(
         key=key, title=title, unit=unit, scope="device", topic=topic, headline=headline,
@@ -413,12 +413,12 @@ _ALL: Final[tuple[Metric[Subject], ...]] = (
     _whole(
         "energy", "Energy", "Energy", "energy_j", "J",
         "Energy of the whole training above that of the idle device.", "20 kJ",
-        advice.for_energy, headline=True,
+        partial(advice.for_energy, unit="J"), headline=True,
     ),
     _whole(
         "battery_share", "Battery", "Energy", "battery_share", "%",
         "The same as a share of one full battery; over 100 % is more than one charge.", "5 %",
-        advice.for_energy, suggested=False,
+        partial(advice.for_energy, unit="%"), suggested=False,
     ),
     _whole(
         "battery_per_session", "Battery per session", "Energy", "battery_share_per_session", "%",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from typing import Final
@@ -110,17 +111,10 @@ class FleetDevice(Part):
 
 @functools.lru_cache(maxsize=65_536)
 def _session(device: FleetDevice, steps: int) -> Session:
-    pace = DeviceTimes(
-        device.creation,
-        device.load,
-        device.first_step,
-        device.step,
-        device.save,
-        NEVER if device.window is None else device.window,
-        NEVER if device.throttle_after is None else device.throttle_after,
-        Fraction(device.sustained).limit_denominator(10**6),
-    )
-    return play_session(pace, steps, None)
+    times = {name: getattr(device, name) for name in DeviceTimes.__slots__}
+    times |= {name: NEVER for name, value in times.items() if value is None}
+    times["sustained"] = Fraction(device.sustained).limit_denominator(10**6)
+    return play_session(DeviceTimes(**times), steps, None)
 
 
 _MOST_SPREAD: Final = 1.25
@@ -165,7 +159,9 @@ def carried_device(
             hint=_WAIT if BUSY in paces else None,
         )
     which, granted = _SCENARIOS.index(population.times), profile.memory_limit_bytes(state)
-    pace = paces[which]
+    times = asdict(paces[which])
+    times |= {name: None for name, value in times.items() if value >= NEVER}
+    times["sustained"] = float(times["sustained"])
     watts, battery = watts_above_idle(profile), profile.battery_joules()
     return FleetDevice(
         name=profile.name,
@@ -174,14 +170,7 @@ def carried_device(
         validated=profile.validated,
         peak_bytes=peak_bytes,
         limit_bytes=None if granted is None else max(0, granted - others_bytes),
-        creation=pace.creation,
-        load=pace.load,
-        first_step=pace.first_step,
-        step=pace.step,
-        save=pace.save,
-        window=None if pace.window >= NEVER else pace.window,
-        throttle_after=None if pace.throttle_after >= NEVER else pace.throttle_after,
-        sustained=float(pace.sustained),
+        **times,
         watts=None if watts is None else watts[which],
         battery_j=None if battery is None else battery.typical,
         disturbed=disturbed,

@@ -61,7 +61,7 @@ from odtpack_simulator.fleet.updates import (
     refusals,
     weighted_mean,
 )
-from odtpack_simulator.replay.executor import RayExecutor
+from odtpack_simulator.replay.executor import Executor, LocalExecutor
 from odtpack_simulator.replay.paired_loss import finer_groups, held_out_fall, pooled
 from odtpack_simulator.result import HeldOutFall, find_origin, tool_version
 from odtpack_simulator.values.text import shown_path
@@ -137,8 +137,7 @@ class Federation:
     def simulate(
         self,
         *,
-        jobs: int = 1,
-        ray: RayExecutor | None = None,
+        executor: Executor | None = None,
         state_path: Path | None = None,
         resume: bool = False,
         until: int | None = None,
@@ -150,8 +149,7 @@ class Federation:
         whatever the number of processes and however often it was stopped and resumed.
 
         Args:
-            jobs: Processes that train clients.
-            ray: A cluster that trains them in place of processes here.
+            executor: Trains clients; by default in this process.
             state_path: Where to write the state after every round.
             resume: Go on from the state there; the devices are those that it began with.
             until: Stop after this round; from its state the federation goes on to the same bits.
@@ -195,8 +193,9 @@ class Federation:
             lambda examples: self.trainer.steps(examples, self.settings),
             self.payload,
         )
+        where = executor or LocalExecutor()
         with ClientPool(
-            self.trainer, self.package, self.data.arrays, self.settings, jobs, ray
+            self.trainer, self.package, self.data.arrays, self.settings, where
         ) as pool:  # fmt: skip
             while len(state.record.rounds) < min(until or federation.rounds, federation.rounds):
                 number = len(state.record.rounds) + 1

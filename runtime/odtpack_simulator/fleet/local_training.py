@@ -11,11 +11,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import multiprocessing
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,14 +33,7 @@ from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_runtime.training.private import poisson_batches, secure_normal, secure_uniform
-from odtpack_simulator.replay.executor import (
-    RayExecutor,
-    completed,
-    guarded,
-    relocate,
-    unwrapped,
-    worker_lost,
-)
+from odtpack_simulator.replay.executor import Executor, RayExecutor, relocate
 from odtpack_simulator.replay.job import Indices, in_batches, seed_dropout
 from odtpack_simulator.replay.paired_loss import accuracy_inputs
 from odtpack_simulator.replay.replay import write_data
@@ -337,8 +328,7 @@ class Group:
 class ClientPool:
     """Trains clients; use it in a ``with`` statement."""
 
-    # `jobs`: Processes; 1 keeps everything in this one.
-    # `ray`: A cluster that trains, in place of processes here.
+    # `executor`: Where they train; of one process at a time this one, with `trainer`.
 
     def __init__(
         self,
@@ -346,43 +336,27 @@ class ClientPool:
         package: Package,
         data: Mapping[str, Array],
         settings: LocalSettings,
-        jobs: int = 1,
-        ray: RayExecutor | None = None,
+        executor: Executor,
     ) -> None:
         self._trainer, self._package, self._data = trainer, package, data
-        self._settings, self._ray = settings, ray
-        self._jobs = jobs if ray is None else ray.cores
+        self._settings, self._executor = settings, executor
         self._sent: _Sent | None = None
-        self._pool: ProcessPoolExecutor | None = None
-        self._folder = ExitStack()
+        self._open = ExitStack()
 
     def __enter__(self) -> Self:
-        if self._ray is not None:
-            with scratch_folder("fleet") as folder:
-                files = write_data(self._data, Path(folder))
-                path = self._package.path
-                self._sent = _Sent(
-                    uuid.uuid4().hex,
-                    str(path),
-                    files,
-                    [self._ray.share(path), self._ray.share(Path(folder))],
-                )
-        elif self._jobs > 1:
-            folder = self._folder.enter_context(scratch_folder("fleet"))
-            files = write_data(self._data, Path(folder))
-            # A fork would copy the threads' locks of ONNX Runtime without the threads.
-            self._pool = ProcessPoolExecutor(
-                self._jobs,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_open,
-                initargs=(str(self._package.path), files),
-            )
+        if self._executor.jobs == 1 and not isinstance(self._executor, RayExecutor):
+            return self
+        with ExitStack() as opened:
+            folder = Path(opened.enter_context(scratch_folder("fleet")))
+            files, path = write_data(self._data, folder), self._package.path
+            opened.enter_context(self._executor)
+            shipments = self._executor.share([path, folder])
+            self._sent = _Sent(uuid.uuid4().hex, str(path), files, shipments)
+            self._open = opened.pop_all()
         return self
 
     def __exit__(self, *raised: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-        self._folder.close()
+        self._open.close()
 
     def train(
         self, groups: Sequence[Group], on_client: OnClient | None = None
@@ -391,70 +365,49 @@ class ClientPool:
         report = on_client or (lambda done, of: None)
         updates: list[LocalUpdate] = []
         count = sum(len(group.clients) for group in groups)
-        if self._pool is None and self._sent is None:
+        if self._sent is None:
             for group in groups:
                 for update in _updates(self._trainer, self._data, self._settings, group):
                     updates.append(update)
                     report(len(updates), count)
             return updates
-        size = max(1, -(-count // (self._jobs * _PIECES)))
+        size = max(1, -(-count // (self._executor.jobs * _PIECES)))
         pieces = [piece for group in groups for piece in group.pieces(size)]
-        for found in self._in_processes(pieces):
+        work = [(piece, self._settings, self._sent) for piece in pieces]
+        for found in self._executor.in_order(_train, work):
             updates += found
             report(len(updates), count)
         return updates
 
-    def _in_processes(self, pieces: Sequence[Group]) -> Iterator[list[LocalUpdate]]:
-        if self._ray is not None:
-            work = [(piece, self._settings, self._sent) for piece in pieces]
-            yield from self._ray.in_order(_train_on_ray, work)
-        if self._pool is None:
-            return
-        try:
-            futures = [
-                self._pool.submit(guarded, _train, piece, self._settings) for piece in pieces
-            ]
-            for future in futures:
-                for _ in completed([future]):  # notices a process that is stopped
-                    yield unwrapped(future.result())
-        except BrokenExecutor as error:
-            raise worker_lost(error) from error
-
 
 @dataclass(frozen=True)
 class _Sent:
-    """What the workers of a cluster train: where it was, and what it arrives in."""
+    """What workers train: where it is here, and what it arrives in elsewhere."""
 
     key: str  # A worker opens it once for each key
     package: str  # Folder of the package
     files: Mapping[str, str]  # The data by name of input
-    shipments: list[Any]  # References of Ray to both
+    shipments: list[Any]  # References of Ray to both; none where workers see the files
 
 
-def _train_on_ray(piece: Group, settings: LocalSettings, sent: _Sent) -> list[LocalUpdate]:
+_here: dict[str, Any] = {}  # The trainer and the data of a worker, and their key
+
+
+def _train(piece: Group, settings: LocalSettings, sent: _Sent) -> list[LocalUpdate]:
     if _here.get("key") != sent.key:
-        import ray
-
         with scratch_folder("ray") as folder:
-            arrived = [ray.get(each) for each in sent.shipments]
-            moved = {each.origin: each.unpack(Path(folder)) for each in arrived}
-            _open(relocate(sent.package, moved), relocate(dict(sent.files), moved), mapped=False)
-        _here["key"] = sent.key
-    return _train(piece, settings)
+            package, files = sent.package, dict(sent.files)
+            if sent.shipments:
+                import ray
 
-
-_here: dict[str, Any] = {}  # The trainer and the data of a process of a pool
-
-
-def _open(package: str, files: Mapping[str, str], *, mapped: bool = True) -> None:
-    _here["trainer"] = LocalTrainer(Package.open(package))
-    _here["data"] = {
-        name: np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False)
-        for name, path in files.items()
-    }
-
-
-def _train(piece: Group, settings: LocalSettings) -> list[LocalUpdate]:
+                arrived = [ray.get(each) for each in sent.shipments]
+                moved = {each.origin: each.unpack(Path(folder)) for each in arrived}
+                package, files = relocate((package, files), moved)
+            data = {
+                name: np.load(path, mmap_mode=None if sent.shipments else "r", allow_pickle=False)
+                for name, path in files.items()
+            }
+            _here.update(key=sent.key, trainer=LocalTrainer(Package.open(package)), data=data)
     return list(_updates(_here["trainer"], _here["data"], settings, piece))
 
 

@@ -58,13 +58,11 @@ class Visit:
     model: int  # Index of its model of device
     end: End  # What became of it
     at: int  # When it came to that end
-    examples: int  # Its samples
     steps: int  # Optimizer steps of its training
     work: int = 0  # Time under load
     radio: int = 0  # Time in which it sent or received
     energy_j: float | None = 0.0  # Energy of both; null if unknown
-    down_bytes: int = 0  # Bytes received
-    up_bytes: int = 0  # Bytes sent
+    moved_bytes: int = 0  # Bytes received and sent
     staleness: int = 0  # How often the model has changed since it was chosen
 
 
@@ -203,12 +201,11 @@ class RoundClock:
         client = self.population.client(index)
         model = client.model
         device = self.devices[model]
-        examples = client.examples
-        steps = self.steps(examples)
+        steps = self.steps(client.examples)
         if not device.fits:
-            return Visit(index, model, "over memory", 0, examples, 0)
+            return Visit(index, model, "over memory", 0, 0)
         if not steps:
-            return Visit(index, model, "no data", 0, examples, 0)
+            return Visit(index, model, "no data", 0, 0)
         session = device.session(steps)
         traffic = self.population.fleet.traffic
         payload = math.ceil(self.payload * traffic.compression)
@@ -244,19 +241,10 @@ class RoundClock:
         energy = None
         if device.watts is not None:
             energy = device.watts * work / NS + (traffic.radio_power or 0.0) * radio / NS
-        return Visit(
-            index,
-            model,
-            end,
-            at,
-            examples,
-            steps,
-            work,
-            radio,
-            0.0 if device.ideal else energy,
-            payload if at >= down else math.floor(payload * at / down),
-            payload if whole else math.floor(payload * sent / max(up, 1)),
-        )
+        moved = payload if at >= down else math.floor(payload * at / down)
+        moved += payload if whole else math.floor(payload * sent / max(up, 1))
+        energy = 0.0 if device.ideal else energy
+        return Visit(index, model, end, at, steps, work, radio, energy, moved)
 
     def _battery_low(
         self, client: Client, device: FleetDevice, now: int, down: int, duration: int

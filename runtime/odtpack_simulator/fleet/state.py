@@ -140,9 +140,8 @@ def visit_rows(visits: Sequence[Visit]) -> Visits:
     rows = np.empty(len(visits), VISIT)
     for index, visit in enumerate(visits):
         energy = np.nan if visit.energy_j is None else visit.energy_j
-        sent = visit.down_bytes + visit.up_bytes
         end = ENDS.index(visit.end)
-        rows[index] = (visit.client, visit.model, end, visit.at, energy, sent)
+        rows[index] = (visit.client, visit.model, end, visit.at, energy, visit.moved_bytes)
     return rows
 
 

@@ -235,7 +235,8 @@ class Arenas:
     # nothing, counts as what takes more: it lets go of them at once, or before the session's next
     # run. Large ones go at once, as in the kits for C++ and Swift.
     # `session`: What the manifest says of an arena that all share.
-    # `ballast`: Bytes that something else takes of that arena first, and keeps.
+    # `ballast`: Bytes that something else takes of that arena first, and keeps: how near a plan is
+    # to another region of it.
     # `keeps_results`: Which of the two is looked at: what both hold is what the larger holds.
 
     def __init__(

@@ -28,7 +28,7 @@ import dataclasses
 import itertools
 import math
 import operator
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -134,7 +134,9 @@ class ArenaPlans:
         # A single step is not resumed, and without arenas a phase hangs on none before it.
         both = evaluates and not self.once and self.heap is None
         lives = (
-            self.phases(self.arenas(session, ballast), evaluates=evaluates, resumed=resumed)
+            self.phases(
+                Arenas(self.sharing, session, ballast), evaluates=evaluates, resumed=resumed
+            )
             for resumed in ((False, True) if both else (False,))
         )
         highest: dict[str, Phase] = {}
@@ -143,17 +145,6 @@ class ArenaPlans:
             if phase.nbytes > known.nbytes:
                 highest[phase.name] = phase
         return MemoryPlan(tuple(highest.values()), self._timeline, *self._unknown)
-
-    def arenas(
-        self,
-        session: SessionInfo | None,
-        ballast: int = 0,
-        keeps_results: Iterable[bool] = (False, True),
-    ) -> Arenas:
-        """The arenas of a process that trains."""
-        # `ballast`: Bytes that something else takes of a shared arena first, and keeps: how near a
-        # plan is to another region of it.
-        return Arenas(self.sharing, session, ballast, keeps_results)
 
     def phases(
         self, arenas: Arenas, *, evaluates: bool = True, resumed: bool = False
@@ -464,9 +455,7 @@ def plan_changes(
         variants = _Variants(package, shapes, Path(folder), use, threads, data)
         sizes = list(_micro_batches(package.manifest, shapes))
         # Whether the optimizer keeps something for each parameter.
-        model = read_model(package.optimizer_model)
-        metadata = {entry.key: entry.value for entry in model.metadata_props}
-        stateless = metadata.get("odtpack.state") != "[]"
+        stateless = bool(planning.optimizer_contract(package).state)
         freezes = list(variants.freezes())
         size, freeze = sizes[-1] if sizes else None, freezes[-1] if freezes else None
         wanted: list[tuple[int | None, _Freeze | None, bool]] = [

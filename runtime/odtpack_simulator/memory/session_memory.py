@@ -21,6 +21,7 @@ from typing import Final
 
 import onnx
 
+from odtpack_runtime.package.checks import read_model
 from odtpack_runtime.session.native import DOMAIN as NATIVE_DOMAIN
 from odtpack_simulator.memory.execution_order import graphs
 from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN
@@ -156,8 +157,7 @@ def session_bytes(
     # A body also stays as it was stored, its constants included.
     # `is_segment`: Whether it is one of many small ones that are opened one after the other: what a
     # session and its inputs take then fits into what loading those before has left free.
-    # `executed` was made of this file, whose texts were looked at then: that takes longest.
-    graph = onnx.load_model_from_string(Path(model).read_bytes()).graph
+    graph = read_model(Path(model)).graph
     stored, subgraphs = count(graph)
     nodes = sum(len(each.nodes) for each in executed.graphs())
     initializers = sum(len(each.initializers) for each in executed.graphs())

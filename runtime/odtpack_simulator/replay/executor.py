@@ -17,7 +17,7 @@ import multiprocessing
 import os
 import socket
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     BrokenExecutor,
@@ -25,8 +25,9 @@ from concurrent.futures import (
     ProcessPoolExecutor,
     wait,
 )
+from contextlib import closing
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from odtpack_runtime.apart.worker import Watch
 from odtpack_runtime.errors import OdtpackError
@@ -60,13 +61,32 @@ def make_executor(jobs: int = 1, ray: str | None = None) -> Executor:
     return LocalExecutor(jobs or default_jobs())
 
 
-class LocalExecutor:
-    """Runs items in this process one after the other, or in several at a time."""
+class Executor:
+    """Runs items of work; what a ``with`` statement around it keeps ends with it."""
 
-    # `jobs`: Processes at a time; 1 keeps everything in this process.
+    jobs: int  # Items at a time
 
-    def __init__(self, jobs: int = 1) -> None:
-        self.jobs = jobs
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def share(self, paths: Iterable[Path]) -> list[Any]:
+        """Send files and folders to workers that do not see them, as a :class:`Shipment` each."""
+        return []
+
+    def in_order(self, function: Callable[..., R], calls: Sequence[tuple[Any, ...]]) -> Iterator[R]:
+        """Call a function in workers, which keep what they hold; results in order, as they come."""
+        # `calls`: Its arguments; what share gave stands in lists, which are not unpacked.
+        results: dict[int, Any] = {}
+        wanted = 0
+        with closing(self._finished(guarded, [(function, *each) for each in calls])) as finished:
+            for index, result in finished:
+                results[index] = result
+                while wanted in results:
+                    yield unwrapped(results.pop(wanted))
+                    wanted += 1
 
     def map(
         self,
@@ -78,26 +98,60 @@ class LocalExecutor:
     ) -> list[R]:
         """Apply a function to every item; results in the order of the items."""
         # `files`: Folders and files that items name, or that lie below what they name.
-        report = on_done or (lambda done, count: None)
-        if self.jobs == 1 or len(items) < 2:
-            results = []
-            for item in items:
-                results.append(function(item))
-                report(len(results), len(items))
-            return results
+        shipments = self.share(files)
+        calls = [(function, item, *shipments) for item in items]
+        results: dict[int, R] = {}
+        with closing(self._finished(_on_worker if shipments else guarded, calls)) as finished:
+            for index, result in finished:
+                results[index] = unwrapped(result)
+                if on_done is not None:
+                    on_done(len(results), len(items))
+        return [results[index] for index in range(len(items))]
+
+    def _finished(
+        self, run: Callable[..., R], calls: Sequence[tuple[Any, ...]]
+    ) -> Generator[tuple[int, R], None, None]:
+        """Run calls in workers; their places and results as they end."""
+        raise NotImplementedError
+
+
+class LocalExecutor(Executor):
+    """Runs items in this process one after the other, or in several at a time."""
+
+    # `jobs`: Processes at a time; 1 keeps everything in this process. A `with` statement keeps them
+    # from one call to the next.
+
+    def __init__(self, jobs: int = 1) -> None:
+        self.jobs = jobs
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Self:
         # A fork would copy the threads' locks of ONNX Runtime without the threads.
         context = multiprocessing.get_context("spawn")
-        pool = ProcessPoolExecutor(min(self.jobs, len(items)), mp_context=context)
-        try:
-            futures: list[Future[R]] = [pool.submit(guarded, function, item) for item in items]
-            for done, future in enumerate(completed(futures), 1):
-                unwrapped(future.result())
-                report(done, len(items))
-            return [unwrapped(future.result()) for future in futures]
-        except BrokenExecutor as error:
-            raise worker_lost(error) from error
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        self._pool = ProcessPoolExecutor(self.jobs, mp_context=context)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+    def _finished(
+        self, run: Callable[..., R], calls: Sequence[tuple[Any, ...]]
+    ) -> Generator[tuple[int, R], None, None]:
+        if self._pool is None and len(calls) > 1 and self.jobs > 1:
+            with self:
+                yield from self._finished(run, calls)
+        elif self._pool is None:
+            for index, (function, *arguments) in enumerate(calls):
+                yield index, function(*arguments)
+        else:
+            try:
+                futures = {self._pool.submit(run, *each): i for i, each in enumerate(calls)}
+                for future in completed(futures):
+                    yield futures[future], future.result()
+            except BrokenExecutor as error:
+                raise worker_lost(error) from error
 
 
 def completed(futures: Iterable[Future[R]]) -> Iterator[Future[R]]:
@@ -114,7 +168,7 @@ def completed(futures: Iterable[Future[R]]) -> Iterator[Future[R]]:
             raise OdtpackError("worker-lost", f"A worker process was killed: {reason}.")
 
 
-class RayExecutor:
+class RayExecutor(Executor):
     """Runs items on a Ray cluster."""
 
     # `address`: Of the cluster; `local` starts one on this machine.
@@ -140,76 +194,36 @@ class RayExecutor:
                 raise _unreachable(address) from error
 
     @property
-    def cores(self) -> int:
+    def jobs(self) -> int:  # type: ignore[override]
         """Processor cores of the cluster."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
-    def share(self, path: Path) -> Any:
-        """Send a file or folder to the cluster once; a worker gets it as a :class:`Shipment`."""
-        return self._ray.put(Shipment.pack(path))
-
-    def in_order(self, function: Callable[..., R], calls: Sequence[tuple[Any, ...]]) -> Iterator[R]:
-        """Call a function in workers, which keep what they hold; results in order, as they come."""
-        # `calls`: Its arguments; what share gave stands in lists, which are not unpacked.
-        finished: dict[int, Any] = {}
-        wanted = 0
-        for index, reference in self._finished(guarded, [(function, *each) for each in calls]):
-            finished[index] = reference
-            while wanted in finished:
-                yield self._result(finished.pop(wanted))
-                wanted += 1
-
-    def map(
-        self,
-        function: Callable[[T], R],
-        items: Sequence[T],
-        *,
-        files: Sequence[Path] = (),
-        on_done: OnDone | None = None,
-    ) -> list[R]:
-        """As :meth:`LocalExecutor.map` does."""
-        # Sent once, whatever the number of items.
-        shipments = [self.share(path) for path in files]
-        calls = [(function, item, *shipments) for item in items]
-        results: dict[int, R] = {}
-        for index, reference in self._finished(_on_worker, calls):
-            results[index] = self._result(reference)
-            if on_done is not None:
-                on_done(len(results), len(items))
-        return [results[index] for index in range(len(items))]
+    def share(self, paths: Iterable[Path]) -> list[Any]:
+        """Send each once, whatever the number of calls; see :class:`Executor`."""
+        return [self._ray.put(Shipment.pack(path)) for path in paths]
 
     def _finished(
-        self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]
-    ) -> Iterator[tuple[int, Any]]:
-        """Indices and references of calls as they end; after an error no further call begins."""
+        self, run: Callable[..., R], calls: Sequence[tuple[Any, ...]]
+    ) -> Generator[tuple[int, R], None, None]:
         # Twice as many calls as there are cores are under way, so that none waits for this process
         # and a cluster that grows on demand does. None is ever cancelled: Ray's driver aborts where
         # a call answers in the moment in which it is cancelled (Ray 2.60).
         # Killed workers are started anew by Ray: a second try could hide a crash.
-        remote = self._ray.remote(num_cpus=1, max_retries=0)(function)
+        remote = self._ray.remote(num_cpus=1, max_retries=0)(run)
         waiting = enumerate(calls)
         under_way: dict[Any, int] = {}
         while True:
-            room = max(0, 2 * self.cores - len(under_way))
+            room = max(0, 2 * self.jobs - len(under_way))
             for index, arguments in itertools.islice(waiting, room):
                 under_way[remote.remote(*arguments)] = index
             if not under_way:
                 return
             try:
                 ready, _ = self._ray.wait(list(under_way))
+                done = [(under_way.pop(each), self._ray.get(each)) for each in ready]
             except self._ray.exceptions.RayError as error:
                 raise worker_lost(error) from error
-            for reference in ready:
-                yield under_way.pop(reference), reference
-
-    def _result(self, reference: Any) -> Any:
-        try:
-            return unwrapped(self._ray.get(reference))
-        except self._ray.exceptions.RayError as error:
-            raise worker_lost(error) from error
-
-
-Executor = LocalExecutor | RayExecutor  # What runs items of work
+            yield from done
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,7 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.checks import read_model
 from odtpack_simulator.replay.job import Job, Message, check_whole, load_position, run_digest
 from odtpack_simulator.replay.paired_loss import first_difference
-from odtpack_simulator.replay.replay import STALL_SECONDS, OnMessage, run_child, run_training_child
+from odtpack_simulator.replay.replay import OnMessage, run_child, run_training_child
 from odtpack_simulator.result import Interruption, InterruptionInfo
 from odtpack_simulator.values.units import format_bytes
 
@@ -106,7 +106,6 @@ def interrupt(
     count: int,
     save_every: int,
     on_message: OnMessage | None = None,
-    stall_seconds: float = STALL_SECONDS,
 ) -> InterruptionInfo:
     """Train with interruptions and compare the end with that of an undisturbed training."""
     # The undisturbed one is the checkpoint that the same job left at its `keep_checkpoint`; where
@@ -121,7 +120,7 @@ def interrupt(
     plan = plan_interruptions(job.steps, save_every, count, seed)
     with tempfile.TemporaryDirectory(prefix="odtpack-interrupt-", dir=job.folder) as folder:
         free = dataclasses.replace(job, task="train", evaluate=False, limit_bytes=None)
-        undisturbed = _undisturbed(free, Path(folder) / "undisturbed", stall_seconds)
+        undisturbed = _undisturbed(free, Path(folder) / "undisturbed")
         disturbed = dataclasses.replace(
             free, folder=folder, keep_checkpoint=None, save_every=save_every, resume=True
         )
@@ -132,7 +131,7 @@ def interrupt(
             until = next(kills, len(pending))
             warnings = [each.step for each in pending[:until]]
             kill = pending[until] if until < len(pending) else None
-            _run(disturbed, warnings, kill, log, on_message, stall_seconds)
+            _run(disturbed, warnings, kill, log, on_message)
             del pending[: until + 1]
             if kill is None:
                 break
@@ -148,7 +147,7 @@ def interrupt(
     )
 
 
-def _undisturbed(job: Job, folder: Path, stall_seconds: float) -> Path:
+def _undisturbed(job: Job, folder: Path) -> Path:
     """The checkpoint at the end of the uninterrupted training."""
     kept = job.saved_checkpoint
     if job.keep_checkpoint is not None and kept.is_file():
@@ -164,7 +163,7 @@ def _undisturbed(job: Job, folder: Path, stall_seconds: float) -> Path:
         return kept
     folder.mkdir()
     alone = dataclasses.replace(job, folder=str(folder), keep_checkpoint=None)
-    result = run_training_child(alone, stall_seconds=stall_seconds)
+    result = run_training_child(alone)
     if result.outcome != "completed":
         raise _failed(f"the undisturbed training was not completed: {result.detail}")
     return alone.saved_checkpoint
@@ -176,7 +175,6 @@ def _run(
     kill: Planned | None,
     log: _Log,
     on_message: OnMessage | None,
-    stall_seconds: float,
 ) -> None:
     """Run one process, to the place where it is to be killed or to the end."""
     job = dataclasses.replace(
@@ -187,7 +185,7 @@ def _run(
     )
     reached = "paused" if kill else "trained"
     seen: dict[str, Message] = {}
-    with closing(run_child(job, stall_seconds=stall_seconds)) as messages:
+    with closing(run_child(job)) as messages:
         for message in messages:
             seen[message["event"]] = message
             log.take(message)

@@ -214,8 +214,9 @@ class ProgressReporter:
 # sure that it ends, whatever happens here. A child that runs out of memory, or is
 # killed by the system, is a result.
 
-STALL_SECONDS = 900.0
 _POLL_SECONDS = 1.0
+
+_STALL_SECONDS = 900.0
 """Longest silence of a child: one step, or loading a package, must not take longer."""
 
 _END_SECONDS = 10.0
@@ -270,15 +271,12 @@ class ReplayResult:
     limit_method: LimitMethod | None = None  # How it was held to it; None if it was not
 
 
-def run_training_child(
-    job: Job, *, on_message: OnMessage | None = None, stall_seconds: float = STALL_SECONDS
-) -> ReplayResult:
+def run_training_child(job: Job, *, on_message: OnMessage | None = None) -> ReplayResult:
     """Train in a child process."""
-    # `stall_seconds`: The child is ended, and this call fails, after so long a silence.
     result = ReplayResult(job.limit_bytes)
     phase = "starting"
     # Closed here, not when the garbage collector comes by: an exception below keeps it alive.
-    with closing(run_child(job, stall_seconds=stall_seconds)) as messages:
+    with closing(run_child(job)) as messages:
         for message in messages:
             phase = _take(message, result, phase)
             if on_message is not None:
@@ -346,7 +344,7 @@ def _cause_of_exit(message: Message, limited: bool, phase: str) -> str:
     )
 
 
-def run_child(job: Job, *, stall_seconds: float = STALL_SECONDS) -> Generator[Message, None, None]:
+def run_child(job: Job) -> Generator[Message, None, None]:
     """Run a job in a child process and yield its messages."""
     # Two more are added: `started` (`pid`) before, `exit` (`code`, `stderr`: the last line of it,
     # `ended`: how a limit ended it, or empty) after them. The child is gone when the generator
@@ -373,7 +371,7 @@ def run_child(job: Job, *, stall_seconds: float = STALL_SECONDS) -> Generator[Me
         )
         try:
             yield {"event": "started", "pid": process.pid}
-            for message in _messages(process, stall_seconds):
+            for message in _messages(process):
                 if message["event"] == "limit":
                     limiter.take(process.pid, message)
                 yield message
@@ -392,7 +390,7 @@ def run_child(job: Job, *, stall_seconds: float = STALL_SECONDS) -> Generator[Me
                 process.stdout.close()
 
 
-def _messages(process: subprocess.Popen[bytes], stall_seconds: float) -> Iterator[Message]:
+def _messages(process: subprocess.Popen[bytes]) -> Iterator[Message]:
     """Yield messages until the child closes its end."""
     assert process.stdout is not None  # noqa: S101 - it is a pipe
     stream = process.stdout
@@ -408,10 +406,10 @@ def _messages(process: subprocess.Popen[bytes], stall_seconds: float) -> Iterato
             lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
-    watch = Watch(stall_seconds)
+    watch = Watch(_STALL_SECONDS)
     while True:
         try:
-            line = lines.get(timeout=min(_POLL_SECONDS, stall_seconds))
+            line = lines.get(timeout=_POLL_SECONDS)
         except queue.Empty as error:
             if reason := watch.overdue([process.pid]):
                 raise _stalled(reason) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Collection
 from typing import Any, Final
 
 from markupsafe import Markup
@@ -56,10 +56,6 @@ _DECILES: Final = (
 
 def fleet_report(result: FleetResult) -> Report:
     """What a report says of a federation."""
-    way = []
-    for stage in stages(result):
-        lost = ("Lost on the way to the next", stage.lost() or UNKNOWN, "")
-        way.append(FigureRow(stage.name, True, "", [("Clients", f"{stage.count:,}", ""), lost]))
     validated = [each.device.validated for each in result.devices]
     advice = [check.advice for check in result.checks if check.advice]
     return Report(
@@ -78,8 +74,15 @@ def fleet_report(result: FleetResult) -> Report:
             ),
         ],
         tables=[
-            Table("What becomes of the clients", "Over all rounds.", way),
-            Table("Devices", "What each model does and takes.", device_rows(result)),
+            Table("What becomes of the clients", "Over all rounds.", way(result)),
+            Table(
+                "Devices",
+                "What each model does and takes.",
+                [
+                    FigureRow(each.device.title, each.device.validated, "", _device_figures(each))
+                    for each in result.devices
+                ],
+            ),
         ],
         notes=[("Not counted", text) for text in result.unknown]
         + [("Times not judged", text) for text in [result.disturbed] if text],
@@ -138,49 +141,31 @@ def key_figures(result: FleetResult) -> list[tuple[str, str, str]]:
     return figures
 
 
-@dataclass(frozen=True)
-class Stage:
-    """A stage of the clients' way: how many are there, and how many it loses to what."""
-
-    name: str
-    count: int
-    losses: tuple[tuple[str, int], ...] = ()
-
-    def lost(self) -> str:
-        """The losses in words; empty without any."""
-        return ", ".join(f"{count:,} {reason}" for reason, count in self.losses)
-
-
-def stages(result: FleetResult) -> list[Stage]:
+def way(result: FleetResult) -> list[FigureRow]:
     """From those that were looked at to those whose answers were averaged, over all rounds."""
     absent = Counter[str]()
     for each in result.rounds:
         absent.update(each.absent)
     ends = result.ends()
+
+    def lost(names: Collection[str]) -> dict[str, int]:
+        return {WORDS[end]: count for end, count in ends.items() if end in names}
+
     chosen = sum(ends.values())
-
-    def lost(names: set[str] | frozenset[str]) -> tuple[tuple[str, int], ...]:
-        return tuple((WORDS[end], count) for end, count in ends.items() if end in names)
-
-    before = set(ends) - NEVER_STARTED - ANSWERED
     started = chosen - sum(ends.get(end, 0) for end in NEVER_STARTED)
     answered = sum(ends.get(end, 0) for end in ANSWERED)
-    looked_at = sum(each.looked_at for each in result.rounds)
-    return [
-        Stage("looked at", looked_at, tuple(absent.items())),
-        Stage("eligible", chosen, lost(NEVER_STARTED)),
-        Stage("started", started, lost(before)),
-        Stage("answered", answered, lost(ANSWERED - {"averaged"})),
-        Stage("averaged", ends.get("averaged", 0)),
-    ]
-
-
-def device_rows(result: FleetResult) -> list[FigureRow]:
-    """For each model of device what its clients do and take."""
-    return [
-        FigureRow(each.device.title, each.device.validated, "", _device_figures(each))
-        for each in result.devices
-    ]
+    rows = []
+    for stage, count, losses in (  # how many are there, and how many are lost to what
+        ("looked at", sum(each.looked_at for each in result.rounds), absent),
+        ("eligible", chosen, lost(NEVER_STARTED)),
+        ("started", started, lost(ends.keys() - NEVER_STARTED - ANSWERED)),
+        ("answered", answered, lost(ANSWERED - {"averaged"})),
+        ("averaged", ends.get("averaged", 0), {}),
+    ):
+        words = ", ".join(f"{each:,} {reason}" for reason, each in losses.items()) or UNKNOWN
+        figures = [("Clients", f"{count:,}", ""), ("Lost on the way to the next", words, "")]
+        rows.append(FigureRow(stage, True, "", figures))
+    return rows
 
 
 def _device_figures(each: DeviceOutcome) -> list[tuple[str, str, str]]:
@@ -214,8 +199,6 @@ def fleet_sections(result: FleetResult) -> dict[str, Any]:
     """What the template of a federation draws besides what all reports share."""
     return {
         "curves": _curves(result),
-        "stages": stages(result),
-        "devices": device_rows(result),
         "participation": [
             Bar(
                 each.device.title,

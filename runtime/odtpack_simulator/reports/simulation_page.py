@@ -46,7 +46,6 @@ def simulation_sections(result: SimulationResult) -> dict[str, Any]:
         "panels": panels(result),
         "memory": memory_section(result),
         "latency": latency_section(result),
-        "campaign": simulation.campaign_rows(result),
         "unknown": simulation.unknown_rows(result),
         "policy": simulation.policy_words(result),
         "interruption": simulation.interruption_words(result.interruption),

@@ -22,7 +22,7 @@ from odtpack_simulator.memory.memory_plan import Item, MemoryPlan, Phase
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.simulation import drawn_bar
 from odtpack_simulator.result import DeviceMemory, Policy, SimulationResult
-from odtpack_simulator.simulation import _AppOnDevice, _memory
+from odtpack_simulator.simulation import _memory
 from odtpack_simulator.values.figure import Check
 from tests.refused import refused
 from tests.simulator.changed import changed, on_devices
@@ -193,16 +193,11 @@ def test_a_comparison_says_that_the_kit_is_another() -> None:
 # The limit with the platform's entitlement for more memory, in a result.
 
 
-def app_on(name: str, policy: Policy) -> _AppOnDevice:
-    profile = load_profile(name)
-    return _AppOnDevice(
-        profile, policy, "swift", SessionUse("shared", False), default_footprint(profile), 1
-    )
-
-
 def memory_of(name: str, policy: Policy) -> DeviceMemory:
+    profile = load_profile(name)
     plan = MemoryPlan((Phase("training step", (Item("x", 1, "inputs"),)),), (), ())
-    return _memory(app_on(name, policy), plan, 1, None)
+    use, footprint = SessionUse("shared", False), default_footprint(profile)
+    return _memory(profile, policy, "swift", use, plan, footprint, native=False)
 
 
 @pytest.mark.parametrize("state", ["foreground", "background"])
@@ -218,8 +213,8 @@ def test_an_entitled_app_is_held_to_its_own_limit() -> None:
     memory = memory_of("apple/iphone-15-pro", entitled)
     assert (memory.limit_bytes, memory.limit_entitled) == (6_000_000_000, True)
     assert memory.warning_bytes is None
-    assert app_on("apple/iphone-13-pro", entitled).limit == 4_200_000_000
-    assert (app_on("apple/iphone-13-pro", Policy()).limit or 0) < 4_000_000_000
+    assert memory_of("apple/iphone-13-pro", entitled).limit_bytes == 4_200_000_000
+    assert (memory_of("apple/iphone-13-pro", Policy()).limit_bytes or 0) < 4_000_000_000
 
 
 def test_what_the_app_holds_is_not_left_to_the_training() -> None:

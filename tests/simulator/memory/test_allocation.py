@@ -399,7 +399,7 @@ def test_regions_are_onnx_runtimes(
     monkeypatch.setattr(Arena, "_open_region", noted)
     session = this.package.manifest.session
     plans = plan_arenas(this.package, this.shapes, SessionUse(sharing_of(session), False))
-    list(plans.phases(plans.arenas(session)))
+    list(plans.phases(Arenas(plans.sharing, session)))
     files = []
     for key, array in (("input", this.inputs), ("labels", this.labels)):
         files.append(f"{tmp_path}/{key}.npy")

@@ -20,7 +20,7 @@ from odtpack_runtime import OdtpackError
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.device.app import memory_fit
 from odtpack_simulator.device.kits import Sharing
-from odtpack_simulator.memory.arena import SessionUse, session_use
+from odtpack_simulator.memory.arena import Arenas, SessionUse, session_use
 from odtpack_simulator.memory.memory_plan import plan_arenas, plan_memory
 from odtpack_simulator.memory.planning import MEASURED_AS, Item, MemoryPlan, Phase
 from odtpack_simulator.replay.job import Job
@@ -198,7 +198,7 @@ def test_mobilenet(tmp_path: Path) -> None:
     assert use.step_model
     plans = plan_arenas(package, shapes, use)
     # The process that begins; another may keep results, and hold a twelfth more once it resumed.
-    first = plans.phases(plans.arenas(package.manifest.session))
+    first = plans.phases(Arenas(plans.sharing, package.manifest.session))
     measured = run_training_child(with_sessions(job, package, use))
     assert measured.outcome == "completed"
     assert max(each.nbytes for each in first) == pytest.approx(measured.peak_bytes, rel=0.025)

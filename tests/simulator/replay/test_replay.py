@@ -281,11 +281,12 @@ class TestEnd:
             run_training_child(mlp.job(tmp_path, epochs=200), on_message=interrupt)
 
     @linux
-    def test_silent(self, mlp: Case, tmp_path: Path) -> None:
+    def test_silent(self, mlp: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("odtpack_simulator.replay.replay._STALL_SECONDS", 2)
         interrupt = Interrupt(lambda pid: os.kill(pid, signal.SIGSTOP))
         job = mlp.job(tmp_path, epochs=200)
         with refused("replay-stalled", "silent for 2 s"):
-            run_training_child(job, on_message=interrupt, stall_seconds=2)
+            run_training_child(job, on_message=interrupt)
         assert not is_running(interrupt.pid)
 
     @linux
