@@ -1,94 +1,113 @@
 /** Whether a checkpoint still holds what was saved: "The digest" of docs/formats/checkpoint.md. */
 import { platform } from '#platform';
+import type { CheckpointData, OptimizerState, PropertyKind } from './checkpoint_format.js';
 import { fail } from './errors.js';
-import { bytesOf, type Dims } from './tensors.js';
+import { bytesOf, CODES, type Stored } from './tensors.js';
 
 export const PREFIX = 'sha256:';
 export const TEXT_BYTES = PREFIX.length + 64;
 
+/** As a file lists them. */
+export const KINDS: readonly PropertyKind[] = ['int', 'float', 'text'];
 const NOTHING = new Uint8Array();
 const ENCODER = new TextEncoder();
 
+/** The groups of a file: names of which there are moments, in one group if nothing else is said. */
+export function groupsOf(optimizer: OptimizerState | undefined): string[][] {
+  if (!optimizer) return [];
+  const { groups, moments } = optimizer;
+  const all = groups.length ? groups : [[...moments.keys()]];
+  return all.map((names) => names.filter((name) => moments.has(name)));
+}
+
 /** What the digest of a whole checkpoint is made from, in the order of the file. */
 export class Outline {
+  /** What a message calls the tensors. */
+  readonly names: string[] = [];
   #bytes = new Uint8Array(4096);
   #size = 0;
   #numbers = new DataView(this.#bytes.buffer);
   readonly #digests: number[] = []; // where those of tensors stand
   readonly #elements: ArrayBufferView[] = [];
 
-  constructor(readonly nominal: boolean) {
-    this.#append(ENCODER.encode('odtpack.checkpoint.1'));
-    this.#append(Uint8Array.of(Number(nominal)));
+  /** @param bits Those of properties that are NaN in float32, which a number of JavaScript loses. */
+  constructor(readonly data: CheckpointData, bits: ReadonlyMap<string, number> = new Map()) {
+    const { parameters, optimizer, properties } = data;
+    this.#size = ENCODER.encodeInto('odtpack.checkpoint.1', this.#bytes).written;
+    this.#bytes[this.#room(1)] = Number(data.nominal);
+    for (const trained of [true, false]) {
+      const own = [...parameters.values()].filter(({ requiresGrad }) => requiresGrad === trained);
+      this.#number('Uint32', own.length);
+      for (const each of own) this.#tensor(each.name, each);
+    }
+    const groups = groupsOf(optimizer);
+    this.#number('Uint32', groups.length);
+    for (const [index, owners] of groups.entries()) {
+      this.#text(`group${index}`);
+      this.#int64(BigInt(optimizer!.step));
+      this.#number('Float32', optimizer!.learningRate);
+      this.#number('Uint32', owners.length);
+      for (const owner of owners) {
+        const moments = optimizer!.moments.get(owner)!;
+        this.#text(owner);
+        this.#number('Uint32', moments.length);
+        for (const [i, each] of moments.entries()) this.#tensor(`momentum${i}`, each, ` of ${owner}`);
+      }
+    }
+    for (const wanted of KINDS) {
+      const own = [...properties].filter(([, { kind }]) => kind === wanted);
+      this.#number('Uint32', own.length);
+      for (const [name, { value }] of own) {
+        this.#text(name);
+        if (typeof value === 'string') this.#text(value);
+        else if (typeof value === 'bigint') this.#int64(value);
+        else if (bits.has(name)) this.#number('Uint32', bits.get(name)!);
+        else this.#number('Float32', value);
+      }
+    }
   }
 
-  count(entries: number): void {
-    this.number('Uint32', entries);
+  /** The digests as a file holds them: of each tensor that has a value, and of the whole. */
+  async digests(): Promise<string[]> {
+    const ofNothing = await platform.sha256(NOTHING);
+    const found: string[] = [];
+    for (const [i, elements] of this.#elements.entries()) {
+      const digest = elements.byteLength ? await platform.sha256(bytesOf(elements)) : ofNothing;
+      this.#bytes.set(digest, this.#digests[i]!);
+      if (!this.data.nominal) found.push(PREFIX + hex(digest));
+    }
+    return [...found, PREFIX + hex(await platform.sha256(this.#bytes.subarray(0, this.#size)))];
   }
 
   /** A number of 32 bits; a negative zero is a zero. */
-  number(kind: 'Uint32' | 'Int32' | 'Float32', value: number): void {
+  #number(kind: 'Uint32' | 'Int32' | 'Float32', value: number): void {
     const at = this.#room(4);
     this.#numbers[`set${kind}`](at, value + 0, true);
   }
 
-  int64(value: bigint): void {
+  #int64(value: bigint): void {
     const at = this.#room(8);
     this.#numbers.setBigInt64(at, value, true);
   }
 
-  text(text: string): void {
+  #text(text: string): void {
     const at = this.#room(4 + 3 * text.length); // as many bytes as it can have
     const { written } = ENCODER.encodeInto(text, this.#bytes.subarray(at + 4));
     this.#numbers.setUint32(at, written, true);
     this.#size = at + 4 + written;
   }
 
-  group(index: number, step: bigint, learningRate: number): void {
-    this.text(`group${index}`);
-    this.int64(step);
-    this.number('Float32', learningRate);
-  }
-
-  /** @param bits Those of a NaN in float32, which a number of JavaScript loses. */
-  property(name: string, value: bigint | number | string, bits?: number): void {
-    this.text(name);
-    if (typeof value === 'string') this.text(value);
-    else if (typeof value === 'bigint') this.int64(value);
-    else if (bits === undefined) this.number('Float32', value);
-    else this.number('Uint32', bits);
-  }
-
-  /** A tensor by its type's number in ONNX; the elements are not copied. */
-  tensor(name: string, code: number, dims: Dims, elements: ArrayBufferView): void {
-    this.text(name);
-    this.number('Int32', code);
-    const shape = this.nominal ? [] : dims;
-    this.count(shape.length);
-    for (const size of shape) this.int64(BigInt(size));
+  /** The elements are not copied; in a nominal checkpoint there are none. */
+  #tensor(name: string, { dtype, dims, data }: Stored, owner = ''): void {
+    const { nominal } = this.data;
+    this.#text(name);
+    this.#number('Int32', CODES[dtype]);
+    const shape = nominal ? [] : dims;
+    this.#number('Uint32', shape.length);
+    for (const size of shape) this.#int64(BigInt(size));
+    this.names.push(name + owner);
     this.#digests.push(this.#room(32));
-    this.#elements.push(this.nominal ? NOTHING : elements);
-  }
-
-  /** The digest of the whole, as a file holds it; those of tensors can be had after that. */
-  async digest(): Promise<string> {
-    const ofNothing = await platform.sha256(NOTHING);
-    for (const [i, elements] of this.#elements.entries()) {
-      const digest = elements.byteLength ? await platform.sha256(bytesOf(elements)) : ofNothing;
-      this.#bytes.set(digest, this.#digests[i]!);
-    }
-    return PREFIX + hex(await platform.sha256(this.#bytes.subarray(0, this.#size)));
-  }
-
-  /** The digest of a tensor, in the order of the file, as it holds it. */
-  ofTensor(index: number): string {
-    const at = this.#digests[index]!;
-    return PREFIX + hex(this.#bytes.subarray(at, at + 32));
-  }
-
-  #append(bytes: Uint8Array): void {
-    const at = this.#room(bytes.length); // which may move what there is
-    this.#bytes.set(bytes, at);
+    this.#elements.push(nominal ? NOTHING : data);
   }
 
   /** Where some more bytes go. */
