@@ -3,9 +3,10 @@ import type { Offset } from 'flatbuffers';
 import { groupsOf, KINDS, Outline, PREFIX, TEXT_BYTES } from './digest.js';
 import { demand, fail } from './errors.js';
 import { FLOAT32, INT32, INT64, Source, Table, UINT32, Writer } from './flatbuffer.js';
-import { type Bytes, inMemory, type OpenedCheckpoint, type Region } from './platform.js';
+import { type Bytes, inMemory, type OpenedCheckpoint } from './platform.js';
 import {
-  ARRAYS, bytesOf, CODES, type Dims, type DType, DTYPES, product, type Stored, type TypedArray, view,
+  ARRAYS, bytesOf, CODES, type Dims, type DType, DTYPES, product, type Stored, type TypedArray,
+  view,
 } from './tensors.js';
 
 export type PropertyKind = 'int' | 'float' | 'text';
@@ -78,7 +79,10 @@ export function readStep(opened: OpenedCheckpoint): bigint | undefined {
   }
 }
 
-/** Where elements begin and end in the data file, if some lie there; throws if it is damaged. */
+/** Where the elements of a checkpoint begin and end in its data file. */
+export type Region = readonly [start: number, end: number];
+
+/** That region, if some lie there; throws if the file is damaged. */
 export function externalRegion(bytes: Bytes, where: string): Region | undefined {
   const root = new Source(bytes, where).root(IDENTIFIER);
   const module = root.table(1);
@@ -118,6 +122,7 @@ class Reader {
   readonly #source: Source;
   #data: Source | undefined;
   #nominal = false;
+  readonly #parameters = new Map<string, Parameter>();
   readonly #shapes = new Map<string, Dims>(); // those of many tensors are one
   readonly #digests: string[] = []; // those that tensors carry, if any does
   readonly #bits = new Map<string, number>(); // of properties that are NaN
@@ -141,14 +146,14 @@ class Reader {
       const data = this.opened.data?.() ?? source.fail('it refers to a data file, which is not here');
       this.#data = new Source(data, this.opened.where, Infinity);
     }
-    const parameters = new Map<string, Parameter>();
+    const parameters = this.#parameters;
     for (const field of [0, 1]) {
-      for (const [name, { dtype, dims, data }] of this.#tensors(module.tables(field))) {
+      for (const [name, tensor] of this.#tensors(module.tables(field))) {
         if (parameters.has(name)) source.fail(`there are two parameters '${name}'`);
-        parameters.set(name, { name, dtype, requiresGrad: field === 0, dims, data });
+        parameters.set(name, { name, requiresGrad: field === 0, ...tensor });
       }
     }
-    const optimizer = this.#optimizer(root, parameters);
+    const optimizer = this.#optimizer(root);
     const properties = this.#properties(root.table(3));
     const data = { parameters, nominal: this.#nominal, optimizer, properties };
     const checked = await this.#check(digest, data);
@@ -171,9 +176,8 @@ class Reader {
       return false;
     }
     const outline = new Outline(data, this.#bits);
-    const digests = await outline.digests();
-    if (digest === digests.at(-1)) return true;
-    const odd = outline.names.filter((_, i) => marked && this.#digests[i] !== digests[i]);
+    if (digest === (await outline.digest())) return true;
+    const odd = outline.names.filter((_, i) => marked && this.#digests[i] !== outline.ofTensor(i));
     const what = odd.slice(0, 10).map((name) => `'${name}'`).join(', ');
     return this.#source.fail('what is stored is not what was saved: ' +
       (what || 'its names, shapes, optimizer state or properties'));
@@ -235,9 +239,7 @@ class Reader {
     return { dtype, dims, data: view(bytes.buffer, dtype, 0, nbytes) };
   }
 
-  #optimizer(
-    root: Table, parameters: ReadonlyMap<string, Parameter>,
-  ): OptimizerState | undefined {
+  #optimizer(root: Table): OptimizerState | undefined {
     let [step, learningRate] = [0n, 0];
     const moments = new Map<string, Stored[]>();
     const groups: string[][] = [];
@@ -250,23 +252,21 @@ class Reader {
         'its optimizer groups are not called group0, group1, ...');
       this.#source.demand(own === step && rate === learningRate,
         'its optimizer groups stand at different steps or learning rates');
-      groups.push(this.#moments(table, parameters, moments));
+      groups.push(this.#moments(table, moments));
     }
     if (!groups.length) return undefined;
     const counts = new Set([...moments.values()].map((own) => own.length));
-    const trained = [...parameters.values()].filter(({ requiresGrad }) => requiresGrad).length;
-    this.#source.demand(!moments.size || (moments.size === trained && counts.size === 1),
+    const trained = [...this.#parameters.values()].filter(({ requiresGrad }) => requiresGrad);
+    this.#source.demand(!moments.size || (moments.size === trained.length && counts.size === 1),
       'the optimizer state does not cover all trainable parameters alike');
     return { step: Number(step), learningRate, moments, groups: groups.length > 1 ? groups : [] };
   }
 
-  #moments(
-    group: Table, parameters: ReadonlyMap<string, Parameter>, moments: Map<string, Stored[]>,
-  ): string[] {
+  #moments(group: Table, moments: Map<string, Stored[]>): string[] {
     const names: string[] = [];
     for (const entry of group.tables(3)) {
       const label = entry.string(0);
-      const owner = parameters.get(label);
+      const owner = this.#parameters.get(label);
       this.#source.demand(owner?.requiresGrad && !moments.has(label),
         `the optimizer state of '${label}' occurs twice or has no parameter`);
       const own: Stored[] = [];
@@ -328,12 +328,14 @@ export function layCheckpoint(data: CheckpointData, externalFrom?: number) {
   const source = new Source(inMemory(head), 'checkpoint');
   const numbers = new DataView(head.buffer, head.byteOffset, head.length);
   let end = head.length;
-  const append = (at: Offset, field: number, bytes: Uint8Array, alignment: number): void => {
+  const append = (
+    at: Offset, field: number, bytes: Uint8Array, alignment: number, length = bytes.length,
+  ): void => {
     const slot = new Table(source, head.length - at).field(field, 4)!;
     const position = Math.ceil((end + 4) / alignment) * alignment;
     numbers.setUint32(slot, position - 4 - slot, true);
     const gap = new Uint8Array(position - end);
-    new DataView(gap.buffer).setUint32(gap.length - 4, bytes.length, true);
+    new DataView(gap.buffer).setUint32(gap.length - 4, length, true);
     file.push(gap, bytes);
     end = position + bytes.length;
   };
@@ -341,10 +343,8 @@ export function layCheckpoint(data: CheckpointData, externalFrom?: number) {
   for (const { table: at, bytes } of inline) append(at, RAW_DATA, bytes, PAYLOAD_ALIGNMENT);
   const elements = file.length;
   const texts = digested.map(({ table: at, field }) => {
-    const text = new Uint8Array(TEXT_BYTES);
-    append(at, field, text, 4);
-    file.push(Uint8Array.of(0)); // which ends a text
-    end += 1;
+    const text = new Uint8Array(TEXT_BYTES + 1); // a zero byte ends it
+    append(at, field, text, 4, TEXT_BYTES);
     return text;
   });
   return {
@@ -352,8 +352,10 @@ export function layCheckpoint(data: CheckpointData, externalFrom?: number) {
     data: externalFrom === undefined ? [] : pending.map(({ bytes }) => bytes),
     /** Hashes the tensors; the result ends the file. */
     async digests(): Promise<Uint8Array[]> {
-      const digests = await outline.digests();
-      texts.forEach((text, i) => new TextEncoder().encodeInto(digests[i]!, text));
+      const ofAll = await outline.digest();
+      texts.forEach((text, i) => {
+        new TextEncoder().encodeInto(i === texts.length - 1 ? ofAll : outline.ofTensor(i), text);
+      });
       return file.slice(elements);
     },
   };

@@ -30,7 +30,7 @@ export class Outline {
   readonly #digests: number[] = []; // where those of tensors stand
   readonly #elements: ArrayBufferView[] = [];
 
-  /** @param bits Those of properties that are NaN in float32, which a number of JavaScript loses. */
+  /** @param bits Those of properties that are NaN, which a number of JavaScript loses. */
   constructor(readonly data: CheckpointData, bits: ReadonlyMap<string, number> = new Map()) {
     const { parameters, optimizer, properties } = data;
     this.#size = ENCODER.encodeInto('odtpack.checkpoint.1', this.#bytes).written;
@@ -51,7 +51,7 @@ export class Outline {
         const moments = optimizer!.moments.get(owner)!;
         this.#text(owner);
         this.#number('Uint32', moments.length);
-        for (const [i, each] of moments.entries()) this.#tensor(`momentum${i}`, each, ` of ${owner}`);
+        moments.forEach((each, i) => this.#tensor(`momentum${i}`, each, ` of ${owner}`));
       }
     }
     for (const wanted of KINDS) {
@@ -67,16 +67,20 @@ export class Outline {
     }
   }
 
-  /** The digests as a file holds them: of each tensor that has a value, and of the whole. */
-  async digests(): Promise<string[]> {
+  /** The digest of the whole, as a file holds it; those of tensors can be had after that. */
+  async digest(): Promise<string> {
     const ofNothing = await platform.sha256(NOTHING);
-    const found: string[] = [];
     for (const [i, elements] of this.#elements.entries()) {
       const digest = elements.byteLength ? await platform.sha256(bytesOf(elements)) : ofNothing;
       this.#bytes.set(digest, this.#digests[i]!);
-      if (!this.data.nominal) found.push(PREFIX + hex(digest));
     }
-    return [...found, PREFIX + hex(await platform.sha256(this.#bytes.subarray(0, this.#size)))];
+    return PREFIX + hex(await platform.sha256(this.#bytes.subarray(0, this.#size)));
+  }
+
+  /** The digest of a tensor, in the order of the file, as it holds it. */
+  ofTensor(index: number): string {
+    const at = this.#digests[index]!;
+    return PREFIX + hex(this.#bytes.subarray(at, at + 32));
   }
 
   /** A number of 32 bits; a negative zero is a zero. */

@@ -90,8 +90,8 @@ export class Skipping {
 }
 
 /**
- * The sum of a flat vector, which is finite only if each number is. It adds up in four parts, none
- * of which waits for another; 64 bytes, of which a flat vector has a multiple, are as many times four.
+ * The sum of a flat vector, which is finite only if each number is: in four parts, none of which
+ * waits for another. The length is a multiple of 64 bytes, and so of four numbers.
  */
 function sum(numbers: Float32Array | Float64Array): number {
   let [a, b, c, d] = [0, 0, 0, 0];
