@@ -34,7 +34,7 @@ export class Outline {
   constructor(readonly data: CheckpointData, bits: ReadonlyMap<string, number> = new Map()) {
     const { parameters, optimizer, properties } = data;
     this.#size = ENCODER.encodeInto('odtpack.checkpoint.1', this.#bytes).written;
-    this.#bytes[this.#room(1)] = Number(data.nominal);
+    this.#bytes[this.#size++] = Number(data.nominal);
     for (const trained of [true, false]) {
       const own = [...parameters.values()].filter(({ requiresGrad }) => requiresGrad === trained);
       this.#number('Uint32', own.length);
