@@ -1,7 +1,7 @@
 /** The adapter of a package: ONNX Runtime's file of one, and PEFT's two files. */
 import { platform } from '#platform';
 import { type CheckpointState, open } from './checkpoint.js';
-import { CODES, DTYPES, MAX_RANK, type Parameter } from './checkpoint_format.js';
+import { MAX_RANK, type Parameter } from './checkpoint_format.js';
 import { attempt, demand, fail } from './errors.js';
 import { INT32, Source, Writer } from './flatbuffer.js';
 import { converted } from './inference.js';
@@ -10,7 +10,8 @@ import { trainable } from './manifest.js';
 import type { TrainingPackage } from './package.js';
 import { type FileSource, inMemory } from './platform.js';
 import {
-  ARRAYS, bytesOf, type Dims, type DType, join, product, sameDims, type Stored, type TypedArray, view,
+  ARRAYS, bytesOf, CODES, type Dims, type DType, DTYPES, join, product, sameDims, type Stored,
+  type TypedArray, view,
 } from './tensors.js';
 
 /** PEFT's files by their names, `adapter_model.safetensors` and `adapter_config.json`. */

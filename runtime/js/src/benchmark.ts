@@ -1,5 +1,5 @@
 /** What a device reaches through ONNX Runtime, for `odtpack devices import`. */
-import type { InferenceSession } from 'onnxruntime-common';
+import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { varint } from './inference.js';
 import { importRuntime } from './opening.js';
 import { platform } from '#platform';
@@ -132,13 +132,13 @@ async function bestSeconds(
 ): Promise<number> {
   const session = await openSession(ort, model, 'operator', options);
   try {
-    const tensors = shapes.map((dims, i) => {
+    const tensor = (dims: Dims): Tensor => {
       const data = new Float32Array(platform.allocate(4 * product(dims)), 0, product(dims));
-      return [`t${i}`, tensorOver(ort, 'float32', data.fill(1 / dims[0]!), dims)] as const;
-    });
-    const feeds = Object.fromEntries(tensors.slice(0, -1));
-    const [name, result] = tensors.at(-1)!;
-    const fetches = writesInPlace(ort) ? { [name]: result } : [name];
+      return tensorOver(ort, 'float32', data.fill(1 / dims[0]!), dims);
+    };
+    const feeds = Object.fromEntries(shapes.slice(0, -1).map((dims, i) => [`t${i}`, tensor(dims)]));
+    const name = `t${shapes.length - 1}`;
+    const fetches = writesInPlace(ort) ? { [name]: tensor(shapes.at(-1)!) } : [name];
     let [best, total] = [Infinity, 0];
     for (let run = 0; run < runs || total < least; run++) {
       const start = performance.now();

@@ -2,7 +2,7 @@
 import { platform } from '#platform';
 import {
   type CheckpointData, type OptimizerState, type Parameter, type Property, type PropertyKind,
-  externalRegion, layCheckpoint, OPTIMIZER_PROPERTY, payloadBytes, readCheckpoint, readStep,
+  layCheckpoint, OPTIMIZER_PROPERTY, readCheckpoint, readStep,
 } from './checkpoint_format.js';
 import { attempt, demand, fail, OdtpackError, requireArgument } from './errors.js';
 import { isPath, isRecord, LONE } from './json.js';
@@ -227,8 +227,7 @@ export class CheckpointState {
       const isWhole = async (): Promise<boolean> => read(target).then(() => true, () => false);
       if (isPath(target)) {
         this.#whole = await platform.writeCheckpoint(target, {
-          nbytes: payloadBytes(data), layout: (from) => layCheckpoint(data, from), dataFileAbove,
-          keep: Boolean(keepPrevious), known: this.#whole, externalRegion, isWhole,
+          data, dataFileAbove, keep: Boolean(keepPrevious), known: this.#whole, isWhole,
         });
         this.#handle = undefined;
         return;

@@ -1,13 +1,12 @@
 /** The checkpoint file, as docs/formats/checkpoint.md describes it: reader and writer. */
 import type { Offset } from 'flatbuffers';
-import { Outline, PREFIX, TEXT_BYTES } from './digest.js';
+import { groupsOf, KINDS, Outline, PREFIX, TEXT_BYTES } from './digest.js';
 import { demand, fail } from './errors.js';
+import { FLOAT32, INT32, INT64, Source, Table, UINT32, Writer } from './flatbuffer.js';
+import { type Bytes, inMemory, type OpenedCheckpoint } from './platform.js';
 import {
-  FLOAT32, INT32, INT64, Source, Table, type Tables, UINT32, Writer,
-} from './flatbuffer.js';
-import { type Bytes, inMemory, type OpenedCheckpoint, type Region } from './platform.js';
-import {
-  ARRAYS, bytesOf, type Dims, type DType, product, type Stored, type TypedArray, view,
+  ARRAYS, bytesOf, CODES, type Dims, type DType, DTYPES, product, type Stored, type TypedArray,
+  view,
 } from './tensors.js';
 
 export type PropertyKind = 'int' | 'float' | 'text';
@@ -51,22 +50,14 @@ const PAYLOAD_ALIGNMENT = 16;
 const [DOC_STRING, RAW_DATA] = [1, 4]; // numbers of the fields in Tensor
 const DIGEST = 4; // number of the field in Checkpoint
 
-/** onnx.TensorProto.DataType */
-export const CODES: Record<DType, number> = {
-  float32: 1, uint8: 2, int8: 3, uint16: 4, int16: 5, int32: 6, int64: 7, bool: 9,
-  float16: 10, float64: 11, uint32: 12, uint64: 13,
-};
-export const DTYPES = new Map(Object.entries(CODES).map(([name, code]) => [code, name as DType]));
 /** What tensors without elements have in common. */
 const NO_DATA = Object.fromEntries(
   Object.entries(ARRAYS).map(([name, array]) => [name, new array(0)]),
 ) as Record<DType, TypedArray>;
-const NO_MOMENTS: OptimizerState['moments'] = new Map();
 const DIGEST_TEXT = /^sha256:[0-9a-f]{64}$/;
 /** As a file holds it: its length, the text, a zero byte. */
 const STORED_DIGEST = /G\0\0\0sha256:[0-9a-f]{64}\0/g;
 const SCANNED = 2 ** 16; // bytes of a file that are searched at once
-const KINDS: readonly PropertyKind[] = ['int', 'float', 'text']; // as a file lists them
 
 export async function readCheckpoint(opened: OpenedCheckpoint): Promise<CheckpointData> {
   try {
@@ -88,13 +79,16 @@ export function readStep(opened: OpenedCheckpoint): bigint | undefined {
   }
 }
 
-/** Where elements begin and end in the data file, if some lie there; throws if it is damaged. */
+/** Where the elements of a checkpoint begin and end in its data file. */
+export type Region = readonly [start: number, end: number];
+
+/** That region, if some lie there; throws if the file is damaged. */
 export function externalRegion(bytes: Bytes, where: string): Region | undefined {
   const root = new Source(bytes, where).root(IDENTIFIER);
   const module = root.table(1);
   if (!module?.boolean(3)) return undefined;
   let [first, end] = [Infinity, 0];
-  const use = (tensors: Tables): void => {
+  const use = (tensors: Iterable<Table>): void => {
     for (const tensor of tensors) {
       const offset = offsetOf(tensor);
       if (offset < 0) continue;
@@ -128,10 +122,10 @@ class Reader {
   readonly #source: Source;
   #data: Source | undefined;
   #nominal = false;
+  readonly #parameters = new Map<string, Parameter>();
   readonly #shapes = new Map<string, Dims>(); // those of many tensors are one
-  readonly #names: string[] = []; // what a message calls the tensors
   readonly #digests: string[] = []; // those that tensors carry, if any does
-  #outline: Outline | undefined; // where there is a digest to compare with: it takes memory
+  readonly #bits = new Map<string, number>(); // of properties that are NaN
 
   constructor(readonly opened: OpenedCheckpoint) {
     this.#source = new Source(opened.bytes, opened.where);
@@ -148,42 +142,42 @@ class Reader {
     const module = root.table(1) ?? source.fail('it has no module state');
     this.#nominal = module.boolean(2);
     const digest = root.string(DIGEST);
-    if (digest) this.#outline = new Outline(this.#nominal);
     if (module.boolean(3)) {
       const data = this.opened.data?.() ?? source.fail('it refers to a data file, which is not here');
       this.#data = new Source(data, this.opened.where, Infinity);
     }
-    const parameters = new Map<string, Parameter>();
+    const parameters = this.#parameters;
     for (const field of [0, 1]) {
-      for (const [name, { dtype, dims, data }] of this.#tensors(module.tables(field))) {
+      for (const [name, tensor] of this.#tensors(module.tables(field))) {
         if (parameters.has(name)) source.fail(`there are two parameters '${name}'`);
-        parameters.set(name, { name, dtype, requiresGrad: field === 0, dims, data });
+        parameters.set(name, { name, requiresGrad: field === 0, ...tensor });
       }
     }
-    const optimizer = this.#optimizer(root, parameters);
+    const optimizer = this.#optimizer(root);
     const properties = this.#properties(root.table(3));
-    const checked = await this.#check(digest, properties);
+    const data = { parameters, nominal: this.#nominal, optimizer, properties };
+    const checked = await this.#check(digest, data);
     const kind = properties.get(OPTIMIZER_PROPERTY);
     properties.delete(OPTIMIZER_PROPERTY);
     if (optimizer && kind) {
       if (typeof kind.value !== 'string') return source.fail(`${OPTIMIZER_PROPERTY} is not text`);
       optimizer.kind = kind.value;
     }
-    return { parameters, nominal: this.#nominal, optimizer, properties, checked };
+    return { ...data, checked };
   }
 
   /** Compare with the digests that the file carries; false if it carries none. */
-  async #check(digest: string, properties: ReadonlyMap<string, Property>): Promise<boolean> {
+  async #check(digest: string, data: CheckpointData): Promise<boolean> {
     const marked = this.#digests.some((each) => each.startsWith(PREFIX));
-    const outline = this.#outline;
-    if (!outline) {
-      if (marked || this.#holdsDigests(properties)) {
+    if (!digest) {
+      if (marked || this.#holdsDigests(data.properties)) {
         this.#source.fail('it was written by odtpack, and lacks the digest that it had');
       }
       return false;
     }
+    const outline = new Outline(data, this.#bits);
     if (digest === (await outline.digest())) return true;
-    const odd = this.#names.filter((_, i) => marked && this.#digests[i] !== outline.ofTensor(i));
+    const odd = outline.names.filter((_, i) => marked && this.#digests[i] !== outline.ofTensor(i));
     const what = odd.slice(0, 10).map((name) => `'${name}'`).join(', ');
     return this.#source.fail('what is stored is not what was saved: ' +
       (what || 'its names, shapes, optimizer state or properties'));
@@ -200,15 +194,12 @@ class Reader {
     return left < 0;
   }
 
-  *#tensors(tables: Tables, owner = ''): Generator<[string, Stored]> {
-    this.#outline?.count(tables.length);
+  *#tensors(tables: Iterable<Table>): Generator<[string, Stored]> {
     for (const table of tables) {
       const name = table.string(0);
       if (!name) this.#source.fail('a parameter or moment has no name');
       const tensor = this.#tensor(name, table);
       if (!this.#nominal) this.#digests.push(table.string(DOC_STRING));
-      if (this.#outline) this.#names.push(owner ? `${name} of ${owner}` : name);
-      this.#outline?.tensor(name, CODES[tensor.dtype], tensor.dims, tensor.data);
       yield [name, tensor];
     }
   }
@@ -248,15 +239,11 @@ class Reader {
     return { dtype, dims, data: view(bytes.buffer, dtype, 0, nbytes) };
   }
 
-  #optimizer(
-    root: Table, parameters: ReadonlyMap<string, Parameter>,
-  ): OptimizerState | undefined {
+  #optimizer(root: Table): OptimizerState | undefined {
     let [step, learningRate] = [0n, 0];
     const moments = new Map<string, Stored[]>();
     const groups: string[][] = [];
-    const tables = root.tables(2);
-    this.#outline?.count(tables.length);
-    for (const table of tables) {
+    for (const table of root.tables(2)) {
       const [own, rate] = [table.number(INT64, 1, 0n), table.number(FLOAT32, 2, 0)];
       if (!groups.length) [step, learningRate] = [own, rate];
       this.#source.demand(step >= 0n && step <= Number.MAX_SAFE_INTEGER && Number.isFinite(learningRate),
@@ -265,31 +252,25 @@ class Reader {
         'its optimizer groups are not called group0, group1, ...');
       this.#source.demand(own === step && rate === learningRate,
         'its optimizer groups stand at different steps or learning rates');
-      this.#outline?.group(groups.length, step, learningRate);
-      groups.push(this.#moments(table, parameters, moments));
+      groups.push(this.#moments(table, moments));
     }
     if (!groups.length) return undefined;
     const counts = new Set([...moments.values()].map((own) => own.length));
-    const trained = [...parameters.values()].filter(({ requiresGrad }) => requiresGrad).length;
-    this.#source.demand(!moments.size || (moments.size === trained && counts.size === 1),
+    const trained = [...this.#parameters.values()].filter(({ requiresGrad }) => requiresGrad);
+    this.#source.demand(!moments.size || (moments.size === trained.length && counts.size === 1),
       'the optimizer state does not cover all trainable parameters alike');
     return { step: Number(step), learningRate, moments, groups: groups.length > 1 ? groups : [] };
   }
 
-  #moments(
-    group: Table, parameters: ReadonlyMap<string, Parameter>, moments: Map<string, Stored[]>,
-  ): string[] {
+  #moments(group: Table, moments: Map<string, Stored[]>): string[] {
     const names: string[] = [];
-    const entries = group.tables(3);
-    this.#outline?.count(entries.length);
-    for (const entry of entries) {
+    for (const entry of group.tables(3)) {
       const label = entry.string(0);
-      const owner = parameters.get(label);
+      const owner = this.#parameters.get(label);
       this.#source.demand(owner?.requiresGrad && !moments.has(label),
         `the optimizer state of '${label}' occurs twice or has no parameter`);
-      this.#outline?.text(label);
       const own: Stored[] = [];
-      for (const [name, moment] of this.#tensors(entry.tables(1), label)) {
+      for (const [name, moment] of this.#tensors(entry.tables(1))) {
         const fits =
           moment.dtype === owner.dtype &&
           moment.dims.length === owner.dims.length &&
@@ -308,15 +289,13 @@ class Reader {
   #properties(bag: Table | undefined): Map<string, Property> {
     const properties = new Map<string, Property>();
     for (const [field, kind] of KINDS.entries()) {
-      const tables = bag?.tables(field) ?? [];
-      this.#outline?.count(tables.length);
-      for (const table of tables) {
+      for (const table of bag?.tables(field) ?? []) {
         const name = table.string(0);
         this.#source.demand(name && !properties.has(name),
           `a property name, '${name}', is empty or occurs twice`);
         const value = kind === 'text' ? table.string(1)
           : kind === 'int' ? table.number(INT64, 1, 0n) : table.number(FLOAT32, 1, 0);
-        this.#outline?.property(name, value, Number.isNaN(value) ? table.number(UINT32, 1, 0) : undefined);
+        if (Number.isNaN(value)) this.#bits.set(name, table.number(UINT32, 1, 0));
         properties.set(name, { kind, value });
       }
     }
@@ -340,20 +319,23 @@ export function layCheckpoint(data: CheckpointData, externalFrom?: number) {
     properties.set(OPTIMIZER_PROPERTY, { kind: 'text', value: data.optimizer.kind });
   }
   const sorted = new Map([...properties].sort(([a], [b]) => (a < b ? -1 : 1)));
-  const outline = new Outline(data.nominal);
-  const { head, pending, digested } = layHead({ ...data, properties: sorted }, outline, externalFrom);
+  const whole = { ...data, properties: sorted };
+  const outline = new Outline(whole);
+  const { head, pending, digested } = layHead(whole, externalFrom);
 
   // Offsets of a flatbuffer point forward, so the tables can name places after them.
   const file: Uint8Array[] = [head];
   const source = new Source(inMemory(head), 'checkpoint');
   const numbers = new DataView(head.buffer, head.byteOffset, head.length);
   let end = head.length;
-  const append = (at: Offset, field: number, bytes: Uint8Array, alignment: number): void => {
+  const append = (
+    at: Offset, field: number, bytes: Uint8Array, alignment: number, length = bytes.length,
+  ): void => {
     const slot = new Table(source, head.length - at).field(field, 4)!;
     const position = Math.ceil((end + 4) / alignment) * alignment;
     numbers.setUint32(slot, position - 4 - slot, true);
     const gap = new Uint8Array(position - end);
-    new DataView(gap.buffer).setUint32(gap.length - 4, bytes.length, true);
+    new DataView(gap.buffer).setUint32(gap.length - 4, length, true);
     file.push(gap, bytes);
     end = position + bytes.length;
   };
@@ -361,10 +343,8 @@ export function layCheckpoint(data: CheckpointData, externalFrom?: number) {
   for (const { table: at, bytes } of inline) append(at, RAW_DATA, bytes, PAYLOAD_ALIGNMENT);
   const elements = file.length;
   const texts = digested.map(({ table: at, field }) => {
-    const text = new Uint8Array(TEXT_BYTES);
-    append(at, field, text, 4);
-    file.push(Uint8Array.of(0)); // which ends a text
-    end += 1;
+    const text = new Uint8Array(TEXT_BYTES + 1); // a zero byte ends it
+    append(at, field, text, 4, TEXT_BYTES);
     return text;
   });
   return {
@@ -382,7 +362,7 @@ export function layCheckpoint(data: CheckpointData, externalFrom?: number) {
 }
 
 /** The tables of a file, and those to which elements and digests are yet to be given. */
-function layHead(data: CheckpointData, outline: Outline, externalFrom: number | undefined) {
+function layHead(data: CheckpointData, externalFrom: number | undefined) {
   const writer = new Writer(4096);
   const pending: { table: Offset; bytes: Uint8Array }[] = [];
   const digested: { table: Offset; field: number }[] = []; // the whole comes last
@@ -408,14 +388,9 @@ function layHead(data: CheckpointData, outline: Outline, externalFrom: number | 
     if (offset !== -1n) external += BigInt(bytes.length);
     if (kept) pending.push({ table, bytes });
     if (!data.nominal) digested.push({ table, field: DOC_STRING });
-    outline.tensor(stored.name, CODES[stored.dtype], stored.dims, stored.data);
     return table;
   };
-  const vector = <T>(all: readonly T[], lay: (each: T) => Offset): Offset => {
-    outline.count(all.length);
-    return writer.offsets(all.map(lay));
-  };
-  const tensors = (all: Named[]): Offset => vector(all, tensor);
+  const tensors = (all: Named[]): Offset => writer.offsets(all.map(tensor));
 
   const [trainable, frozen] = [true, false].map((trained) =>
     tensors([...data.parameters.values()].filter(({ requiresGrad }) => requiresGrad === trained)));
@@ -423,30 +398,25 @@ function layHead(data: CheckpointData, outline: Outline, externalFrom: number | 
     ['Offset', trainable!], ['Offset', frozen!], ['Int8', Number(data.nominal)],
     ['Int8', Number(externalFrom !== undefined)],
   );
-  const { optimizer: { step = 0, learningRate = 0, moments = NO_MOMENTS, groups: known = [] } = {} } = data;
-  // One group if the state does not say which.
-  const members = known.length || !data.optimizer ? known : [[...moments.keys()]];
-  const groups = vector([...members.entries()], ([index, names]) => {
-    outline.group(index, BigInt(step), learningRate);
-    const states = vector(names.filter((name) => moments.has(name)), (name) => {
-      outline.text(name);
+  const groups = writer.offsets(groupsOf(data.optimizer).map((names, index) => {
+    const { step, learningRate, moments } = data.optimizer!;
+    const states = writer.offsets(names.map((name) => {
       const label = writer.createSharedString(name);
       const own = moments.get(name)!.map((each, i) => ({ ...each, name: `momentum${i}` }));
       return writer.table(['Offset', label], ['Offset', tensors(own)]);
-    });
+    }));
     const label = writer.createSharedString(`group${index}`);
     return writer.table(['Offset', label], ['Int64', BigInt(step)], ['Float32', learningRate],
       ['Offset', states]);
-  });
+  }));
   const properties = [...data.properties];
   const kinds = KINDS.map((wanted) =>
-    vector(properties.filter(([, { kind }]) => kind === wanted), ([name, { value }]) => {
-      outline.property(name, value);
+    writer.offsets(properties.filter(([, { kind }]) => kind === wanted).map(([name, { value }]) => {
       const label = writer.createString(name);
       return writer.table(['Offset', label],
         typeof value === 'string' ? ['Offset', writer.createString(value)]
         : typeof value === 'bigint' ? ['Int64', value] : ['Float32', value]);
-    }));
+    })));
   const bag = data.properties.size ? writer.table(...kinds.map((each) => ['Offset', each] as const)) : 0;
   const root = writer.table(
     ['Int32', VERSION], ['Offset', module], ['Offset', groups], ['Offset', bag], noBytes,

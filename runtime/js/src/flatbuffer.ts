@@ -156,15 +156,6 @@ function asView(bytes: Uint8Array): DataView {
   return new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
 }
 
-/** The tables of a vector, which are read one after the other. */
-export class Tables {
-  constructor(readonly source: Source, readonly position: number, readonly length: number) {}
-
-  *[Symbol.iterator](): Iterator<Table> {
-    for (let i = 0; i < this.length; i++) yield this.source.follow(this.position + 4 * i);
-  }
-}
-
 /** A table; fields are addressed by their number in the schema. */
 export class Table {
   /** How many fields the vtable has room for. */
@@ -237,8 +228,9 @@ export class Table {
     return slot === undefined ? undefined : this.source.follow(slot);
   }
 
-  tables(number: number): Tables {
+  /** The tables of a vector, which are read one after the other. */
+  *tables(number: number): Generator<Table> {
     const { position, length } = this.vector(number, 4) ?? { position: 0, length: 0 };
-    return new Tables(this.source, position, length);
+    for (let i = 0; i < length; i++) yield this.source.follow(position + 4 * i);
   }
 }

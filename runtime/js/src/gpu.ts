@@ -69,15 +69,12 @@ export class ResidentStep implements Model, Resident {
 
   async run(options?: InferenceSession.RunOptions): Promise<Feeds> {
     await this.#upload();
-    const { ort, manifest, optimizer } = this;
+    const { ort, manifest, optimizer, feeds } = this;
     const { rates, step } = optimizer.next();
-    const given = byName([
-      ...Object.entries(this.feeds),
-      ...[...this.#cells].map(([name, { tensor }]) => [name, tensor] as const),
-      [RATE, tensorOver(ort, 'float32', rates, [rates.length])],
-      [NUMBER, tensorOver(ort, 'int64', step, [1])],
-    ]);
-    const inputs = this.session.inputNames.map((name) => [name, given[name]!] as const);
+    for (const [name, { tensor }] of this.#cells) feeds[name] = tensor;
+    feeds[RATE] = tensorOver(ort, 'float32', rates, [rates.length]);
+    feeds[NUMBER] = tensorOver(ort, 'int64', step, [1]);
+    const inputs = this.session.inputNames.map((name) => [name, feeds[name]!] as const);
     const isDue = this.#made % this.#every === 0;
     const names = this.session.outputNames;
     const updates = names.filter((name) => name.endsWith(END));

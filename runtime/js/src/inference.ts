@@ -1,9 +1,8 @@
 /** A trained inference model: the package's template, followed by the parameters. */
 import type { CheckpointState } from './checkpoint.js';
-import { CODES } from './checkpoint_format.js';
 import { demand, fail } from './errors.js';
 import type { Manifest, ParameterInfo } from './manifest.js';
-import { bytesOf, type DType, product, type Stored, type TypedArray } from './tensors.js';
+import { bytesOf, CODES, type DType, product, type Stored, type TypedArray } from './tensors.js';
 
 const MAX_BYTES = 2 ** 31 - 2 ** 20;
 

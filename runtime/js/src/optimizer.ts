@@ -8,7 +8,8 @@ import type { Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
 import { type Feeds, Graph, tensorOver } from './runtime.js';
 import {
-  byName, type Dims, type Layout, pack, product, sameDims, type Slot, type Stored, type TypedArray, view,
+  ARRAYS, byName, type Dims, type DType, type Layout, pack, product, sameDims, type Slot,
+  type Stored, type TypedArray, view,
 } from './tensors.js';
 
 export const DEFAULT_LEARNING_RATE = 0.001;
@@ -51,10 +52,8 @@ export class Optimizer {
     this.#state = takeOver(shared.optimizer, manifest.optimizer.kind, kept, flat.layout, names);
     shared.optimizer = this.#state;
 
-    const scalar = (data: TypedArray, dtype: 'float32' | 'float64' | 'int64' | 'bool'): Tensor =>
-      tensorOver(ort, dtype, data, [1]);
-    const of = (value: number): TypedArray =>
-      layout.dtype === 'float64' ? Float64Array.of(value) : Float32Array.of(value);
+    const scalar = (data: TypedArray, dtype: DType): Tensor => tensorOver(ort, dtype, data, [1]);
+    const of = (value: number): TypedArray => ARRAYS[layout.dtype].of(value);
     const takes = (name: string): boolean => layout.inputs.includes(name);
     if (takes('gradient_norm')) this.#norm = of(0);
     const scalars = (groups.length ? groups : [{ learning_rate_scale: 1, weight_decay: 0 }]).map(
@@ -194,38 +193,30 @@ function takeOver(
   loaded: OptimizerState | undefined, kind: string, vectors: readonly Vector[], layout: Layout,
   groups: readonly (readonly string[])[],
 ): OptimizerState {
-  const old = loaded?.moments ?? new Map<string, Stored[]>();
-  const rate = loaded?.learningRate ?? Math.fround(DEFAULT_LEARNING_RATE);
-  const taken = loaded === undefined || fits(loaded, kind, vectors);
   const moments = new Map<string, Stored[]>();
-  for (const [index, { name }] of layout.slots.entries()) {
-    const own = vectors.map(({ layout: { slots }, buffer }, i): Stored => {
+  for (const [index, { name }] of vectors.length ? layout.slots.entries() : []) {
+    moments.set(name, vectors.map(({ layout: { slots }, buffer }) => {
       const { dtype, dims, offset, nbytes } = slots[index]!;
-      const data = view(buffer, dtype, offset, nbytes);
-      const source = taken ? old.get(name)?.[i] : undefined;
-      if (source) (data as Float32Array).set(source.data as Float32Array);
-      return { dtype, dims, data };
-    });
-    if (own.length) moments.set(name, own);
+      return { dtype, dims, data: view(buffer, dtype, offset, nbytes) };
+    }));
   }
-  return { step: loaded?.step ?? 0, learningRate: rate, moments, groups, kind };
-}
-
-function fits(loaded: OptimizerState, kind: string, vectors: readonly Vector[]): boolean {
-  const { moments, step } = loaded;
-  const count = moments.values().next().value?.length ?? 0;
-  const values = [...moments.values()].flat();
-  const idle = !values.some(({ data }) => (data as Float32Array).some((value) => value !== 0));
+  const rate = Math.fround(DEFAULT_LEARNING_RATE);
+  const old: OptimizerState = loaded ?? { step: 0, learningRate: rate, moments: new Map(), groups };
+  const count = old.moments.values().next().value?.length ?? 0;
+  const fits = count === vectors.length && (old.kind ?? kind) === kind &&
+    [...old.moments].every(([name, own]) =>
+      own.every(({ dims }, i) => sameDims(moments.get(name)?.[i]?.dims ?? [-1], dims)));
+  const idle = [...old.moments.values()].flat().every(({ data }) =>
+    (data as Float32Array).every((value) => value === 0));
   // The reference saves one moment per parameter with SGD, and never uses it.
-  const unused = idle && (step === 0 || (count === 1 && vectors.length === 0));
-  const places = vectors.map(({ layout: { slots } }) => new Map(slots.map((slot) => [slot.name, slot])));
-  const odd = [...moments].some(([name, own]) =>
-    own.some(({ dims }, i) => !sameDims(places[i]?.get(name)?.dims ?? [-1], dims)));
-  const other = loaded.kind !== undefined && loaded.kind !== kind;
-  if (count === vectors.length && !odd && !other) return true;
-  demand(unused, 'optimizer-mismatch',
-    `The checkpoint holds another optimizer's state (${loaded.kind ?? `${count} moments`}) than ` +
+  const unused = idle && (old.step === 0 || (count === 1 && vectors.length === 0));
+  demand(fits || unused, 'optimizer-mismatch',
+    `The checkpoint holds another optimizer's state (${old.kind ?? `${count} moments`}) than ` +
       `the package's (${kind}, ${vectors.length} moments), or moments of other shapes.`, '',
     'use the optimizer that the checkpoint was saved with, or a checkpoint without its state');
-  return false;
+  for (const [name, own] of fits ? old.moments : []) {
+    const placed = moments.get(name)!;
+    own.forEach(({ data }, i) => (placed[i]!.data as Float32Array).set(data as Float32Array));
+  }
+  return { step: old.step, learningRate: old.learningRate, moments, groups, kind };
 }

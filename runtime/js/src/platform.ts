@@ -1,7 +1,7 @@
 /** What differs between Node and the rest: files, and which ONNX Runtime is the usual one. */
 import type { Env, InferenceSession, Tensor, TensorConstructor } from 'onnxruntime-common';
 import { platform } from '#platform';
-import type { layCheckpoint } from './checkpoint_format.js';
+import type { CheckpointData } from './checkpoint_format.js';
 
 /** The module `onnxruntime-node`, `onnxruntime-web` or `onnxruntime-react-native`. */
 export interface OnnxRuntime {
@@ -48,21 +48,15 @@ export interface OpenedCheckpoint {
   close(): void;
 }
 
-/** Where the elements of a checkpoint begin and end in its data file. */
-export type Region = readonly [start: number, end: number];
-
 /** A checkpoint that is to be written. */
 export interface Saving {
-  /** Bytes of its tensors; above `dataFileAbove` they go to `<path>.data`. */
-  readonly nbytes: number;
+  readonly data: CheckpointData;
+  /** Bytes of tensors above which they go to `<path>.data`. */
   readonly dataFileAbove: number;
-  readonly layout: (externalFrom?: number) => ReturnType<typeof layCheckpoint>;
   /** Keep the file that is replaced, unless it is damaged: then the save before it stays. */
   readonly keep: boolean;
   /** The identity of a file that is known to be whole. */
   readonly known: string | undefined;
-  /** What another checkpoint uses of its data file; throws if it is damaged. */
-  externalRegion(bytes: Bytes, where: string): Region | undefined;
   /** Reads the file that is replaced. */
   isWhole(): Promise<boolean>;
 }

@@ -7,6 +7,7 @@ import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { fail } from './errors.js';
 import type { FileEntry, SegmentsInfo } from './manifest.js';
+import { mismatch } from './opening.js';
 import type { TrainingPackage } from './package.js';
 import type { OnnxRuntime, OpenedFile } from './platform.js';
 import { BUFFER, type Feeds, GRADIENT, Graph, type Model, openSession, tensorOver } from './runtime.js';
@@ -112,7 +113,7 @@ interface Run {
 /** The models of a package's segments, but those that end the network. */
 export class Segments {
   private constructor(
-    readonly ort: OnnxRuntime, readonly weights: Weights, readonly forward: readonly Part[],
+    readonly weights: Weights, readonly forward: readonly Part[],
     /** In the order in which they run. */
     readonly backward: readonly Part[],
   ) {}
@@ -144,26 +145,12 @@ export class Segments {
         forward.push({ session: await open(there), names });
         if (back !== undefined) backward.unshift({ session: await open(back), names });
       }
-      return new Segments(ort, weights, forward, backward);
+      return new Segments(weights, forward, backward);
     } catch (error) {
       for (const session of sessions.values()) await session.release();
       file?.close();
       throw error;
     }
-  }
-
-  /**
-   * The model of a step: the forward pass ends with `last`, and training goes back.
-   *
-   * @param memory Parameters, and where their gradients belong.
-   * @throws OdtpackError As `open`.
-   */
-  model(
-    last: InferenceSession, inputs: readonly string[], outputs: readonly string[], memory: Feeds,
-    trains: boolean,
-  ): Model {
-    const parts = [...this.forward, { session: last, names: {} }, ...(trains ? this.backward : [])];
-    return new SegmentedGraph(this, parts, last, inputs, outputs, memory);
   }
 
   /** Free the models and the weights. */
@@ -174,45 +161,62 @@ export class Segments {
   }
 }
 
-/** Segments as one training or evaluation model. */
-class SegmentedGraph implements Model {
+/** A training or evaluation model: one, or segments that run one after the other, it among them. */
+export class Network implements Model {
   readonly feeds: Feeds = byName();
   readonly #runs: readonly Run[];
 
+  /**
+   * @param given Names of `feeds`.
+   * @param bound What is fed besides: parameters, and where their gradients are added.
+   * @param memory Outputs that belong into memory; a training has some, and goes back.
+   * @throws OdtpackError `model-mismatch` if the model takes or lacks something else,
+   *   `segments-invalid` if segments do.
+   */
   constructor(
-    readonly segments: Segments, parts: readonly Part[], readonly session: InferenceSession,
-    inputs: readonly string[], outputs: readonly string[], memory: Feeds,
+    readonly ort: OnnxRuntime, last: InferenceSession, given: readonly string[],
+    outputs: readonly string[], bound: Feeds, memory: Feeds, trains: boolean,
+    readonly segments: Segments | undefined,
   ) {
-    const { ort, weights: stored, forward } = segments;
-    const there = new Set(inputs);
+    const { weights: stored, forward = [], backward = [] } = segments ?? {};
+    if (!segments) {
+      const made = new Set(last.outputNames);
+      const taken = new Set([...given, ...Object.keys(bound)]);
+      const odd = [...outputs, ...Object.keys(memory)].find((name) => !made.has(name)) ??
+        last.inputNames.find((name) => !taken.has(name));
+      if (odd !== undefined) mismatch(`the models and the manifest do not agree on '${odd}'`);
+    }
+    const parts = [...forward, { session: last, names: {} }, ...(trains ? backward : [])];
+    const there = new Set(given);
     this.#runs = parts.map((part): Run => {
       const [weights, taken, made]: [End[], End[], End[]] = [[], [], []];
-      const [feeds, gradients]: [Feeds, Feeds] = [byName(), byName()];
+      const [feeds, written]: [Feeds, Feeds] = [byName(), byName()];
       for (const [own, name] of ends(part, part.session.inputNames)) {
-        if (stored.has(name)) {
+        if (stored?.has(name)) {
           stored.check(name, part.session.inputMetadata?.find((each) => each.name === own));
           weights.push([own, name]);
         } else if (there.has(name)) taken.push([own, name]);
-        else feeds[own] = memory[name] ?? wrongSegments(`nothing gives '${name}' to a segment`);
+        else feeds[own] = bound[name] ?? wrongSegments(`nothing gives '${name}' to a segment`);
       }
-      stored.fit(weights.map(([, name]) => name));
-      const returned = part.session === session ? outputs : [];
+      stored?.fit(weights.map(([, name]) => name));
+      const returned = part.session === last ? outputs : [];
       for (const [own, name] of ends(part, part.session.outputNames)) {
         if (returned.includes(name)) continue;
-        if (name.endsWith(GRADIENT)) {
-          gradients[own] = memory[name] ?? wrongSegments(`nothing takes '${name}' of a segment`);
-          continue;
+        if (memory[name]) written[own] = memory[name];
+        else if (segments) {
+          must(!name.endsWith(GRADIENT), `nothing takes '${name}' of a segment`);
+          must(!name.endsWith(COTANGENT) || !forward.includes(part),
+            `'${name}' is a name of a gradient`);
+          must(!stored!.has(name) && !there.has(name), `'${name}' is made twice`);
+          there.add(name);
+          made.push([own, name]);
         }
-        must(!name.endsWith(COTANGENT) || !forward.includes(part), `'${name}' is a name of a gradient`);
-        if (stored.has(name) || there.has(name)) wrongSegments(`'${name}' is made twice`);
-        there.add(name);
-        made.push([own, name]);
       }
       const all = [...returned, ...made.map(([own]) => own)];
-      const graph = new Graph(ort, part.session, feeds, gradients, all);
+      const graph = new Graph(ort, part.session, feeds, written, all);
       return { graph, weights, taken, made, returned, done: [] };
     });
-    const known = new Set(inputs);
+    const known = new Set(given);
     for (const run of this.#runs.toReversed()) {
       const names = [...run.taken, ...run.made].map(([, name]) => name);
       run.done = [...new Set(names)].filter((name) => !known.has(name));
@@ -221,12 +225,11 @@ class SegmentedGraph implements Model {
   }
 
   async run(options?: InferenceSession.RunOptions): Promise<Feeds> {
-    const { ort, weights: stored } = this.segments;
     const given = new Map(Object.entries(this.feeds));
     const found: Feeds = byName();
     for (const { graph, weights, taken, made, returned, done } of this.#runs) {
-      const read = stored.read(ort, weights.map(([, name]) => name));
-      for (const [j, [own]] of weights.entries()) graph.feeds[own] = read[j]!;
+      const read = this.segments?.weights.read(this.ort, weights.map(([, name]) => name));
+      for (const [j, [own]] of weights.entries()) graph.feeds[own] = read![j]!;
       for (const [own, name] of taken) graph.feeds[own] = given.get(name)!;
       const results = await graph.run(options);
       for (const [own] of [...weights, ...taken]) delete graph.feeds[own];

@@ -10,21 +10,21 @@ import { converted, inferenceModel } from './inference.js';
 import { isIterable, isRecord } from './json.js';
 import { evaluationOutputs, type Manifest, type Settings } from './manifest.js';
 import {
-  checkModel, checkParameters, importRuntime, ownCheckpoint, type PackageFiles, place, resolve,
+  checkParameters, importRuntime, ownCheckpoint, type PackageFiles, place, resolve,
   type TrainingFiles,
 } from './opening.js';
 import { DEFAULT_LEARNING_RATE, Optimizer } from './optimizer.js';
 import type { ModelName, TrainingPackage } from './package.js';
 import type { OnnxRuntime } from './platform.js';
 import {
-  BUFFER, type Feeds, GRADIENT, Graph, isFetches, type Model, openSession, otherProviders,
+  BUFFER, type Feeds, GRADIENT, isFetches, type Model, openSession, otherProviders,
   type RunArguments, type RunOptions, sessionOptions, tensorOver,
 } from './runtime.js';
 import {
   ending, makeSchedule, readScheduleText, type Schedule, SCHEDULE_PROPERTY, type ScheduleKind,
   scheduleText,
 } from './schedules.js';
-import { Segments } from './segments.js';
+import { Network, Segments } from './segments.js';
 import {
   ARRAYS, byName, bytesOf, join, product, requireFits, type Stored, type TypedArray,
 } from './tensors.js';
@@ -74,9 +74,7 @@ export class TrainingSession {
   readonly trainingOutputNames: readonly string[];
   readonly evalInputNames: readonly string[];
   readonly evalOutputNames: readonly string[];
-  readonly #package: TrainingPackage;
   readonly #manifest: Manifest;
-  readonly #opened: Opened;
   readonly #training: Model | undefined;
   readonly #evaluation: Model | undefined;
   readonly #optimizer: Optimizer | undefined;
@@ -91,24 +89,21 @@ export class TrainingSession {
 
   /** @param ort ONNX Runtime, as it was passed in or imported. */
   private constructor(
-    readonly ort: OnnxRuntime, readonly state: CheckpointState, source: TrainingPackage,
-    opened: Opened, onNotFinite: 'skip' | 'stop', loss: LossReading | undefined,
+    readonly ort: OnnxRuntime, readonly state: CheckpointState,
+    private readonly source: TrainingPackage, private readonly opened: Opened,
+    onNotFinite: 'skip' | 'stop', loss: LossReading | undefined,
   ) {
-    const { manifest } = source;
+    const manifest = (this.#manifest = source.manifest);
     const { training, evaluation, updating, step, segments } = opened;
-    [this.#package, this.#manifest, this.#opened] = [source, manifest, opened];
     this.trainingInputNames = manifest.inputs.map(({ name }) => name);
     this.trainingOutputNames = manifest.outputs.map(({ name }) => name);
     this.evalInputNames = evaluation ? this.trainingInputNames : [];
-    const evaluated = evaluation ? evaluationOutputs(manifest) : [];
-    this.evalOutputNames = evaluated.map(({ name }) => name);
-    if (!segments && training) checkModel(manifest, training, manifest.outputs, true);
-    if (!segments && evaluation) checkModel(manifest, evaluation, evaluated, false);
+    this.evalOutputNames = evaluation ? evaluationOutputs(manifest).map(({ name }) => name) : [];
     state.requireIdle(); // another session may be at work on it
     const flat = place(manifest, state);
     const [parameters, memory, feeds]: [Feeds, Feeds, Feeds] = [byName(), byName(), byName()];
     for (const { name, dtype, dims, data, grad } of state.parameters.values()) {
-      parameters[name] = tensorOver(ort, dtype, data, dims);
+      feeds[name] = parameters[name] = tensorOver(ort, dtype, data, dims);
       if (grad) {
         feeds[name + BUFFER] = tensorOver(ort, dtype, grad, dims);
         memory[name + GRADIENT] = feeds[name + BUFFER]!;
@@ -120,12 +115,13 @@ export class TrainingSession {
     if (flat.layout.slots.length) feeds['lazy_reset_grad'] = tensorOver(ort, 'bool', this.#reset, [1]);
     this.#skipping = new Skipping(manifest, state, flat, this.#reset, onNotFinite === 'stop');
     const [inputs, outputs] = [this.trainingInputNames, this.trainingOutputNames];
-    this.#training = training && (
-      segments?.model(training, inputs, outputs, merged(parameters, feeds, memory), true) ??
-      new Graph(ort, training, merged(parameters, feeds), memory, outputs));
-    this.#evaluation = evaluation && (
-      segments?.model(evaluation, inputs, this.evalOutputNames, parameters, false) ??
-      new Graph(ort, evaluation, merged(parameters), byName(), this.evalOutputNames));
+    this.#training = training &&
+      new Network(ort, training, inputs, outputs, feeds, memory, true, segments);
+    // On a GPU parameters are given anew each time.
+    const given = step ? [...inputs, ...Object.keys(parameters)] : inputs;
+    const evaluated = this.evalOutputNames;
+    this.#evaluation = evaluation &&
+      new Network(ort, evaluation, given, evaluated, parameters, byName(), false, segments);
     this.#optimizer = updating && new Optimizer(ort, updating, manifest, state, flat);
     this.#resident = step &&
       new ResidentStep(ort, step, manifest, this.#optimizer!, this.#skipping, state, loss!);
@@ -492,7 +488,7 @@ export class TrainingSession {
   async #free(): Promise<void> {
     await this.#running?.catch(() => undefined); // which its caller gets
     await this.#resident?.release(this.state);
-    await free(this.#opened);
+    await free(this.opened);
   }
 
   #requireReady(): void {
@@ -549,7 +545,8 @@ export class TrainingSession {
       'use saveAdapter, or odtpack adapter export PACKAGE --checkpoint FILE');
     const template = this.#manifest.files.inference_template ??
       fail('no-outputs', 'The model has no output but its loss: there is nothing to export.');
-    return inferenceModel(this.#manifest, await this.#package.file(template), this.state, outputNames);
+    const model = await this.source.file(template);
+    return inferenceModel(this.#manifest, model, this.state, outputNames);
   }
 
   async #run(
@@ -588,8 +585,4 @@ export class TrainingSession {
 function requireBatches(batches: unknown): void {
   requireArgument(isIterable(batches) || (isRecord(batches) && Symbol.asyncIterator in batches),
     'Batches are given as a list, or as what can be iterated.', 'pass [batch] for one batch');
-}
-
-function merged(...all: readonly Feeds[]): Feeds {
-  return byName(all.flatMap((each) => Object.entries(each)));
 }

@@ -13,6 +13,14 @@ export const ARRAYS = {
 } as const;
 
 export type DType = keyof typeof ARRAYS;
+
+/** onnx.TensorProto.DataType */
+export const CODES: Record<DType, number> = {
+  float32: 1, uint8: 2, int8: 3, uint16: 4, int16: 5, int32: 6, int64: 7, bool: 9,
+  float16: 10, float64: 11, uint32: 12, uint64: 13,
+};
+export const DTYPES = new Map(Object.entries(CODES).map(([name, code]) => [code, name as DType]));
+
 export type Dims = readonly number[];
 
 /** A tensor in memory; `data` in row-major order. */
