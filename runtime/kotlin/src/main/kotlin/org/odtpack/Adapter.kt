@@ -104,6 +104,12 @@ private fun peftNames(pack: TrainingPackage, trained: Map<String, Tensor>): Map<
     return trained.keys.associateWith { renamed[it]?.text() ?: it }
 }
 
+private fun mapped(file: File, code: String, hint: String = "") = try {
+    map(file)
+} catch (error: IOException) {
+    fail(code, "${file.path} cannot be read: ${error.message}.", hint)
+}
+
 /** A tensor over these bytes, if they are as many as it has. */
 private fun tensorOf(type: Type?, shape: LongArray, bytes: ByteBuffer): Tensor? {
     val size = shape.fold(type?.size?.toDouble() ?: -1.0) { all, axis -> all * axis }
@@ -128,12 +134,7 @@ internal fun onnxAdapter(tensors: Map<String, Tensor>): ByteBuffer {
 }
 
 private fun readOnnxAdapter(file: File): MutableMap<String, Tensor> {
-    val bytes = try {
-        map(file)
-    } catch (error: IOException) {
-        fail("adapter-corrupt", "${file.path} cannot be read: ${error.message}.")
-    }
-    val source = FlatBuffer(bytes, file.path, "adapter")
+    val source = FlatBuffer(mapped(file, "adapter-corrupt"), file.path, "adapter")
     val root = source.root("TORT")
     source.check(root.int(0) == 1) { "its format is not 1" }
     val tensors = HashMap<String, Tensor>()
@@ -186,12 +187,8 @@ private fun <T> readPeft(file: File, text: ByteArray, read: (Json) -> T): T = tr
     invalid(file, "it is not JSON as it should be")
 }
 
-private fun mapPeft(file: File): ByteBuffer = try {
-    map(file)
-} catch (error: IOException) {
-    fail("peft-not-found", "${file.path} cannot be read: ${error.message}.",
-        "pass the folder that model.save_pretrained(folder) wrote")
-}
+private fun mapPeft(file: File) =
+    mapped(file, "peft-not-found", "pass the folder that model.save_pretrained(folder) wrote")
 
 /** The first bytes of a buffer, which come to stand behind its position. */
 private fun ByteBuffer.take(size: Long): ByteArray = ByteArray(size.toInt()).also(::get)

@@ -2,8 +2,7 @@
 
 package org.odtpack
 
-import ai.onnxruntime.OrtEnvironment
-import ai.onnxruntime.OrtException
+import ai.onnxruntime.*
 import ai.onnxruntime.OrtSession.SessionOptions
 import java.io.*
 import java.nio.ByteBuffer

@@ -7,15 +7,15 @@ private const val MOST_READINGS = 8
 
 /** Read a checkpoint; again, if it was replaced meanwhile: a file and its data file are two. */
 internal fun readCheckpoint(path: String): State {
-    var left = MOST_READINGS
-    while (true) {
+    repeat(MOST_READINGS - 1) {
         val seen = identity(File(path))
         try {
             return readOnce(path)
         } catch (error: OdtpackException) {
-            if (--left == 0 || identity(File(path)) == seen) throw error
+            if (identity(File(path)) == seen) throw error
         }
     }
+    return readOnce(path)
 }
 
 private fun readOnce(path: String): State = try {

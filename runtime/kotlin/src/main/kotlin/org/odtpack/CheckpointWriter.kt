@@ -86,37 +86,28 @@ internal class Save(
         look()
         requireLinks()
         val fresh = dataFile.createNewFile()
-        val data = try {
-            RandomAccessFile(dataFile, "rw")
-        } catch (error: IOException) {
-            if (fresh) dataFile.delete()
-            throw error
-        }
-        data.use {
+        undoing({ if (fresh) dataFile.delete() }) { RandomAccessFile(dataFile, "rw") }.use { data ->
             if (fresh) takeMode(dataFile, target, isOpenedAgain = true)
             val expected = if (fresh) found.dropLast(1) + identity(dataFile) else found
             lock(data.channel)
             if (files.map(::identity) != expected) return false
             val size = data.length()
-            var inPlace = false
+            val start = freeRegion(total)
             try {
-                val start = freeRegion(total)
                 val writer = CheckpointWriter(state, optimizer, start)
                 data.channel.position(start)
                 writer.writePayload(data.channel)
                 data.channel.force(true)
                 forceFolder(dataFile.absoluteFile.parentFile!!)
                 replace(writer)
-                inPlace = true
-                val stays = if (rotates) current else kept
-                shorten(data, maxOf(start + total, if (stays.isEmpty()) 0 else stays.last + 1))
-                return true
-            } catch (error: NotDurable) {
-                inPlace = true
+            } catch (error: Throwable) {
+                if (error is NotDurable) throw error // it is in place
+                if (fresh) dataFile.delete() else shorten(data, size)
                 throw error
-            } finally {
-                if (!inPlace && fresh) dataFile.delete() else if (!inPlace) shorten(data, size)
             }
+            val stays = if (rotates) current else kept
+            shorten(data, maxOf(start + total, if (stays.isEmpty()) 0 else stays.last + 1))
+            return true
         }
     }
 
@@ -154,13 +145,7 @@ internal class Save(
     private fun isWhole(): Boolean {
         val found = identity(target)
         if (!target.isFile || !current.isEmpty() && dataFile.length() <= current.last) return false
-        if (found != null && found == state.whole) return true
-        return try {
-            readCheckpoint(target.path)
-            true
-        } catch (_: OdtpackException) {
-            false
-        }
+        return found != null && found == state.whole || runCatching { readCheckpoint(target.path) }.isSuccess
     }
 
     /** Refuse, before anything is written, to keep data that can have no second name. */

@@ -1,18 +1,10 @@
 package org.odtpack
 
 import java.io.*
-import java.nio.ByteBuffer
-import java.nio.ByteOrder
-import java.nio.channels.ClosedChannelException
-import java.nio.channels.FileChannel
-import java.nio.channels.FileLockInterruptionException
-import java.nio.file.AccessDeniedException
-import java.nio.file.FileSystemException
-import java.nio.file.Files
-import java.nio.file.StandardCopyOption
-import java.nio.file.StandardOpenOption
-import java.nio.file.attribute.BasicFileAttributes
-import java.nio.file.attribute.PosixFilePermissions
+import java.nio.*
+import java.nio.channels.*
+import java.nio.file.*
+import java.nio.file.attribute.*
 import java.util.UUID
 import java.util.concurrent.TimeUnit
 
@@ -80,22 +72,17 @@ internal fun writeAtomically(target: File, previous: File? = null, body: (FileCh
     val folder = target.absoluteFile.parentFile!!
     removeStale(folder, ".${target.name}.")
     val temporary = temporaryFor(target)
-    val written: Any?
-    try {
+    val written = try {
         if (target.exists() && !target.isFile) throw IOException("it is not an ordinary file, which could be replaced")
         RandomAccessFile(temporary, "rw").use {
             takeMode(temporary, target)
             body(it.channel)
             it.channel.force(true)
         }
-        val moved = previous != null && target.exists() && keep(target, previous)
-        written = identity(temporary)
-        try {
-            rename(temporary, target)
-        } catch (error: IOException) {
-            if (moved && !target.exists()) rename(previous!!, target)
-            throw error
-        }
+        val moved = previous?.takeIf { target.exists() && keep(target, it) }
+        val made = identity(temporary)
+        undoing({ if (!target.exists()) moved?.let { rename(it, target) } }) { rename(temporary, target) }
+        made
     } catch (error: IOException) {
         notWritten(target, error)
     } finally {
@@ -158,8 +145,7 @@ internal fun link(from: File, to: File) {
         Files.createLink(to.toPath(), from.toPath())
     } catch (error: Throwable) {
         val refused = error is LinkageError || error is UnsupportedOperationException ||
-            error is AccessDeniedException ||
-            error is FileSystemException && error.reason in HOW_LINKS_ARE_REFUSED
+            error is AccessDeniedException || error is FileSystemException && error.reason in HOW_LINKS_ARE_REFUSED
         throw if (refused) NoLinks() else error
     }
 }

@@ -1,8 +1,7 @@
 package org.odtpack
 
 import com.google.flatbuffers.FlatBufferBuilder
-import java.nio.ByteBuffer
-import java.nio.ByteOrder
+import java.nio.*
 import java.nio.charset.CharacterCodingException
 
 private const val MOST_TABLES = 1_000_000 // as the verifiers of flatbuffers have it
@@ -138,8 +137,7 @@ internal class FlatBufferWriter(size: Int = 4096) {
     fun tables(all: List<Ref>) = Ref(to.createVectorOfTables(IntArray(all.size) { all[it].offset }))
 
     fun longs(all: LongArray): Ref {
-        to.startVector(8, all.size, 8)
-        for (each in all.reversed()) to.addLong(each)
+        to.createUnintializedVector(8, all.size, 8).asLongBuffer().put(all)
         return Ref(to.endVector())
     }
 

@@ -1,8 +1,7 @@
 package org.odtpack
 
 import ai.onnxruntime.*
-import ai.onnxruntime.OrtSession.RunOptions
-import ai.onnxruntime.OrtSession.SessionOptions
+import ai.onnxruntime.OrtSession.*
 import java.io.File
 import java.nio.ByteBuffer
 import kotlin.math.exp

@@ -1,9 +1,7 @@
 package org.odtpack
 
 import ai.onnxruntime.*
-import ai.onnxruntime.OrtSession.Result
-import ai.onnxruntime.OrtSession.RunOptions
-import ai.onnxruntime.OrtSession.SessionOptions
+import ai.onnxruntime.OrtSession.*
 import java.io.File
 
 internal fun mismatch(reason: String): Nothing = fail("model-mismatch",
@@ -47,6 +45,9 @@ private val ENDS = listOf(COTANGENT, "_grad.accumulation.buffer", GRADIENT)
 /** An input or output of a model: its name there, in the network, and what it is. */
 internal class End(val own: String, val name: String, val info: TensorInfo) {
     val isCotangent get() = name.endsWith(COTANGENT)
+
+    /** Of what is made between segments, for which there must be memory. */
+    fun madeType() = Type.of(info.onnxType) ?: wrongSegments("'$name' is ${info.onnxType}")
 
     /** What the gradient goes with. */
     val stem get() = name.removeSuffix(COTANGENT)
@@ -156,7 +157,7 @@ internal class Graph(
                     segments != null && !end.name.endsWith(GRADIENT) -> {
                         val isNew = !segments.hasWeight(end.name) && known.add(end.name)
                         if (!isNew) wrongSegments("'${end.name}' is made twice")
-                        Type.of(end.info.onnxType) ?: wrongSegments("'${end.name}' is ${end.info.onnxType}")
+                        end.madeType()
                         made.add(end)
                     }
                     end.name.startsWith("update.order.") -> {} // it only orders nodes
@@ -188,14 +189,11 @@ internal class Graph(
             val asked = unknown.mapTo(LinkedHashSet(wanted)) { it.own } - own.keys
             try {
                 val result = part.session.runOn(inputs, asked, own, options, hint)
-                try {
+                undoing(result::close) {
                     for (end in unknown) { // ONNX Runtime found memory for it
                         val found = result.get(end.own).get() as OnnxTensor
                         place(end, found.shape).tensor.copyFrom(found.byteBuffer)
                     }
-                } catch (error: Throwable) {
-                    result.close()
-                    throw error
                 }
                 return result
             } finally {
@@ -210,13 +208,10 @@ internal class Graph(
 
     /** A parameter, its gradient, or what else is bound under that name. */
     private fun memory(end: End): OnnxTensor {
-        val found = bound[end.name]
-            ?: if (segments != null) wrongSegments("nothing gives '${end.name}' to a segment")
+        val found = bound[end.name] ?: if (segments != null) wrongSegments("nothing gives '${end.name}' to a segment")
             else mismatch("'${end.name}' belongs to no parameter")
-        val (own, shape) = Pair(found.tensor, end.info.shape)
-        val fits = shape.isEmpty() || shape.size == own.shape.size &&
-            shape.indices.all { shape[it] < 0 || shape[it] == own.shape[it] }
-        if (end.info.onnxType != own.type.onnx || !fits) {
+        val own = found.tensor
+        if (end.info.onnxType != own.type.onnx || !end.info.shape.allows(own.shape)) {
             mismatch("'${end.name}' is ${own.description} in the checkpoint")
         }
         return found.value
@@ -238,7 +233,7 @@ internal class Graph(
         // The next run reads a cotangent, and makes the next one: two take turns.
         if (end.isCotangent) turn = !turn
         val key = if (end.isCotangent) "$COTANGENT $turn" else end.name
-        return segments!!.room(key, end.info.onnxType, shape).also { given[end.name] = it.value }
+        return segments!!.room(key, end.madeType(), shape).also { given[end.name] = it.value }
     }
 }
 
@@ -269,7 +264,7 @@ internal fun checkBatch(specs: List<Spec>, feeds: Map<String, OnnxTensorLike>) {
         if (value.isClosed) refuse("input-type", "it is closed")
         val type = (value.info as TensorInfo).onnxType
         if (type != spec.type.onnx) refuse("input-type", "its elements are $type")
-        if (!spec.fits(shape)) refuse("input-shape", "its shape is ${shape.contentToString()}")
+        if (!spec.shape.allows(shape)) refuse("input-shape", "its shape is ${shape.contentToString()}")
         for ((axis, wanted) in spec.shape.withIndex()) {
             if (shape[axis] == 0L && wanted != 0L) refuse("empty-batch", "it is empty")
             val symbol = spec.symbols[axis]

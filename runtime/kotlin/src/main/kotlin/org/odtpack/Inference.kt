@@ -1,6 +1,5 @@
 package org.odtpack
 
-import java.io.ByteArrayOutputStream
 import java.io.File
 import java.nio.ByteBuffer
 
@@ -24,16 +23,11 @@ internal fun inferenceModel(pack: TrainingPackage, state: State, outputs: Collec
     for (name in pack.manifest["inference"]["parameters"].texts()) {
         val tensor = inModelType(pack.parameters.first { it.name == name }, state)
         val bytes = tensor.bytes()
-        val head = ByteArrayOutputStream()
-        for (size in tensor.shape) head.field(0x08, size)
-        head.field(0x10, tensor.type.code.toLong())
-        head.put(0x42, name.toByteArray())
-        head.field(0x4A, bytes.remaining().toLong())
-        val inner = ByteArrayOutputStream()
-        inner.field(0x2A, head.size().toLong() + bytes.remaining())
-        val outer = ByteArrayOutputStream()
-        outer.field(0x3A, inner.size().toLong() + head.size() + bytes.remaining())
-        for (each in listOf(outer, inner, head)) parts.add(ByteBuffer.wrap(each.toByteArray()))
+        val size = bytes.remaining().toLong()
+        val shape = tensor.shape.fold(ByteArray(0)) { all, axis -> all + field(0x08, axis) }
+        val head = shape + field(0x10, tensor.type.code.toLong()) + nested(0x42, name.toByteArray()) + field(0x4A, size)
+        val initializer = field(0x2A, head.size + size) + head
+        parts.add(ByteBuffer.wrap(field(0x3A, initializer.size + size) + initializer))
         parts.add(bytes)
     }
     if (parts.sumOf { it.remaining().toLong() } > MOST_BYTES) {
@@ -68,9 +62,7 @@ private fun withOutputs(model: ByteBuffer, wanted: MutableSet<String>, parts: Mu
             continue
         }
         val kept = fields(field.content).filter { it.tag != 0x62 || wanted.remove(it.content.text(0x0A)) }
-        val head = ByteArrayOutputStream()
-        head.field(0x3A, kept.sumOf { it.whole.remaining().toLong() })
-        parts.add(ByteBuffer.wrap(head.toByteArray()))
+        parts.add(ByteBuffer.wrap(field(0x3A, kept.sumOf { it.whole.remaining().toLong() })))
         kept.mapTo(parts) { it.whole }
     }
     wanted.firstOrNull()?.let { fail("unknown-output", "The inference model has no output '$it'.") }

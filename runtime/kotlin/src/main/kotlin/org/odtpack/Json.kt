@@ -107,20 +107,18 @@ private class JsonReader(private val text: String) {
             take("true") -> true
             take("false") -> false
             take("\"") -> string()
-            take("[") -> ArrayList<Any?>().also { all(depth, "]") { _ -> it.add(value(depth + 1)) } }
+            take("[") -> ArrayList<Any?>().also { all(depth, "]") { it.add(value(depth + 1)) } }
             take("{") -> entries(depth)
             else -> number()
         }
     }
 
     /** Read what a list or an object holds, up to its end. */
-    private fun all(depth: Int, end: String, one: (Int) -> Unit) {
+    private fun all(depth: Int, end: String, one: () -> Unit) {
         require(depth < MOST_LEVELS)
-        var count = 0
-        while (!take(end)) {
-            require(count == 0 || take(","))
-            one(count++)
-        }
+        if (take(end)) return
+        do one() while (take(","))
+        require(take(end))
     }
 
     private fun entries(depth: Int) = LinkedHashMap<String, Any?>().also { entries ->
@@ -158,11 +156,11 @@ private class JsonReader(private val text: String) {
     }
 
     private fun number(): Double {
-        val match = NUMBER.find(text, at)
-        require(match != null && match.range.first == at)
-        val number = match!!.value.toDouble()
+        val digits = NUMBER.matchAt(text, at)?.value.orEmpty()
+        require(digits.isNotEmpty())
+        val number = digits.toDouble()
         require(!number.isInfinite())
-        at += match.value.length
+        at += digits.length
         return number
     }
 

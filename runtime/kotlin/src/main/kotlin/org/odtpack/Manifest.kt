@@ -71,10 +71,6 @@ internal class Spec(json: Json, roles: List<String>) {
     val description get() = type.label + shape.indices.map { axis ->
         if (shape[axis] >= 0) shape[axis] else symbols[axis].ifEmpty { "?" }
     }
-
-    /** Whether a shape agrees; an empty one of its own promises nothing. */
-    fun fits(other: LongArray) = shape.isEmpty() ||
-        shape.size == other.size && shape.indices.all { shape[it] < 0 || shape[it] == other[it] }
 }
 
 /**

@@ -1,10 +1,8 @@
 package org.odtpack
 
-import ai.onnxruntime.OnnxTensor
-import ai.onnxruntime.OrtEnvironment
-import java.io.IOException
-import java.io.RandomAccessFile
-import java.nio.ByteOrder
+import ai.onnxruntime.*
+import java.io.*
+import java.nio.*
 import java.nio.channels.FileChannel
 
 internal fun wrongSegments(problem: String): Nothing =
@@ -43,8 +41,9 @@ private fun mapAll(env: OrtEnvironment, file: FileChannel, tensors: List<Json>, 
         }
         if (bytes > Int.MAX_VALUE) fail("model-too-large", "'$name' takes more than one buffer of Java holds.")
         end = start + bytes.toLong()
-        // Each by itself: the file may be longer than a buffer.
-        val memory = file.map(FileChannel.MapMode.READ_ONLY, start, bytes.toLong()).order(ByteOrder.LITTLE_ENDIAN)
-        to[name] = OnnxTensor.createTensor(env, memory, shape, type)
+        // Each by itself: the file may be longer than a buffer. An empty one has no pages.
+        val memory = if (bytes == 0.0) ByteBuffer.allocateDirect(0)
+        else file.map(FileChannel.MapMode.READ_ONLY, start, bytes.toLong())
+        to[name] = OnnxTensor.createTensor(env, memory.order(ByteOrder.LITTLE_ENDIAN), shape, type)
     }
 }

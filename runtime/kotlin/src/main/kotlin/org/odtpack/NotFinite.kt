@@ -34,11 +34,21 @@ internal class Copy(private val originals: List<Tensor>) {
     fun putBack() = originals.zip(copies).forEach { (own, copy) -> own.copyFrom(copy.bytes()) }
 }
 
+private const val AT_ONCE = 4096
+private const val EXPONENT = 0x7F800000 // of a float32: all of these bits are set if it is not finite
+private const val LOWEST_BIT = 0x00800000 // one more exponent, which then carries into the sign
+
 /** Whether all elements of a floating tensor are finite. */
 internal fun isFinite(tensor: Tensor): Boolean {
-    if (tensor.type == Type.FLOAT) {
-        val values = tensor.data.asFloatBuffer()
-        return (0 until values.remaining()).all { values.get(it).isFinite() }
+    if (tensor.type != Type.FLOAT) return (0 until tensor.count.toInt()).all { tensor.real(it).isFinite() }
+    // Each step asks this of all gradients. One by one from the buffer takes seven times as long.
+    val all = tensor.data.asIntBuffer()
+    val some = IntArray(minOf(all.remaining(), AT_ONCE))
+    var carried = 0
+    while (all.hasRemaining()) {
+        val count = minOf(all.remaining(), AT_ONCE)
+        all.get(some, 0, count)
+        for (i in 0 until count) carried = carried or ((some[i] and EXPONENT) + LOWEST_BIT)
     }
-    return (0 until tensor.count.toInt()).all { tensor.real(it).isFinite() }
+    return carried >= 0
 }

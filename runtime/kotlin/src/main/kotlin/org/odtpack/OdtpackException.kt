@@ -18,3 +18,11 @@ private fun line(label: String, text: String) = if (text.isEmpty()) "" else "\n 
 
 internal fun fail(code: String, what: String, hint: String = "", where: String = ""): Nothing =
     throw OdtpackException(code, what, where, hint)
+
+/** Do something; what was done for it before is undone where it fails. */
+internal inline fun <T> undoing(undo: () -> Unit, body: () -> T): T = try {
+    body()
+} catch (error: Throwable) {
+    undo()
+    throw error
+}

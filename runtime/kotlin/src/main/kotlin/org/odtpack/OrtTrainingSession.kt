@@ -1,9 +1,7 @@
 package org.odtpack
 
 import ai.onnxruntime.*
-import ai.onnxruntime.OrtSession.Result
-import ai.onnxruntime.OrtSession.RunOptions
-import ai.onnxruntime.OrtSession.SessionOptions
+import ai.onnxruntime.OrtSession.*
 import java.io.File
 import java.nio.ByteBuffer
 import java.nio.file.Path
@@ -70,13 +68,11 @@ class OrtTrainingSession private constructor(
     init {
         state.turn.take {
             val undo = state.undo()
-            try {
-                make(options, evaluationModel, optimizerModel, stepModel)
-            } catch (error: Throwable) {
+            val undoAll = {
                 close()
                 undo()
-                throw error
             }
+            undoing(undoAll) { make(options, evaluationModel, optimizerModel, stepModel) }
         }
     }
 
@@ -243,12 +239,6 @@ class OrtTrainingSession private constructor(
     /** Whether the next training step adds to the gradients. */
     private fun adds() = reset.data.get(0) == 0.toByte()
 
-    private inline fun <T> undoing(undo: () -> Unit, body: () -> T): T = try {
-        body()
-    } catch (error: Throwable) {
-        undo()
-        throw error
-    }
 
     private fun skipped(
         result: Result,

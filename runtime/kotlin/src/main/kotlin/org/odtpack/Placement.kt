@@ -1,7 +1,6 @@
 package org.odtpack
 
-import java.nio.ByteBuffer
-import java.nio.ByteOrder
+import java.nio.*
 
 /**
  * Move the trainable parameters of a state into one flat vector, at the manifest's offsets; they
@@ -14,7 +13,7 @@ internal fun place(pack: TrainingPackage, state: State): List<Spec> {
     for (spec in pack.parameters) {
         val own = state.parameters[spec.name]
         val fits = own != null && own.trainable == spec.trainable && own.value.type == spec.type &&
-            (!spec.trainable || spec.type == type) && spec.shape.all { it >= 0 } &&
+            (!spec.trainable || spec.type == type) &&
             (own.value.shape.contentEquals(spec.shape) || state.nominal && fresh)
         if (!fits) mismatch("the package has '${spec.name}' as ${spec.description}")
     }
@@ -64,10 +63,9 @@ internal class Contiguous(private val all: List<Spec>, private val state: State)
         var at = buffer.position()
         // All are converted before the first is set: a value out of range changes nothing.
         val given = chosen.map { spec ->
-            val tensor = zeros(type, spec.shape)
-            tensor.copyFrom(buffer.part(at, tensor.data.capacity()))
-            at += tensor.data.capacity()
-            tensor.converted(spec.type)
+            val part = buffer.part(at, spec.shape.count.toInt() * type.size)
+            at += part.capacity()
+            Tensor(type, spec.shape, part).converted(spec.type)
         }
         for ((spec, value) in chosen.zip(given)) state.value(spec.name).copyFrom(value.bytes())
         state.nominal = false

@@ -6,23 +6,22 @@ import java.nio.ByteBuffer
 // Messages of onnx.proto, as far as parts of models are put together and taken apart: a field goes by
 // the tag in front of it, and messages that are concatenated are one message.
 
-internal fun ByteArrayOutputStream.field(tag: Int, value: Long) {
-    write(tag)
+/** A number, or what stands in front of so many bytes. */
+internal fun field(tag: Int, value: Long): ByteArray {
+    val bytes = ByteArrayOutputStream()
+    bytes.write(tag)
     var rest = value
     while (rest >= 0x80) {
-        write((rest or 0x80).toInt())
+        bytes.write((rest or 0x80).toInt())
         rest = rest ushr 7
     }
-    write(rest.toInt())
+    bytes.write(rest.toInt())
+    return bytes.toByteArray()
 }
 
-internal fun ByteArrayOutputStream.put(tag: Int, content: ByteArray) {
-    field(tag, content.size.toLong())
-    write(content, 0, content.size)
-}
+internal fun nested(tag: Int, content: ByteArray): ByteArray = field(tag, content.size.toLong()) + content
 
-internal fun nested(tag: Int, content: ByteArray): ByteArray =
-    ByteArrayOutputStream().apply { put(tag, content) }.toByteArray()
+internal fun ByteArrayOutputStream.put(tag: Int, content: ByteArray) = write(nested(tag, content))
 
 internal fun ByteBuffer.each(tag: Int): List<ByteBuffer> =
     fields(duplicate()).filter { it.tag == tag }.map { it.content }

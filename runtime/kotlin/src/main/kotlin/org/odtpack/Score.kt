@@ -1,7 +1,6 @@
 package org.odtpack
 
-import ai.onnxruntime.OnnxTensor
-import ai.onnxruntime.OnnxTensorLike
+import ai.onnxruntime.*
 import ai.onnxruntime.OrtSession.Result
 
 /** Counts right answers, where the model has labels and an output with a score for each class. */

@@ -2,7 +2,6 @@ package org.odtpack
 
 import ai.onnxruntime.*
 import ai.onnxruntime.OrtSession.SessionOptions
-import ai.onnxruntime.TensorInfo.OnnxTensorType
 
 /**
  * The models of a package that is trained segment by segment (docs/formats/package.md). Segments
@@ -59,13 +58,11 @@ internal class Segments(
     fun hasWeight(name: String) = name in weights
 
     /** Memory between segments under a key: that of the last time, if it is large enough. */
-    fun room(key: String, of: OnnxTensorType, shape: LongArray): Memory {
-        val type = Type.of(of)!!
-        val old = rooms[key]
-        val fits = old != null && old.first.type == type && old.first.count >= shape.count
-        if (fits && old!!.second.tensor.shape.contentEquals(shape)) return old.second
+    fun room(key: String, type: Type, shape: LongArray): Memory {
+        val old = rooms[key]?.takeIf { (whole, _) -> whole.type == type && whole.count >= shape.count }
+        if (old != null && old.second.tensor.shape.contentEquals(shape)) return old.second
         rooms.remove(key)?.second?.value?.close() // before there is more memory
-        val whole = if (fits) old!!.first else zeros(type, shape)
+        val whole = old?.first ?: zeros(type, shape)
         return Memory(whole.from(0, shape), env).also { rooms[key] = Pair(whole, it) }
     }
 
@@ -73,7 +70,6 @@ internal class Segments(
         sessions.values.forEach(OrtSession::close)
         rooms.values.forEach { it.second.value.close() }
         weights.values.forEach(OnnxTensor::close)
-        for (each in listOf(sessions, rooms, weights)) each.clear()
     }
 
     /** The path of a file of segments, which must be one of those that were checked. */

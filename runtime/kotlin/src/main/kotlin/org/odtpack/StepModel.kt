@@ -1,8 +1,7 @@
 package org.odtpack
 
 import ai.onnxruntime.*
-import ai.onnxruntime.OrtSession.Result
-import ai.onnxruntime.OrtSession.RunOptions
+import ai.onnxruntime.OrtSession.*
 
 private const val KEPT = "update.kept"
 

@@ -31,6 +31,10 @@ internal enum class Type(val label: String, val code: Int, val size: Int) {
 /** The number of elements of a shape. */
 internal val LongArray.count get() = fold(1L, Long::times)
 
+/** Whether a shape agrees with one that may vary where it is below 0; an empty one promises nothing. */
+internal fun LongArray.allows(other: LongArray) =
+    isEmpty() || size == other.size && indices.all { this[it] < 0 || this[it] == other[it] }
+
 /** A part of a buffer, of [size] bytes. */
 internal fun ByteBuffer.part(start: Int, size: Int): ByteBuffer = duplicate().run {
     limit(start + size)
@@ -79,12 +83,8 @@ internal class Tensor(val type: Type, val shape: LongArray, val data: ByteBuffer
             Type.FLOAT -> data.putFloat(4 * index, value.toFloat())
             Type.DOUBLE -> data.putDouble(8 * index, value)
             Type.FLOAT16 -> data.putShort(2 * index, Fp16Conversions.floatToFp16(value.toFloat()))
-            else -> when (type.size) {
-                1 -> data.put(index, value.toInt().toByte())
-                2 -> data.putShort(2 * index, value.toInt().toShort())
-                4 -> data.putInt(4 * index, value.toInt())
-                else -> data.putLong(8 * index, value.toLong())
-            }
+            // The lowest byte of a whole number comes first.
+            else -> for (i in 0 until type.size) data.put(index * type.size + i, (value.toLong() shr 8 * i).toByte())
         }
     }
 

@@ -6,10 +6,8 @@ import java.io.*
 import java.nio.ByteBuffer
 import java.nio.channels.Channels
 import java.security.*
-import java.security.spec.InvalidKeySpecException
-import java.security.spec.X509EncodedKeySpec
-import kotlin.io.encoding.Base64
-import kotlin.io.encoding.ExperimentalEncodingApi
+import java.security.spec.*
+import kotlin.io.encoding.*
 
 /** Tells whether a signature, 64 bytes of Ed25519, is that of the manifest's bytes. */
 fun interface SignatureCheck {
@@ -25,8 +23,7 @@ fun interface SignatureCheck {
 class Ed25519(publicKey: ByteArray) : SignatureCheck {
     private val encoded = String(publicKey, Charsets.ISO_8859_1).let { text ->
         when {
-            text.startsWith("-----BEGIN") ->
-                Base64.decode(text.lines().filter { '-' !in it }.joinToString("").trim())
+            text.startsWith("-----BEGIN") -> Base64.decode(text.lines().filter { '-' !in it }.joinToString("").trim())
             publicKey.size == 32 -> PREFIX + publicKey
             else -> publicKey
         }
