@@ -65,7 +65,12 @@ def test_labels_that_do_not_fit(tmp_path: Path) -> None:
 def test_large_logits(magnitude: float, tmp_path: Path) -> None:
     case = ctc_case()
     xs = [case.xs[0] * np.float32(magnitude)]
-    check(*(tmp_path, "ctc", case.options, xs, case.targets, case.oracle), steps=1, rtol=1e-4, atol=1e-5)
+    check(
+        *(tmp_path, "ctc", case.options, xs, case.targets, case.oracle),
+        steps=1,
+        rtol=1e-4,
+        atol=1e-5,
+    )
 
 
 def test_long_sequences(tmp_path: Path) -> None:
@@ -77,7 +82,17 @@ def test_long_sequences(tmp_path: Path) -> None:
     def oracle(y: torch.Tensor, *targets: torch.Tensor) -> torch.Tensor:
         return F.ctc_loss(F.log_softmax(y, 2), *targets)
 
-    check(tmp_path, "ctc", {"layout": "TNC"}, [x], [labels, *lengths], oracle, steps=1, rtol=3e-4, atol=1e-5)
+    check(
+        tmp_path,
+        "ctc",
+        {"layout": "TNC"},
+        [x],
+        [labels, *lengths],
+        oracle,
+        steps=1,
+        rtol=3e-4,
+        atol=1e-5,
+    )
 
 
 def test_what_is_padded_does_not_matter(tmp_path: Path) -> None:
