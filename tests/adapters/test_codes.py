@@ -154,6 +154,16 @@ def test_a_model_in_which_nothing_would_have_4_bits(kind: BaseKind) -> None:
     assert caught.value.hint == "use --base int8"
 
 
+def test_4_bits_beside_a_split_into_equal_parts() -> None:
+    """As PyTorch's newer exporter writes ``chunk``, in opset 20."""
+    nodes = "z = MatMul(x, w) a, b = Split <axis = 1, num_outputs = 2> (z) y = Mul(a, b)"
+    graph = f"g (float[n, 64] x) => (float[n, 32] y) {{ {nodes} }}"
+    model = parsed(graph, 20, ir_version=10, w=normal(64, 64))
+    loaded = quantize_base(load_model(model), "int4")
+    assert loaded.graph.opset_imports[""] == 21
+    assert session(ir.to_proto(loaded), "off").run(None, {"x": normal(5, 64)})[0].shape == (5, 32)
+
+
 @pytest.mark.parametrize("kind", ["int4", "nf4"])
 def test_a_table_alone_is_int8_and_needs_no_newer_opset(kind: BaseKind) -> None:
     model = layers_of(50, table=True)

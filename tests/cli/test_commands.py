@@ -326,6 +326,13 @@ class TestExport:
         outcome = run("export", package, "--out", tmp_path / "m.onnx", "--json")
         assert outcome.json()["outputs"] == [name, "output"]
 
+    def test_default_of_several_losses(self, run: Run, shared: Shared, tmp_path: Path) -> None:
+        package = tmp_path / "p"
+        part = "--loss-part", "digit=cross_entropy input=output"
+        assert run("build", shared.model, "--out", package, *part, "--no-self-check").code == 0
+        outcome = run("export", package, "--out", tmp_path / "m.onnx", "--json")
+        assert outcome.json()["outputs"] == ["output"]
+
 
 class TestInspect:
     def test_package(self, run: Run, shared: Shared) -> None:

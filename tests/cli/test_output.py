@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,6 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from rich.console import Console
 from rich.text import Text
 
 from odtpack.cli import _console, main
@@ -280,6 +282,16 @@ def test_nothing_is_broken_into_lines_where_nothing_is_a_terminal(
 ) -> None:
     _console.console().print(Text("a " * 60 + "::x::y"))
     assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_a_narrow_terminal_cuts_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    narrow = Console(file=io.StringIO(), width=40)
+    monkeypatch.setattr(_console, "console", lambda: narrow)
+    row = ("layer.0.attention.query.weight", "trainable", "float32[32, 32]", "4.1 kB")
+    _console.table([row], ("Parameter", "Role", "Type", "Size"), figures="Size")
+    assert isinstance(narrow.file, io.StringIO)
+    found = narrow.file.getvalue()
+    assert all(word in found for word in (row[0], "trainable", "float32[32,", "4.1 kB"))
 
 
 def test_what_stays() -> None:

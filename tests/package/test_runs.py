@@ -126,6 +126,17 @@ def test_axes_that_are_confused_are_told_by_training(
     assert ("the loss is exactly 0" in capsys.readouterr().err) == told
 
 
+def test_an_ignored_label_above_the_classes_is_no_class(tmp_path: Path) -> None:
+    """As 255 in the masks of most segmentation data."""
+    options = {"ignore_index": 255}
+    forward = model("y = MatMul(x, w)")
+    build_package(forward, tmp_path / "p", loss="cross_entropy", loss_options=options)
+    x, labels = np.eye(4, dtype=np.float32)[[0, 1, 2, 3] * 9], np.array([255, 0, 1, 2] * 9)
+    np.savez(tmp_path / "data.npz", x=x, labels=labels)
+    words = ["train", tmp_path / "p", "--data", tmp_path / "data.npz", "--out", tmp_path / "c"]
+    assert main([*map(str, words)]) == 0
+
+
 def test_every_initializer_is_a_list_and_no_choice(tmp_path: Path) -> None:
     """``requires_grad=[i.name for i in model.graph.initializer]``, as most public code has it."""
     forward = model("h = MatMul(x, w)  c = Cast <to = 1> (i)  y = Mul(h, c)  s = Relu(d)")

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from odtpack_simulator.values.text import clean, clean_lines
 
@@ -114,22 +114,27 @@ def warn(*sentences: str) -> None:
 
 
 def table(rows: Iterable[Sequence[str]], header: Sequence[str], *, figures: str = "") -> None:
-    """Print a table; the first column is never broken."""
+    """Print a table; the first column is never broken, and no word of the others."""
     from rich import box
+    from rich.cells import cell_len
     from rich.table import Table
 
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for index, title in enumerate(header):
-        flush = title in figures.split(",")
-        shown.add_column(
-            title,
-            justify="right" if flush else "left",
-            overflow="fold",
-            no_wrap=index == 0 or flush,
-        )
-    for row in rows:
-        shown.add_row(*(clean(cell) for cell in row))
-    console().print(shown)
+    cells = [tuple(clean(cell) for cell in row) for row in rows]
+    needed = 0
+    for index, column in enumerate(zip(header, *cells, strict=True)):
+        flush = column[0] in figures.split(",")
+        whole = index == 0 or flush
+        parts = column if whole else " ".join(column).split()
+        least = max(cell_len(part) for part in parts)
+        needed += least + 3  # with the space between two columns
+        justify: Literal["left", "right"] = "right" if flush else "left"
+        shown.add_column(column[0], justify=justify, no_wrap=whole, min_width=least)
+    for row in cells:
+        shown.add_row(*row)
+    to = console()
+    to.width = max(to.width, needed)
+    to.print(shown, crop=False)
 
 
 def json_text(content: Any) -> str:

@@ -193,7 +193,10 @@ def _outputs(package: Package, wanted: list[str]) -> list[str]:
     from odtpack_runtime import OdtpackError, UnknownNameError
 
     available, predictions = forward_values(package)
-    own = [item.name for item in package.manifest.all_outputs if item.role != "loss"]
+    manifest = package.manifest
+    several = manifest.loss_options if manifest.loss == "several" else {}
+    parts = {f"{stem}.{part}" for part in several for stem in ("loss", "accuracy")}
+    own = [i.name for i in manifest.all_outputs if i.role != "loss" and i.name not in parts]
     names = wanted or own or predictions
     near = ", ".join(available[:6]) + (", ..." if len(available) > 6 else "")
     if not names:

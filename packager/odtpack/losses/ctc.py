@@ -35,7 +35,7 @@ _LOG_ZERO = -1e30
 _IMPOSSIBLE = -1e29  # below the least probability of float32
 
 Layout = Literal["TNC", "NTC"]
-_SAMPLES = re.compile(r"batch|^(bs|samples?)$", re.IGNORECASE)
+_TIME = re.compile(r"time|frame|step|seq|len|^t$", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,8 +53,8 @@ class CTC(Loss):
 
     Attributes:
         blank: Class that stands for no label.
-        layout: Axes of the prediction; if None by the name of its first axis: NTC for
-            ``batch`` and the like, TNC elsewhere.
+        layout: Axes of the prediction; if None, NTC where the first is the first of an input,
+            as that of samples is, and not named for time; TNC elsewhere.
     """
 
     name = "ctc"
@@ -65,13 +65,17 @@ class CTC(Loss):
     target = "`labels` [N, S], `input_lengths` [N], `target_lengths` [N]"
     blank: int = option(0, "Class that stands for no label.", whole=True, least=0)
     layout: Layout | None = option(
-        None, "Axes of the prediction; without it NTC where the first is called `batch` or the "
-        "like, and TNC elsewhere.",
+        None, "Axes of the prediction; without it NTC where the first is the first of an input, as "
+        "that of samples is, and not named for time, and TNC elsewhere.",
     )  # fmt: skip
 
     def _layout(self, prediction: ir.Value) -> Layout:
-        by_name = "NTC" if _SAMPLES.search(str(dims(prediction)[0])) else "TNC"
-        return self.layout or by_name  # type: ignore[return-value] # one of both
+        if self.layout is not None:
+            return self.layout
+        first, graph = dims(prediction)[0], prediction.graph
+        inputs = () if graph is None else graph.inputs
+        known = isinstance(first, str) and any(v.shape and v.shape[0] == first for v in inputs)
+        return "NTC" if known and not _TIME.search(str(first)) else "TNC"
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """Labels [N, S], and the lengths [N] of inputs and targets."""

@@ -76,12 +76,15 @@ def to_blocks(graph: ir.Graph) -> bool:
 
 
 def _changes_before_21(graph: ir.Graph) -> bool:
+    before_18 = graph.opset_imports[""] < 18
     for node in nodes_of(graph):
         if node.domain:
             continue
-        if node.op_type in _CHANGED or (node.op_type == "Split" and len(node.inputs) < 2):
+        if node.op_type in _CHANGED:
             return True
-        if node.op_type in _REDUCTIONS and node.graph is not graph:
+        if before_18 and node.op_type == "Split" and len(node.inputs) < 2:
+            return True
+        if before_18 and node.op_type in _REDUCTIONS and node.graph is not graph:
             return True  # where axes would have to be written too
     return False
 

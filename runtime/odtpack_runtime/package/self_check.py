@@ -190,13 +190,13 @@ def cannot_teach(module: Module, batch: Sequence[Array], inputs: Sequence[InputI
 def _idle(module: Module, batch: Sequence[Array], inputs: Sequence[InputInfo]) -> str | None:
     compared = [index for index, item in enumerate(inputs) if item.role != "data"]
 
-    def loss(*changes: Callable[[Array], Array]) -> float | None:
+    def loss(*changes: Callable[[Array, InputInfo], Array]) -> float | None:
         """The loss with other targets; None where the last change makes no difference."""
         changed, before = list(batch), list(batch)
         for change in changes:
             before = list(changed)
             for index in compared:
-                changed[index] = np.array(change(changed[index]), order="C")
+                changed[index] = np.array(change(changed[index], inputs[index]), order="C")
         if changes and all(np.array_equal(*pair) for pair in zip(before, changed, strict=True)):
             return None
         return evaluate(module, [changed]).losses[0]
@@ -217,19 +217,20 @@ def _idle(module: Module, batch: Sequence[Array], inputs: Sequence[InputInfo]) -
     return None
 
 
-def _shuffled(array: Array) -> Array:
+def _shuffled(array: Array, _item: InputInfo) -> Array:
     return np.roll(array, 1, axis=0) if array.ndim else array
 
 
-def _other_values(array: Array) -> Array:
+def _other_values(array: Array, item: InputInfo) -> Array:
     """Other targets of the same kind: another class, or what is missing to 1."""
     if array.dtype.kind == "f":
         return np.asarray(1 - array)
     if array.dtype.kind == "b":
         return np.asarray(~array)
-    most = max(int(array.max(initial=0)) + 1, 2)
+    counts = (array >= 0) & (array != item.ignore_index)
+    most = max(int(array.max(initial=0, where=counts)) + 1, 2)
     further = array + 1 + np.arange(array.size).reshape(array.shape)
-    return np.where(array < 0, array, further % most).astype(array.dtype)
+    return np.where(counts, further % most, array).astype(array.dtype)
 
 
 def _array(dtype: str, number: Array, bound: int | None, shape: Sequence[int]) -> Array:

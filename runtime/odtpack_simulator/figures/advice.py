@@ -276,15 +276,18 @@ def _fewer_steps(subject: Subject, limit: float, interval: Interval, shown: str)
     left = min(1.0, max(0.0, _times(limit, getattr(interval, end)))) - opening
     steps = int(total * left / (1.0 - opening)) if left > 0 and opening < 1 else 0
     if steps < 1:
+        if left > 0 or not opening:
+            return (
+                "shorten the steps or raise the limit: not even one step fits in "
+                f"{shown}{_CASE[end]}"
+            )
         pieces = subject.result.policy.pieces
-        if pieces > 1 and opening > 0:
+        if pieces > 1:
             return (
                 f"the {pieces} pieces of data take {pieces} sessions, and opening them alone takes "
                 f"more than {shown}{_CASE[end]}: train on fewer pieces, each of more data"
             )
-        return (
-            f"shorten the steps or raise the limit: not even one step fits in {shown}{_CASE[end]}"
-        )
+        return f"raise the limit: opening a session alone takes more than {shown}{_CASE[end]}"
     text = f"about {steps} of the {total} steps fit in {shown}{_CASE[end]}"
     training = subject.result.training
     reached = [p for p in training.curve if 0 < p.step <= steps and p.metric is not None]

@@ -265,6 +265,8 @@ def test_what_takes_longer_to_open_than_the_limit_is_said() -> None:
     result = played(Policy(pieces=12))
     text = advised(result, "time_to_finish", '"0.5 s"')
     assert "the 12 pieces of data take 12 sessions, and opening them alone" in text
+    alone = advised(played(Policy(pieces=1)), "time_to_finish", '"0.01 s"')
+    assert alone.startswith("raise the limit: opening a session alone takes more than 10 ms")
     text = advised(result, "battery_per_session", '"0.00001 %"')
     assert "opening and saving a session takes more than 1e-05 % already" in text
     assert "each of the 12 pieces of data takes a session" in advised(result, "sessions", "11")
