@@ -64,13 +64,8 @@ from tests.sweep import split
 
 CASES = [
     *at_every_version([
-        *elementwise.CASES,
-        *index.CASES,
-        *matrix.CASES,
-        *products.CASES,
-        *quantize.CASES,
-        *structure.CASES,
-        *sums.CASES,
+        *elementwise.CASES, *index.CASES, *matrix.CASES, *products.CASES, *quantize.CASES,
+        *structure.CASES, *sums.CASES,
     ]),
     *planes.CASES,
     *recurrent.CASES,

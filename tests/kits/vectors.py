@@ -308,11 +308,9 @@ def write_suite(
         entries += write_recoveries(stage)
         entries += write_errors(stage)
     index = {
-        "format": FORMAT,
-        "onnxruntime": onnxruntime.__version__,
-        "threads": THREADS,
+        "format": FORMAT, "onnxruntime": onnxruntime.__version__, "threads": THREADS,
         "cases": entries,
-    }
+    }  # fmt: skip
     (stage / "index.json").write_text(json.dumps(index, indent=1) + "\n")
     if out.exists():
         shutil.rmtree(out)

@@ -128,12 +128,9 @@ def interruption() -> InterruptionInfo:
             Interruption(at=at, step=step, resumed_from_step=saved, repeated_steps=step - saved)
         )
     return InterruptionInfo(
-        interruptions=found,
-        save_every=20,
-        saves=15,
-        equal=True,
+        interruptions=found, save_every=20, saves=15, equal=True,
         detail="all 14 parameters and 28 moments have the same bits",
-    )
+    )  # fmt: skip
 
 
 def _times(per_step: float | None) -> float | None:

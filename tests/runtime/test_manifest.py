@@ -174,12 +174,9 @@ def _drop(*keys: Any) -> Callable[[dict[str, Any]], None]:
     (_set("files", "checkpoint", "path", "folder/checkpoint"), "package-path", "inside"),
 ])  # fmt: skip
 def test_packages_that_are_wrong(
-    package: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    change: Callable[[dict[str, Any]], None],
-    code: str,
-    says: str,
-) -> None:
+    package: Path, tmp_path_factory: pytest.TempPathFactory,
+    change: Callable[[dict[str, Any]], None], code: str, says: str,
+) -> None:  # fmt: skip
     outside = tmp_path_factory.mktemp("outside")
     (outside / "checkpoint").write_bytes((package / "checkpoint").read_bytes())
     (package / "link").symlink_to("checkpoint")

@@ -146,12 +146,9 @@ def test_gradients_stop_in_bodies(name: str, tmp_path: Path) -> None:
 
 
 def follow(
-    body: str,
-    function: Callable[[torch.Tensor, Tensors], torch.Tensor],
-    opset: int,
-    folder: Path,
+    body: str, function: Callable[[torch.Tensor, Tensors], torch.Tensor], opset: int, folder: Path,
     **options: Any,
-) -> None:
+) -> None:  # fmt: skip
     model = build(body, opset)
     names = [n for n in WEIGHTS if f" {n})" in body]
     build_package(

@@ -11,15 +11,9 @@ if TYPE_CHECKING:
 
 
 def cnn(
-    channels: int = 1,
-    size: int = 28,
-    classes: int = 10,
-    width: tuple[int, int] = (32, 64),
-    *,
-    hidden: int | None = None,
-    opset: int = 17,
-    seed: int = 0,
-) -> onnx.ModelProto:
+    channels: int = 1, size: int = 28, classes: int = 10, width: tuple[int, int] = (32, 64), *,
+    hidden: int | None = None, opset: int = 17, seed: int = 0,
+) -> onnx.ModelProto:  # fmt: skip
     """Builds two blocks of 3x3 ``Conv``, ``Relu`` and 2x2 ``MaxPool``, then a classifier."""
     # Parameters are `conv1.weight` [width[0], channels, 3, 3], `conv1.bias`, `conv2.weight`,
     # `conv2.bias`, `fc.weight` [classes, width[1] * (size // 4)²] and `fc.bias`; with a hidden

@@ -84,14 +84,9 @@ class GraphWriter:
         return self.node(op_type, inputs, ("",), at=at, **attributes)[0]
 
     def node(
-        self,
-        op_type: str,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        *,
-        at: str,
+        self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], *, at: str,
         **attributes: Any,
-    ) -> list[str]:
+    ) -> list[str]:  # fmt: skip
         """Adds a node with several outputs; ``""`` asks for a name made from place and operator."""
         base = f"{at}/{op_type}" if at else op_type
         name, count = base, 1
@@ -119,11 +114,9 @@ class GraphWriter:
             self._nodes, self.name, self._inputs, [output], self._initializers
         )
         model = onnx.ModelProto(
-            ir_version=ir_version_for(self.opset),
-            producer_name="tests.zoo",
-            graph=graph,
+            ir_version=ir_version_for(self.opset), producer_name="tests.zoo", graph=graph,
             opset_import=[onnx.OperatorSetIdProto(domain="", version=self.opset)],
-        )
+        )  # fmt: skip
         helper.set_model_props(model, {"tests.zoo": self._metadata})
         return model
 

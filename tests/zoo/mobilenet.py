@@ -41,15 +41,9 @@ _CLASSIFIER_STD = 0.01
 
 
 def mobilenet_v2(
-    size: int = 96,
-    classes: int = 10,
-    width_mult: float = 1.0,
-    batch_norm: BatchNorm = "fold",
-    *,
-    stages: int = len(_STAGES),
-    opset: int = 17,
-    seed: int = 0,
-) -> onnx.ModelProto:
+    size: int = 96, classes: int = 10, width_mult: float = 1.0, batch_norm: BatchNorm = "fold", *,
+    stages: int = len(_STAGES), opset: int = 17, seed: int = 0,
+) -> onnx.ModelProto:  # fmt: skip
     """Builds MobileNetV2 with torchvision's parameter names, ``features.0.0.weight`` and so on.
 
     ``Relu6`` is a ``Clip`` to 0 and 6. The dropout before the classifier is left out, so that
@@ -125,15 +119,8 @@ def _divisible(channels: float, by: int = 8) -> int:
 
 
 def _inverted_residual(
-    writer: _ConvWriter,
-    x: str,
-    fan_in: int,
-    fan_out: int,
-    at: str,
-    *,
-    expansion: int,
-    stride: int,
-) -> str:
+    writer: _ConvWriter, x: str, fan_in: int, fan_out: int, at: str, *, expansion: int, stride: int,
+) -> str:  # fmt: skip
     hidden = fan_in * expansion
     branch, place = x, 0
     if expansion != 1:
@@ -159,18 +146,9 @@ class _ConvWriter(GraphWriter):
     batch_norm: BatchNorm = "fold"
 
     def conv_norm(
-        self,
-        x: str,
-        fan_in: int,
-        fan_out: int,
-        at: str,
-        *,
-        kernel: int = 1,
-        stride: int = 1,
-        group: int = 1,
-        gain: float = 1.0,
-        follows_relu: bool = False,
-    ) -> str:
+        self, x: str, fan_in: int, fan_out: int, at: str, *, kernel: int = 1, stride: int = 1,
+        group: int = 1, gain: float = 1.0, follows_relu: bool = False,
+    ) -> str:  # fmt: skip
         """Convolution ``{at}.0``, batch normalization ``{at}.1``, ``Relu6`` ``{at}.2``."""
         x = self.conv(
             x, fan_in, fan_out, f"{at}.0", kernel=kernel, stride=stride, group=group,
@@ -180,18 +158,9 @@ class _ConvWriter(GraphWriter):
         return self.op("Clip", x, self.constant(0.0), self.constant(6.0), at=f"{at}.2")
 
     def conv(
-        self,
-        x: str,
-        fan_in: int,
-        fan_out: int,
-        at: str,
-        *,
-        kernel: int = 1,
-        stride: int = 1,
-        group: int = 1,
-        gain: float = 1.0,
-        follows_relu: bool = False,
-    ) -> str:
+        self, x: str, fan_in: int, fan_out: int, at: str, *, kernel: int = 1, stride: int = 1,
+        group: int = 1, gain: float = 1.0, follows_relu: bool = False,
+    ) -> str:  # fmt: skip
         """Convolution that keeps the variance of a centred input, or of one a ``Relu`` halved."""
         taps = fan_in // group * kernel * kernel
         std = gain * ((2 if follows_relu else 1) / taps) ** 0.5

@@ -17,17 +17,9 @@ _CLASSIFIER_STD = 0.02  # as in BERT; a larger one makes plain SGD overshoot fro
 
 
 def transformer_encoder(
-    *,
-    vocab: int = 1000,
-    d: int = 256,
-    layers: int = 4,
-    heads: int = 4,
-    T: int = 128,
-    ff: int = 1024,
-    classes: int = 10,
-    opset: int = 17,
-    seed: int = 0,
-) -> onnx.ModelProto:
+    *, vocab: int = 1000, d: int = 256, layers: int = 4, heads: int = 4, T: int = 128,
+    ff: int = 1024, classes: int = 10, opset: int = 17, seed: int = 0,
+) -> onnx.ModelProto:  # fmt: skip
     """Builds an encoder as ``torch.nn.TransformerEncoderLayer`` does by default, with exact GELU.
 
     Token and position embeddings are added; each layer normalizes after the residual addition
@@ -58,14 +50,9 @@ def transformer_encoder(
         OdtpackError: An argument is out of range.
     """
     arguments = {
-        "vocab": vocab,
-        "d": d,
-        "layers": layers,
-        "heads": heads,
-        "T": T,
-        "ff": ff,
+        "vocab": vocab, "d": d, "layers": layers, "heads": heads, "T": T, "ff": ff,
         "classes": classes,
-    }
+    }  # fmt: skip
     require_positive("transformer_encoder", **arguments)
     require(
         d % heads == 0,
