@@ -369,8 +369,7 @@ def test_no_gradient_of_a_node_case_is_wrong(
     counts = collections.Counter(verdict.kind for verdict in verdicts.values())
     for kind in VERDICTS:
         record_property(f"node cases {kind}", counts[kind])
-    wrong = {name: v.why for name, v in verdicts.items() if v.kind == "wrong"}
-    assert not wrong
+    assert not {name: v.why for name, v in verdicts.items() if v.kind == "wrong"}
     # What is left out is left out for a reason: most of what has a derivative is right.
     assert counts["right"] > 0.8 * (counts["right"] + counts["refused"] + counts["not run"])
 

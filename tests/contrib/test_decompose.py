@@ -37,8 +37,7 @@ ON_CPUS = [case for case in CASES if not any(case is each for each in NORMALIZED
 @pytest.mark.parametrize("case", ON_CPUS, ids=lambda case: case.id)
 def test_formula_is_that_of_the_kernel(case: Case) -> None:
     feeds = {name: np.asarray(a) for name, a in case.present.items() if name not in case.constants}
-    running = session(ir.to_proto(forward_model(case)), "off")
-    found = running.run(case.output_names, feeds)
+    found = session(ir.to_proto(forward_model(case)), "off").run(case.output_names, feeds)
     for (name, expected), y in zip(ask_torch(case)[0].outputs.items(), found, strict=True):
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5, err_msg=name)
 

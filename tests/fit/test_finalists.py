@@ -77,8 +77,7 @@ def test_objectives_are_what_is_known() -> None:
         ("accuracy", "larger"), ("peak_bytes", "smaller"), ("time_s", "smaller"),
     ]  # fmt: skip
     assert {each.figure for each in unknown} == {"energy_j"}
-    without = first.model_copy(update={"metric": None, "time_s": None})
-    wanted, unknown = objectives([without], [])
+    wanted, unknown = objectives([first.model_copy(update={"metric": None, "time_s": None})], [])
     assert [o.name for o in wanted] == ["loss", "peak_bytes"]
     assert [each.figure for each in unknown] == ["time_s", "energy_j"]
 
@@ -213,6 +212,5 @@ def test_parameters_without_a_module_and_with_a_name_of_wildcards() -> None:
 
 
 def test_one_layer_leaves_nothing_to_freeze() -> None:
-    text = "one (float[batch, 4] x) => (float[batch, 4] y) { y = MatMul (x, w) }"
-    model = loaded(text, "w")
+    model = loaded("one (float[batch, 4] x) => (float[batch, 4] y) { y = MatMul (x, w) }", "w")
     assert [choice.patterns for choice in freezes(model, ["w"], ())] == [()]

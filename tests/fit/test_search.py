@@ -58,8 +58,7 @@ def plans(
     candidates = space_of(ground, recipe).candidates()
     base = dataclasses.replace(BuildSpec.of(recipe), outputs=("output",))
     workshop = PackageCache(base, folder / "packages", ground.shapes, 256)
-    planned = workshop.plan(candidates, LocalExecutor())
-    both = zip(candidates, planned, strict=True)
+    both = zip(candidates, workshop.plan(candidates, LocalExecutor()), strict=True)
     return {c.micro_batch: p.peak_bytes for c, p in both if not c.freeze.patterns}
 
 

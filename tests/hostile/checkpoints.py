@@ -202,8 +202,7 @@ def _foreign() -> Iterator[Made]:
         data = of({"name": "q" * len(raw)})
         yield f"foreign_name_{name}", data.replace(b"q" * len(raw) + b"\0", raw + b"\0"), CORRUPT
     data = of({"name": "qqq"})
-    at = data.index(b"qqq\0") + 3
-    yield "foreign_text_not_ended", _patched(data, at, b"x"), CORRUPT
+    yield "foreign_text_not_ended", _patched(data, data.index(b"qqq\0") + 3, b"x"), CORRUPT
 
 
 def _foreign_groups() -> Iterator[Made]:

@@ -278,8 +278,7 @@ def _layouts(good: Content) -> Iterator[Any]:
     typed = _set(good, "parameters", last, good["parameters"][last] | wide)
     yield "layout_of_another_type", typed, ()
     empty = good["parameters"][first] | {"name": "empty", "shape": [0], "size_bytes": 0}
-    group = good["groups"][0]["parameters"]
-    beside = _set(good, "groups", 0, "parameters", [*group, "empty"])
+    beside = _set(good, "groups", 0, "parameters", [*good["groups"][0]["parameters"], "empty"])
     yield "offset_of_nothing_shared", beside | {"parameters": [*good["parameters"], empty]}, ()
 
 
@@ -415,8 +414,7 @@ def _self_checks(good: Content) -> Iterator[Any]:
 
 
 def _names(good: Content) -> Iterator[Any]:
-    twice = good["inputs"] + [good["inputs"][0]]
-    yield "inputs_same_name", _set(good, "inputs", twice), INVALID
+    yield "inputs_same_name", _set(good, "inputs", good["inputs"] + [good["inputs"][0]]), INVALID
     both = good["parameters"] + [good["parameters"][0]]
     yield "parameters_same_name", _set(good, "parameters", both), INVALID
     outputs = good["outputs"] + [good["outputs"][0] | {"role": "additional"}]

@@ -150,8 +150,7 @@ def _bce(options: Mapping[str, object]) -> TorchLoss:
 
 def kl(y: torch.Tensor, q: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """Mean divergence of the rows of [N, C], from probabilities that already are tempered."""
-    log_p = F.log_softmax(y / temperature, 1)
-    return F.kl_div(log_p, q, reduction="batchmean") * temperature**2
+    return F.kl_div(F.log_softmax(y / temperature, 1), q, reduction="batchmean") * temperature**2
 
 
 def _rows(y: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -321,8 +321,7 @@ def test_a_recipe_in_the_current_folder_is_found(
     assert (outcome.code, outcome.out) == (0, "")
     assert "using recipe.toml" in outcome.err
     assert Package.open(folder / "package").manifest.loss == "cross_entropy"
-    key = run("cache-key")
-    assert key.out == run("cache-key", "--recipe", "recipe.toml").out
+    assert run("cache-key").out == run("cache-key", "--recipe", "recipe.toml").out
     monkeypatch.chdir(folder / "package")
     assert_refused(run("build"), "usage", "MODEL.onnx", "--recipe")
 

@@ -63,8 +63,7 @@ def stored_result(names: Sequence[str] | None = None) -> SimulationResult:
     result = load_result(STORED)
     if names is None:
         return result
-    kept = [device for device in result.devices if device.name in names]
-    return changed(result, devices=kept)
+    return changed(result, devices=[device for device in result.devices if device.name in names])
 
 
 def demo_result(names: Sequence[str] | None = None, *, scale: float = 2.0) -> SimulationResult:

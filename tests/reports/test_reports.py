@@ -168,8 +168,7 @@ def test_console_drops_what_passes_first() -> None:
     result = stored_result(["google/pixel-8a", "raspberrypi/pi-4"])
     heads = printed(result, 60).split("Device", 1)[1].splitlines()[0].split()
     assert heads == ["Memory", "Step"]
-    hidden = "Not shown at this width: Finish, Energy, Sessions, Metric"
-    assert hidden in printed(result, 60)
+    assert "Not shown at this width: Finish, Energy, Sessions, Metric" in printed(result, 60)
     assert "Not shown" not in printed(result, 160)
 
 
@@ -357,8 +356,7 @@ def test_a_comparison_is_drawn() -> None:
     assert "worse" in page.text
     bars = [a for tag, a in page.tags if tag == "rect" and a.get("class") == "bar over"]
     assert len(bars) >= len(NAMES)
-    same = Page(render_comparison(compare(base, base)).decode())
-    assert "No figure changed." in same.text
+    assert "No figure changed." in Page(render_comparison(compare(base, base)).decode()).text
 
 
 def test_a_search_is_drawn() -> None:

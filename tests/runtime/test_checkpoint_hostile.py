@@ -21,8 +21,7 @@ def _shared_data(f: Foreign) -> bytes:
     dims = f.b.CreateNumpyVector(np.array([100], np.int64))
     tables = []
     for name in "abc":
-        label = f.b.CreateString(name)
-        references = {0: label, 2: dims, 4: one}
+        references = {0: f.b.CreateString(name), 2: dims, 4: one}
         fields = {slot: ("UOffsetTRelative", to) for slot, to in references.items()}
         tables.append(f.table({**fields, 3: ("Int32", 1)}))
     return f.finish(tables)

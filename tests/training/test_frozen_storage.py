@@ -113,8 +113,7 @@ def test_accuracy_and_size(name: str, kind: choices.Storage, tmp_path: Path) -> 
         )  # fmt: skip
         outputs.append(open_module(folder)(x, labels)[1])
         sizes.append(manifest.files.checkpoint.size_bytes)
-        values = expanded(folder / "checkpoint")
-        exact += computed(with_values(model, values), input=x)
+        exact += computed(with_values(model, expanded(folder / "checkpoint")), input=x)
     change, share = BOUNDS[kind]
     for output, other in zip(outputs, exact, strict=True):  # optimized: the same up to rounding
         np.testing.assert_allclose(output, other, rtol=1e-4, atol=1e-5)

@@ -194,16 +194,14 @@ def test_one_process_for_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return popen(*arguments, **options)  # type: ignore[call-overload]
 
     monkeypatch.setattr(worker.subprocess, "Popen", start)
-    relu = onnx.load_from_string(model("y = Relu(h)"))
-    build_package(relu, tmp_path / "package", loss="mse")
+    build_package(onnx.load_from_string(model("y = Relu(h)")), tmp_path / "package", loss="mse")
     assert len(started) == 1
 
 
 def test_a_stopped_process_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "STOPPED_SECONDS", 1.0)
     with worker.worker(start=True) as shared:
-        process = shared._process
-        threading.Timer(0.5, os.kill, (process.pid, signal.SIGSTOP)).start()
+        threading.Timer(0.5, os.kill, (shared._process.pid, signal.SIGSTOP)).start()
         start = time.monotonic()
         with refused("models-stall", "SIGSTOP"):
             shared.call("tests.trust.test_endless:wait", seconds=60)
