@@ -314,9 +314,8 @@ def test_a_bag_of_embeddings_of_the_newer_exporter_names_the_older(tmp_path: Pat
     module = nn.EmbeddingBag(12, 4, mode="mean")
     feeds = {"x": torch.randint(0, 12, (6, 3))}
     model = export(module, feeds, tmp_path / "model.onnx", "dynamo")
-    with refused("no-gradient", "ConcatFromSequence") as error:
+    with refused("no-gradient", "ConcatFromSequence", hint="dynamo=False"):
         build_package(model, tmp_path / "package", loss="mse")
-    assert "dynamo=False" in str(error.value.hint)
 
 
 def half(name: str) -> str:
@@ -372,9 +371,8 @@ def test_stop_gradient_of_an_adapter_artifacts_and_blocks(tmp_path: Path) -> Non
 )  # fmt: skip
 def test_unknown_values_are_named(given: str, hint: str, tmp_path: Path) -> None:
     model = export(Teacher(), {"x": torch.randn(2, 6)}, tmp_path / "model.onnx", "torchscript")
-    with refused("unknown-value", "--stop-gradient names") as caught:
+    with refused("unknown-value", "--stop-gradient names", hint=hint):
         build_package(model, tmp_path / "package", stop_gradient=[given])
-    assert hint in str(caught.value.hint)
 
 
 class Tagger(nn.Module):
@@ -565,9 +563,8 @@ def test_what_is_no_list(
     if content is not None:
         (tmp_path / file).write_bytes(content)
     _, _, model = tagger(tmp_path, "torchscript")
-    with refused(code) as caught:
+    with refused(code, hint=hint):
         build_package(model, tmp_path / "package", like=str(tmp_path / file))
-    assert hint is None or hint in str(caught.value.hint)
 
 
 def test_a_list_in_a_recipe(tmp_path: Path) -> None:

@@ -125,9 +125,8 @@ WRONG = {name: ("checkpoint-corrupt", make) for name, make in CORRUPT.items()} |
 
 @pytest.mark.parametrize(("code", "make"), WRONG.values(), ids=list(WRONG))
 def test_wrong_files_are_refused(code: str, make: Callable[[Foreign], bytes]) -> None:
-    with refused(code) as caught:
+    with refused(code, r"some\.ckpt"):
         parse_checkpoint(make(Foreign()), "some.ckpt")
-    assert "some.ckpt" in str(caught.value)
 
 
 def _outcome(data: bytes) -> CheckpointData | None:
