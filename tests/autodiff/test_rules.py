@@ -188,15 +188,9 @@ def test_no_gradient_passes_a_piecewise_constant_operator(domain: str, op_type: 
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize(("ratio", "training", "runtime", "kept"), [
-    (0.4, True, (), 0.6),
-    (None, True, (), 0.5),
-    (0.0, True, (), 1.0),
-    (0.4, False, (), None),
-    (0.4, None, (), None),
-    (0.4, True, ("training",), 0.6),
-    (0.4, False, ("training",), None),
-    (0.4, True, ("ratio", "training"), 0.6),
-    (0.4, False, ("ratio", "training"), None),
+    (0.4, True, (), 0.6), (None, True, (), 0.5), (0.0, True, (), 1.0), (0.4, False, (), None),
+    (0.4, None, (), None), (0.4, True, ("training",), 0.6), (0.4, False, ("training",), None),
+    (0.4, True, ("ratio", "training"), 0.6), (0.4, False, ("ratio", "training"), None),
 ])  # fmt: skip
 def test_dropout_lets_through_what_it_kept(
     ratio: float | None, training: bool | None, runtime: tuple[str, ...], kept: float | None,

@@ -212,17 +212,10 @@ def _stored_matrix(**changes: object) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("changes", [
-    {"K": 48},
-    {"N": 0},
-    {"block_size": 0},
-    {"block_size": -16},
-    {"bits": 2},
-    {"w": np.zeros((7, 31), np.uint8)},
-    {"w": np.zeros((7, 16), np.float32)},
-    {"s": np.ones(3, np.float32)},
-    {"z": np.zeros(5, np.uint8)},
-    {"z": np.zeros((7, 3), np.float32)},
-    {"weight_prepacked": 1},
+    {"K": 48}, {"N": 0}, {"block_size": 0}, {"block_size": -16}, {"bits": 2},
+    {"w": np.zeros((7, 31), np.uint8)}, {"w": np.zeros((7, 16), np.float32)},
+    {"s": np.ones(3, np.float32)}, {"z": np.zeros(5, np.uint8)},
+    {"z": np.zeros((7, 3), np.float32)}, {"weight_prepacked": 1},
 ], ids=str)  # fmt: skip
 def test_a_matrix_that_is_not_stored_as_it_says_stays_and_says_why(
     changes: dict[str, object],

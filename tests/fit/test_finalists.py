@@ -85,11 +85,9 @@ def test_objectives_are_what_is_known() -> None:
 def test_noise_beats_nobody() -> None:
     """Half a percent of time is none; a metric that is lower is. The unknown is worst."""
     found = [
-        point(1, 0.9, 1000, 10.00),
-        point(2, 0.8, 1000, 9.99),
-        point(3, 0.8, 500, 10.0),
+        point(1, 0.9, 1000, 10.00), point(2, 0.8, 1000, 9.99), point(3, 0.8, 500, 10.0),
         point(4, 0.9, 1000, None),
-    ]
+    ]  # fmt: skip
     wanted, _ = objectives(found, [])
     best, rest = ranked(found, [costs(each, wanted) for each in found])
     assert [each.number for each in best] == [1, 3]

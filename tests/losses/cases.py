@@ -92,11 +92,9 @@ def _next_token() -> dict[str, Case]:
         return F.cross_entropy(rows, t[:, 1:].reshape(-1), **options)
 
     for label, options, given in (
-        ("plain", {}, tokens),
-        ("completion", {}, completion),
-        ("sum", {"reduction": "sum"}, completion),
-        ("padding", {"ignore_index": 0}, tokens),
-    ):
+        ("plain", {}, tokens), ("completion", {}, completion),
+        ("sum", {"reduction": "sum"}, completion), ("padding", {"ignore_index": 0}, tokens),
+    ):  # fmt: skip
         cases[f"next_token-{label}"] = Case(
             "next_token", options, (normal(3, 6, 5),), (given,), partial(oracle, **options)
         )
@@ -111,23 +109,18 @@ def _elementwise() -> dict[str, Case]:
         for reduction in ("mean", "sum"):
             how = {"reduction": reduction}
             for name, options, oracle in (
-                ("mse", {}, F.mse_loss),
-                ("l1", {}, F.l1_loss),
-                ("huber", {}, F.huber_loss),
-                ("huber", {"delta": 0.3}, F.huber_loss),
-                ("smooth_l1", {}, F.smooth_l1_loss),
+                ("mse", {}, F.mse_loss), ("l1", {}, F.l1_loss), ("huber", {}, F.huber_loss),
+                ("huber", {"delta": 0.3}, F.huber_loss), ("smooth_l1", {}, F.smooth_l1_loss),
                 ("smooth_l1", {"beta": 2.5}, F.smooth_l1_loss),
-            ):
+            ):  # fmt: skip
                 given = how | options
                 key = "-".join([name, reduction, *map(str, options), shape_name])
                 cases[key] = Case(name, given, x, target, partial(oracle, **given))
         share = (np.random.default_rng(7).random(shape, np.float32),)
         for label, options in {
-            "plain": {},
-            "sum": {"reduction": "sum"},
-            "pos_weight": {"pos_weight": 3.0},
+            "plain": {}, "sum": {"reduction": "sum"}, "pos_weight": {"pos_weight": 3.0},
             "weight": {"weight": 0.25, "reduction": "sum"},
-        }.items():
+        }.items():  # fmt: skip
             cases[f"bce_with_logits-{label}-{shape_name}"] = Case(
                 "bce_with_logits", options, x, share, _bce(options)
             )
@@ -214,11 +207,9 @@ def _metric() -> dict[str, Case]:
     cases = {}
     three = tuple(normal(8, 6, seed=seed) for seed in (1, 2, 3))
     for label, options in {
-        "plain": {},
-        "sum": {"reduction": "sum", "margin": 0.5},
-        "norm-1": {"p": 1, "margin": 2.0},
+        "plain": {}, "sum": {"reduction": "sum", "margin": 0.5}, "norm-1": {"p": 1, "margin": 2.0},
         "swap": {"swap": True},
-    }.items():
+    }.items():  # fmt: skip
         oracle = partial(F.triplet_margin_loss, **options)
         cases[f"triplet_margin-{label}"] = Case("triplet_margin", options, three, (), oracle)
     together = np.array([1, 0, 0, 1, 1, 0, 0, 1], np.float32)

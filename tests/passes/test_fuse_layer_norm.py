@@ -45,11 +45,8 @@ def _model(body: str = BODY, head: str = HEAD, opset: int = 17):
 
 
 @pytest.mark.parametrize(("old", "new"), [
-    ("", ""),
-    ("Pow(d, two)", "Mul(d, d)"),
-    ("Mul(normal, scale)", "Mul(scale, normal)"),
-    ("Add(scaled, bias)", "Add(bias, scaled)"),
-    ("Add(var, eps)", "Add(eps, var)"),
+    ("", ""), ("Pow(d, two)", "Mul(d, d)"), ("Mul(normal, scale)", "Mul(scale, normal)"),
+    ("Add(scaled, bias)", "Add(bias, scaled)"), ("Add(var, eps)", "Add(eps, var)"),
     ("axes = [-1]", "axes = [2]"),
 ])  # fmt: skip
 def test_written_out(old: str, new: str) -> None:

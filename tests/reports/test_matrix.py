@@ -274,14 +274,10 @@ def test_not_validated_in_words() -> None:
     ("text", "place"),
     [
         ("budgets.toml:12", ("budgets.toml", 12)),
-        ("C:\\ci\\budgets.toml:3", ("C:\\ci\\budgets.toml", 3)),
-        ("budgets.toml", None),
-        (":3", None),
-        ("a:b", None),
-        ("a:1234567890", None),
-        (None, None),
+        ("C:\\ci\\budgets.toml:3", ("C:\\ci\\budgets.toml", 3)), ("budgets.toml", None),
+        (":3", None), ("a:b", None), ("a:1234567890", None), (None, None),
     ],
-)
+)  # fmt: skip
 def test_locations(text: str | None, place: tuple[str, int] | None) -> None:
     assert location(text) == place
 

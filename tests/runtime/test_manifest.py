@@ -360,12 +360,9 @@ class Drawing(Part):
 
 
 GOOD = {
-    "name": "a",
-    "shapes": [{"kind": "square", "side": 2}, {"kind": "circle", "radius": 3}],
-    "sizes": [1, None],
-    "about": {"x": [1, {"y": None}]},
-    "seen": True,
-}
+    "name": "a", "shapes": [{"kind": "square", "side": 2}, {"kind": "circle", "radius": 3}],
+    "sizes": [1, None], "about": {"x": [1, {"y": None}]}, "seen": True,
+}  # fmt: skip
 
 
 def test_what_is_read_comes_back() -> None:

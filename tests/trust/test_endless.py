@@ -84,13 +84,9 @@ def loop(trips: int | None, *, computed: bool = False, grows: bool = False) -> b
 
 
 @pytest.mark.parametrize(("content", "code"), [
-    (functions(40), "functions-too-large"),
-    (functions(12), None),
-    (functions(400, calls=9), "functions-too-large"),
-    (loop(None), "endless-loop"),
-    (loop(None, grows=True), "endless-loop"),
-    (loop(2**62), "endless-loop"),
-    (loop(10), None),
+    (functions(40), "functions-too-large"), (functions(12), None),
+    (functions(400, calls=9), "functions-too-large"), (loop(None), "endless-loop"),
+    (loop(None, grows=True), "endless-loop"), (loop(2**62), "endless-loop"), (loop(10), None),
     (loop(2**62, computed=True), None),
 ])  # fmt: skip
 def test_what_the_graph_says_is_refused_at_once(
