@@ -311,11 +311,12 @@ def test_operators(text: str, shapes: dict[str, tuple[int, ...]], flops: int, mo
 def test_freezing_saves_work_and_accumulation_repeats_it(tmp_path: Path) -> None:
     model = zoo.cnn(size=8, width=(8, 16))
     works = {}
-    for name, options in {
+    kinds = {
         "all": {},
         "head": {"freeze": ["conv1.*", "conv2.*"]},
         "parts": {"accumulation_steps": 4},
-    }.items():
+    }
+    for name, options in kinds.items():
         build_package(model, tmp_path / name, loss="cross_entropy", **options)  # type: ignore[arg-type]
         package = Package.open(tmp_path / name)
         batch = 8 if name == "parts" else 32

@@ -67,7 +67,6 @@ def _classification() -> dict[str, Case]:
             "soft-sum": {"labels": "probabilities", "weight": WEIGHT, "reduction": "sum"},
         }.items():
             ignored, soft = options.get("ignore_index"), "labels" in options
-
             given = {name: value for name, value in options.items() if name != "labels"}
             if "weight" in given:
                 given["weight"] = torch.tensor(WEIGHT).double()
@@ -137,7 +136,6 @@ def _bce(options: Mapping[str, object]) -> TorchLoss:
         key: value if key == "reduction" else torch.as_tensor(value).double()
         for key, value in options.items()
     }
-
     return partial(F.binary_cross_entropy_with_logits, **given)
 
 
@@ -175,12 +173,10 @@ def _distillation() -> dict[str, Case]:
             oracle = partial(_from_probabilities, temperature=temperature)
             cases[f"kl_div-probabilities-{key}"] = Case("kl_div", soft, xs, shares, oracle)
 
-    def summed(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return _from_logits(y, t) * len(y)
-
     cases["kl_div-sum"] = Case(
-        "kl_div", {"reduction": "sum"}, (normal(6, 5),), (normal(6, 5, seed=6),), summed
-    )
+        "kl_div", {"reduction": "sum"}, (normal(6, 5),), (normal(6, 5, seed=6),),
+        lambda y, t: _from_logits(y, t) * len(y),
+    )  # fmt: skip
 
     def mixed_sum(y: torch.Tensor, labels: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         soft = _from_probabilities(y, t, 2) * len(y)
@@ -220,12 +216,10 @@ def _metric() -> dict[str, Case]:
 
     cases["contrastive"] = Case("contrastive", {"margin": 4.0}, three[:2], (together,), contrastive)
 
-    def contrastive_sum(a: torch.Tensor, b: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return contrastive(a, b, t) * len(a)
-
     cases["contrastive-sum"] = Case(
-        "contrastive", {"margin": 4.0, "reduction": "sum"}, three[:2], (together,), contrastive_sum
-    )
+        "contrastive", {"margin": 4.0, "reduction": "sum"}, three[:2], (together,),
+        lambda a, b, t: contrastive(a, b, t) * len(a),
+    )  # fmt: skip
 
     def info_nce(
         q: torch.Tensor, k: torch.Tensor, *, normalize: bool = True, symmetric: bool = False,
