@@ -16,11 +16,9 @@ from odtpack.graph.inference import infer_shapes
 
 Level = onnxruntime.GraphOptimizationLevel
 LEVELS = {
-    "off": Level.ORT_DISABLE_ALL,
-    "basic": Level.ORT_ENABLE_BASIC,
-    "extended": Level.ORT_ENABLE_EXTENDED,
-    "all": Level.ORT_ENABLE_ALL,
-}
+    "off": Level.ORT_DISABLE_ALL, "basic": Level.ORT_ENABLE_BASIC,
+    "extended": Level.ORT_ENABLE_EXTENDED, "all": Level.ORT_ENABLE_ALL,
+}  # fmt: skip
 
 
 def parsed(

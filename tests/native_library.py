@@ -218,12 +218,9 @@ def kernel_model(
 
 
 def of_program(
-    kernel: str,
-    program: list[int],
-    feeds: Mapping[str, np.ndarray],
-    body: tuple[str, str] = ("Identity", "i0"),
-    of_bytes: Sequence[np.dtype] = (),
-) -> onnx.ModelProto:
+    kernel: str, program: list[int], feeds: Mapping[str, np.ndarray],
+    body: tuple[str, str] = ("Identity", "i0"), of_bytes: Sequence[np.dtype] = (),
+) -> onnx.ModelProto:  # fmt: skip
     """A model of one native node whose body, an operator and its input, is not looked at."""
     node = onnx.helper.make_node(body[0], [body[1]], ["o"])
     shapes = {name: each.shape for name, each in feeds.items()}

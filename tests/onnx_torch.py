@@ -475,11 +475,9 @@ def Resize(
             at = 0 * at if end == 1 and where[0] == "p" else (at + 0.5) / scale - 0.5
         if mode == "nearest":
             rounded = {
-                "floor": at.floor(),
-                "ceil": at.ceil(),
-                "round_prefer_floor": (at - 0.5).ceil(),
+                "floor": at.floor(), "ceil": at.ceil(), "round_prefer_floor": (at - 0.5).ceil(),
                 "round_prefer_ceil": (at + 0.5).floor(),
-            }[nearest]
+            }[nearest]  # fmt: skip
             x = x.index_select(axis, rounded.clamp(0, size - 1).to(torch.int64))
             continue
         assert mode == "linear"

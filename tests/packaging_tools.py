@@ -38,12 +38,9 @@ def _is_statistic(name: str) -> bool:
 
 
 def generate(
-    model: onnx.ModelProto,
-    folder: Path,
-    optimizer: artifacts.OptimType = artifacts.OptimType.SGD,
-    loss: artifacts.LossType = artifacts.LossType.CrossEntropyLoss,
-    **options: Any,
-) -> Path:
+    model: onnx.ModelProto, folder: Path, optimizer: artifacts.OptimType = artifacts.OptimType.SGD,
+    loss: artifacts.LossType = artifacts.LossType.CrossEntropyLoss, **options: Any,
+) -> Path:  # fmt: skip
     """Artifacts that train every parameter of a zoo model; return ``folder``."""
     arguments = {"requires_grad": trainable_names(model), **options}
     artifacts.generate_artifacts(
@@ -53,11 +50,9 @@ def generate(
 
 
 def open_training(
-    folder: Path,
-    session_options: onnxruntime.SessionOptions | None = None,
-    checkpoint: Path | None = None,
-    **options: Any,
-) -> tuple[CheckpointState, Module, Optimizer]:
+    folder: Path, session_options: onnxruntime.SessionOptions | None = None,
+    checkpoint: Path | None = None, **options: Any,
+) -> tuple[CheckpointState, Module, Optimizer]:  # fmt: skip
     """Open a generated folder through the training runtime; ``options`` are the module's."""
     state = CheckpointState.load_checkpoint(checkpoint or folder / "checkpoint")
     module = Module(

@@ -199,8 +199,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     add(pipeline, "from odtpack.passes import double_negation\n", "\nALL = ")
     (copy / "tests/passes/test_double_negation.py").write_text(NEGATION_CASE)
     add(simulator / "figures/simulated.py", METRIC, '    Metric(\n        key="adapter_size"')
-    budgets = copy / "tests/simulator/figures/test_budgets.py"
-    add(budgets, METRIC_CASE, '    ("adapter_size", ')
+    add(copy / "tests/simulator/figures/test_budgets.py", METRIC_CASE, '    ("adapter_size", ')
     (simulator / "reports/line_report.py").write_text(REPORT)
     device = (copy / "device_profiles/google/pixel-8a.toml").read_text()
     device = device.replace("google/pixel-8a", "google/pixel-8b").replace("Pixel 8a", "Pixel 8b")

@@ -90,8 +90,7 @@ def test_packages_and_exported_models(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_artifacts(name: str, tmp_path: Path) -> None:
     model, folder = MODELS[name](tmp_path), tmp_path / "artifacts"
-    proto = onnx.load(model)
-    names = trainable_names(proto) if name == "zoo" else ["*"]
+    names = trainable_names(onnx.load(model)) if name == "zoo" else ["*"]
     generate_artifacts(
         model, requires_grad=names, loss=LossType.CrossEntropyLoss, optimizer=OptimType.AdamW,
         artifact_directory=folder,
@@ -231,8 +230,7 @@ def test_files_in_ort_format_count(tmp_path: Path) -> None:
             mlp, tmp_path / "q", loss="cross_entropy", ort_format=OrtFormat(), onnxruntime="1.15"
         )
     assert not (tmp_path / "q").exists()
-    later = build_package(mlp, tmp_path / "q", loss="cross_entropy")
-    assert later.minimum_onnxruntime == "1.12"
+    assert build_package(mlp, tmp_path / "q", loss="cross_entropy").minimum_onnxruntime == "1.12"
     add_ort_files(Package.open(tmp_path / "q"), OrtFormat())
     assert Package.open(tmp_path / "q").manifest.minimum_onnxruntime == "1.16"
 

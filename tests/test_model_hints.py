@@ -200,9 +200,8 @@ def test_cross_entropy_refuses_classes_of_any_number(tmp_path: Path) -> None:
     model = _model(
         "(float[batch, c, 4, 5] x) => (float[batch, c, 4, 5] y) { y = MatMul(x, w) }", w=(5, 5)
     )
-    with refused("classes-unknown") as caught:
+    with refused("classes-unknown", what="[batch, c, 4, 5]"):
         build_package(model, tmp_path / "package", loss="cross_entropy")
-    assert "[batch, c, 4, 5]" in caught.value.what
 
 
 def test_a_bias_of_one_element_in_a_file_of_constants(tmp_path: Path) -> None:

@@ -141,8 +141,7 @@ def test_a_template_that_never_ends_is_ended(
 ) -> None:
     monkeypatch.setattr(worker.Limits, "of", lambda _: worker.Limits(seconds=2))
     template = tmp_path / "template.jinja"
-    loop = "{% for i in range(99999) %}"
-    template.write_text(loop * 2 + "{% endfor %}" * 2)
+    template.write_text("{% for i in range(99999) %}" * 2 + "{% endfor %}" * 2)
     tokens = saved(tokenizer("bpe"), tmp_path / "t")
     with refused("template-invalid", "did not end on lines 1 to 1"):
         made(tmp_path, [{"prompt": "a", "answer": "b"}], TextSpec(str(tokens), 64, str(template)))

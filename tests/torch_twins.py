@@ -37,8 +37,7 @@ def twin(
         model = zoo.MODELS[name_or_model](**arguments)
     else:
         model = name_or_model
-    properties = {entry.key: entry.value for entry in model.metadata_props}
-    config = json.loads(properties["tests.zoo"])
+    config = json.loads({entry.key: entry.value for entry in model.metadata_props}["tests.zoo"])
     module = _TWINS[config.pop("model")](**config)
     slots = dict(module.named_parameters()) | dict(module.named_buffers())
     for tensor in model.graph.initializer:

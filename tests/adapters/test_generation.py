@@ -182,8 +182,7 @@ def test_the_widest_matrices_are_read_in_parts(
     model = onnx.load(package.decoder, load_external_data=False)
     head = [node for node in model.graph.node if node.op_type == "MatMulNBits"
             and node.input[1].startswith("lm_head")]  # fmt: skip
-    rows = [onnx.helper.get_node_attr_value(node, "N") for node in head]
-    assert rows == [36, 36, 36, 20]
+    assert [onnx.helper.get_node_attr_value(node, "N") for node in head] == [36, 36, 36, 20]
     assert package.decoder.with_name("decoder.weights").stat().st_size == 4 * 96 * 4  # zeros alone
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.disable_prepacking", "1")

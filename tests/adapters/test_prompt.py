@@ -70,8 +70,7 @@ def exported(folder: Path, exporter: Exporter = "torchscript") -> tuple[Decoder,
 def batch(length: int = 7) -> list[np.ndarray]:
     ids = np.random.default_rng(1).integers(0, VOCABULARY, (3, length))
     mask = (np.arange(length) < [[length], [length - 2], [length - 1]]).astype(np.int64)
-    places = np.tile(np.arange(length), (3, 1))
-    return [ids, mask, places, np.where(mask, ids, -100)]
+    return [ids, mask, np.tile(np.arange(length), (3, 1)), np.where(mask, ids, -100)]
 
 
 def by_hand(module: Decoder, vectors: Tensor, data: list[Tensor]) -> Tensor:
@@ -164,8 +163,7 @@ def test_peft_reads_what_is_written_and_the_other_way_round(tmp_path: Path, run:
     settings = {"hidden_size": WIDTH, "intermediate_size": 8, "vocab_size": VOCABULARY}
     tiny = transformers.LlamaConfig(num_hidden_layers=1, num_attention_heads=2, **settings)
     theirs = peft.PeftModel.from_pretrained(transformers.LlamaForCausalLM(tiny), tmp_path / "ours")
-    state = open_training(package)[0]
-    own = state.parameters["prompt_embeddings"].data
+    own = open_training(package)[0].parameters["prompt_embeddings"].data
     found = peft.get_peft_model_state_dict(theirs)["prompt_embeddings"]
     np.testing.assert_array_equal(found.detach().numpy(), own)
 

@@ -55,8 +55,7 @@ def test_of_an_exported_decoder(tmp_path: Path) -> None:
     model = tmp_path / "model.onnx"
     module = genai.decoder(model, symmetric=False)
     spec = AdapterSpec("lora", ("*.v_proj", "*.down_proj"), (), 3, 5.0)
-    package = tmp_path / "package"
-    follow(module, model, package, spec, loss_options={"words": 9}, segments=True)
+    follow(module, model, tmp_path / "package", spec, loss_options={"words": 9}, segments=True)
 
 
 @needs_peft

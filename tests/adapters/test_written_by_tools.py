@@ -42,8 +42,7 @@ def twin(name: str) -> Any:
     """The model before it was exported, with what the codes in the file stand for."""
     kind, tied, width, precision = GENAI[name]
     module = causal(kind, tied, width)
-    proto = onnx.load(HERE / name / "model.onnx")
-    found = matrices(proto)
+    found = matrices(onnx.load(HERE / name / "model.onnx"))
     assert len(found) == (15 if precision == "int4" else 0)
     take_over(module, found)
     return module
@@ -148,8 +147,7 @@ def test_what_peft_trained_is_imported(name: str, tmp_path: Path) -> None:
     optimizer = torch.optim.SGD([p for p in theirs.parameters() if p.requires_grad], 1.0)
     for _ in range(3):
         optimizer.zero_grad()
-        loss = next_of(theirs(torch.from_numpy(ids)), torch.from_numpy(labels))
-        loss.backward()
+        next_of(theirs(torch.from_numpy(ids)), torch.from_numpy(labels)).backward()
         optimizer.step()
     theirs.save_pretrained(tmp_path / "theirs")
     state, trainer, _ = open_training(package)

@@ -289,8 +289,7 @@ class _Trial:
         kept = [v for v in graph.input if isinstance(self.feeds[v.name], list)]
         for value in graph.input:
             if value not in kept and value.type.HasField("tensor_type"):
-                array = self.feeds[value.name]
-                graph.initializer.append(_tensor(np.asarray(array), value))
+                graph.initializer.append(_tensor(np.asarray(self.feeds[value.name]), value))
         del graph.input[:]
         graph.input.extend(kept)
         terms = []

@@ -97,8 +97,7 @@ class Builder:
 
     def cube(self, value: ir.Value) -> ir.Value:
         """The value as [batch, channels, length]."""
-        shape = self.shapes[value]
-        count = int(np.prod(shape[1:]))
+        count = int(np.prod(self.shapes[value][1:]))
         channels = 2 if count % 2 == 0 else 1
         cube = self.op.reshape(value, 0, channels, count // channels)
         return self.push(cube, (BATCH, channels, count // channels))

@@ -157,8 +157,7 @@ class Recurrent:
         i = f(of_x[0] + of_h[0] + pi * c)
         forget = 1 - i if self.attrs.get("input_forget") else f(of_x[2] + of_h[2] + pf * c)
         new = forget * c + i * g(of_x[3] + of_h[3])
-        o = f(of_x[1] + of_h[1] + po * new)
-        return o * k(new, clip=False), new
+        return f(of_x[1] + of_h[1] + po * new) * k(new, clip=False), new
 
 
 # The same by PyTorch's modules.

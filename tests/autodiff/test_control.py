@@ -140,8 +140,7 @@ RANDOM = {
 def test_what_is_drawn_at_random_is_not_drawn_again(name: str, level: str) -> None:
     """y = mask w x, so that w dL/dw is the sum of y dL/dy over the turns, for its mask alone."""
     text = f"net (float[5, 40] x, float[40] w) => (float[5, 40] ys) {{ {RANDOM[name]} }}"
-    case = Case(name, text, {}, torch.relu)
-    model, names = add_gradients(case.model(), ["w"])
+    model, names = add_gradients(Case(name, text, {}, torch.relu).model(), ["w"])
     x, w = spread(5, 40), spread(40, seed=1)
     seed = spread(5, 40, seed=2)
     running, feeds = session(model, level), {"x": x, "w": w, "seed_ys": seed}

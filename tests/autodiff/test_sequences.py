@@ -68,8 +68,7 @@ def test_gradient_is_that_of_pytorch(function, outputs: str, body: str, opset: i
     if opset < 15:  # without CastLike, and Identity of sequences
         body = body.replace("CastLike(n, x)", "Cast<to = 1>(n)")
         body = body.replace("v = Identity(t) u = SequenceErase(v,", "u = SequenceErase(t,")
-    expanded = expand(model(MORE + body, outputs, opset), ["x"])
-    live, names = add_gradients(expanded, ["x"])
+    live, names = add_gradients(expand(model(MORE + body, outputs, opset), ["x"]), ["x"])
     left = {"SequenceAt", "ConcatFromSequence", "SequenceLength"}
     assert not left & {node.op_type for node in live.graph}
     x = torch.tensor(normal(3, 6), dtype=torch.float64, requires_grad=True)
@@ -77,8 +76,7 @@ def test_gradient_is_that_of_pytorch(function, outputs: str, body: str, opset: i
     seed = normal(*y.shape, seed=1)
     (expected,) = torch.autograd.grad((y * torch.tensor(seed)).sum(), [x])
     for level in LEVELS:
-        feeds = {"x": normal(3, 6), "at": np.array(0), "seed_y": seed}
-        found = run(live, feeds, level)
+        found = run(live, {"x": normal(3, 6), "at": np.array(0), "seed_y": seed}, level)
         np.testing.assert_allclose(found["y"], y.detach(), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(found[names["x"]], expected, rtol=1e-5, atol=1e-6)
 
@@ -109,8 +107,7 @@ def test_elements_inside_of_a_branch_have_the_shape_of_a_run() -> None:
     inner = {v.name: dims_of(v) for node in nodes_of(loaded.graph) for v in node.outputs}
     assert inner["b"] == (3,)
     for level in LEVELS:
-        feeds = {"x": normal(3, 6), "at": np.array(0)}
-        (found,) = run(loaded, feeds, level).values()
+        (found,) = run(loaded, {"x": normal(3, 6), "at": np.array(0)}, level).values()
         np.testing.assert_array_equal(found, normal(3, 6)[:, [0, 0]])
 
 

@@ -193,8 +193,7 @@ def test_only_files_that_a_package_wrote_are_removed_or_replaced(
     run(*build, "--ort-format", code=0)
     assert (old / "eval_model.ort").is_file()
     (old / "training_model.ort").write_text("mine")
-    outcome = run(*build, code=0)
-    assert "note: training_model.ort stays: it is not the file that" in outcome.err
+    assert "note: training_model.ort stays: it is not the file that" in run(*build, code=0).err
     assert {path.name for path in old.glob("*.ort")} == {"training_model.ort"}
     before = tree(old)
     assert_refused(run(*build, "--ort-format"), "folder-not-empty", "'training_model.ort'", "move")
@@ -217,8 +216,7 @@ def test_conversion_that_fails_leaves_nothing(
         return call(function, *args, **kwargs)
 
     monkeypatch.setattr(worker, "call", without_model)
-    arguments = command(shared.model, tmp_path, "--ort-format")
-    refused(arguments, "ort-conversion-failed", "data.npz")
+    refused(command(shared.model, tmp_path, "--ort-format"), "ort-conversion-failed", "data.npz")
 
 
 def test_a_release_that_is_not_known_is_remarked(run: Run, shared: Shared, tmp_path: Path) -> None:

@@ -265,11 +265,9 @@ def test_a_path_that_is_not_utf8(run: Run, shared: Shared, tmp_path: Path) -> No
 )  # fmt: skip
 def test_artifacts_given_bytes(shared: Shared, tmp_path: Path, name: str) -> None:
     arguments = {
-        "model": onnx.load(shared.model),
-        "requires_grad": ["conv2.weight"],
-        "artifact_directory": str(tmp_path / "out"),
-        name: b"\x08\x08",
-    }
+        "model": onnx.load(shared.model), "requires_grad": ["conv2.weight"],
+        "artifact_directory": str(tmp_path / "out"), name: b"\x08\x08",
+    }  # fmt: skip
     with pytest.raises(OdtpackError):
         generate_artifacts(**arguments)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()

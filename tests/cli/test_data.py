@@ -128,8 +128,7 @@ def test_a_configuration_beside_the_tokenizer_names_template_and_tokens(
 
 @needs_peft
 def test_a_recipe_trains_and_simulates_from_texts(tmp_path: Path, run: Run) -> None:
-    words = tokenizer("wordpiece", VOCABULARY, ["abcdefgh ijklmn opq rst uvw xyz " * 9])
-    saved(words, tmp_path)
+    saved(tokenizer("wordpiece", VOCABULARY, ["abcdefgh ijklmn opq rst uvw xyz " * 9]), tmp_path)
     model = HERE / "genai-llama-tied-fp32" / "model.onnx"
     adapter = AdapterSpec("lora", ("*.q_proj",))
     build_package(model, tmp_path / "package", loss="next_token", adapter=adapter)

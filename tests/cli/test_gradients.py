@@ -163,8 +163,7 @@ def test_every_loss_is_named_and_restored(run: Run, tmp_path: Path) -> None:
     ]
     for name, why, options in reasons:
         outcome = run(*command, f"{file}:build", *restore, "--json", code=1)
-        different = {each["name"]: each["why"] for each in outcome.json()["different"]}
-        assert why in different[name]
+        assert why in {each["name"]: each["why"] for each in outcome.json()["different"]}[name]
         restore += options
     outcome = run(*command, f"{file}:build", *restore, code=0)
     assert "5 of 5 gradients are those of PyTorch" in outcome.out
@@ -259,5 +258,4 @@ def test_what_does_not_train_is_named(run: Run, tmp_path: Path) -> None:
 def test_steps_that_cannot_be_taken(function: str, code: str, run: Run, tmp_path: Path) -> None:
     model, file = write(tmp_path)
     command = "compare-gradients", model, "--loss", "cross_entropy", "--torch"
-    outcome = run(*command, f"{file}:{function}", code=2)
-    assert f"error[{code}]" in outcome.err
+    assert f"error[{code}]" in run(*command, f"{file}:{function}", code=2).err

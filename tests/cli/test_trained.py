@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx.parser
+import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper
 
 from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
-from tests.cli.conftest import Run, Shared, arrays
+from tests.cli.conftest import Outcome, Run, Shared, arrays
+from tests.model_text import drawn, parsed
 from tests.simulator.graphs import weighted
 
 TITLE = "  trains     "
@@ -26,23 +26,19 @@ DEEP = "encoder.layers.{}.attention.output."
 
 def _chain(path: Path, layers: int, form: str = DEEP) -> Path:
     """A network of linear layers."""
-    names = [form.format(i) + kind for i in range(layers) for kind in "wb"]
-    nodes, x = [], "x"
-    for i in range(layers):
-        nodes.append(f"h{i} = Gemm({x}, p{2 * i}, p{2 * i + 1})")
-        x = f"h{i}"
-    model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, 4] {x}) '
-        f"{{ {' '.join(nodes)} }}"
-    )
-    for i, name in enumerate(names):
-        shape = (4,) if name.endswith("b") else (4, 4)
-        array = np.random.default_rng(i).standard_normal(shape).astype(np.float32)
-        model.graph.initializer.append(numpy_helper.from_array(array, name))
-        for node in model.graph.node:
-            node.input[:] = [name if each == f"p{i}" else each for each in node.input]
-    onnx.save(model, path)
+    layer = 'h{} = Gemm(h{}, "{}w", "{}b")'
+    names = [form.format(i) for i in range(layers)]
+    nodes = [layer.format(i + 1, i, name, name) for i, name in enumerate(names)]
+    shapes = {name + kind: shape for name in names for kind, shape in (("w", (4, 4)), ("b", (4,)))}
+    text = f"(float[N, 4] h0) => (float[N, 4] h{layers}) {{ {' '.join(nodes)} }}"
+    weights = drawn(np.random.default_rng(0), **shapes)
+    onnx.save(parsed(text, 21, ir_version=10, **weights), path)
     return path
+
+
+def _printed(outcome: Outcome) -> list[str]:
+    """The lines from what trains on."""
+    return [line.strip() for line in outcome.err.partition(TITLE)[2].splitlines()]
 
 
 FIRST, SECOND = DEEP.format(0), DEEP.format(1)
@@ -61,8 +57,7 @@ def test_what_trains(
     outcome = run(
         "build", model, "--out", tmp_path / "package", "--loss", "mse", "--json",
         "--no-self-check", *options, code=0)  # fmt: skip
-    start = outcome.err.index(TITLE) + len(TITLE)
-    printed = [line.strip() for line in outcome.err[start:].splitlines()]
+    printed = _printed(outcome)
     assert sorted(printed[: len(lines)]) == sorted(lines)
     assert not printed[len(lines)].startswith("encoder")
     trained = {p["name"] for p in outcome.json()["parameters"] if p["role"] == "trainable"}
@@ -73,8 +68,7 @@ def test_what_trains(
 def test_flat_names_are_counted(run: Run, tmp_path: Path) -> None:
     model = _chain(tmp_path / "model.onnx", 30, "a_layer_of_many_{}_")
     outcome = run("build", model, "--out", tmp_path / "package", "--loss", "mse", "--no-self-check")
-    start = outcome.err.index(TITLE) + len(TITLE)
-    printed = [line.strip() for line in outcome.err[start:].splitlines()]
+    printed = _printed(outcome)
     assert printed[4].endswith(" and 60 in all")
     assert not printed[5].startswith("a_layer")
     assert max(map(len, printed[:5])) <= 84

@@ -38,8 +38,7 @@ ON_CPUS = [case for case in CASES if not any(case is each for each in NORMALIZED
 @pytest.mark.parametrize("case", ON_CPUS, ids=lambda case: case.id)
 def test_formula_is_that_of_the_kernel(case: Case) -> None:
     feeds = {name: np.asarray(a) for name, a in case.present.items() if name not in case.constants}
-    running = session(ir.to_proto(forward_model(case)), "off")
-    found = running.run(case.output_names, feeds)
+    found = session(ir.to_proto(forward_model(case)), "off").run(case.output_names, feeds)
     for (name, expected), y in zip(ask_torch(case)[0].outputs.items(), found, strict=True):
         np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
@@ -214,17 +213,10 @@ def _stored_matrix(**changes: object) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("changes", [
-    {"K": 48},
-    {"N": 0},
-    {"block_size": 0},
-    {"block_size": -16},
-    {"bits": 2},
-    {"w": np.zeros((7, 31), np.uint8)},
-    {"w": np.zeros((7, 16), np.float32)},
-    {"s": np.ones(3, np.float32)},
-    {"z": np.zeros(5, np.uint8)},
-    {"z": np.zeros((7, 3), np.float32)},
-    {"weight_prepacked": 1},
+    {"K": 48}, {"N": 0}, {"block_size": 0}, {"block_size": -16}, {"bits": 2},
+    {"w": np.zeros((7, 31), np.uint8)}, {"w": np.zeros((7, 16), np.float32)},
+    {"s": np.ones(3, np.float32)}, {"z": np.zeros(5, np.uint8)},
+    {"z": np.zeros((7, 3), np.float32)}, {"weight_prepacked": 1},
 ], ids=str)  # fmt: skip
 def test_a_matrix_that_is_not_stored_as_it_says_stays_and_says_why(
     changes: dict[str, object],

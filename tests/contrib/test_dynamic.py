@@ -161,8 +161,7 @@ def test_product_that_onnx_runtime_has_fused() -> None:
     pipeline.finish(loaded)
     assert "MatMulInteger" in {node.op_type for node in loaded.graph}
     seed = normal(*kernel.shape, seed=7)
-    feeds = {"x": X, "seed_y": seed}
-    found = run(loaded, feeds)
+    found = run(loaded, {"x": X, "seed_y": seed})
     np.testing.assert_allclose(found["y"], kernel, rtol=1e-5, atol=1e-6)
     wanted = seed @ ((codes.astype(np.float64) - 3) * np.float32(0.02)).T
     np.testing.assert_allclose(found[gradients["x"]], wanted, rtol=1e-5, atol=1e-6)

@@ -136,8 +136,7 @@ WRITTEN_OTHERWISE = {
 def test_gradient(name: str, exporter: Exporter, tmp_path: Path) -> None:
     torch.manual_seed(4)
     net, x = Net(CONSTRUCTS[name]).eval(), torch.randn(3, 6, 4)
-    dynamic = {"x": {0: "batch"}}
-    model = export(net, {"x": x}, tmp_path / "model.onnx", exporter, dynamic=dynamic)
+    model = export(net, {"x": x}, tmp_path / "model.onnx", exporter, dynamic={"x": {0: "batch"}})
     build_package(model, tmp_path / "package", loss="mse")
     state, module, _ = open_training(tmp_path / "package")
     predicted = net.double()(x.double())
@@ -171,8 +170,7 @@ class Extremes(nn.Module):
 def test_equal_elements(tmp_path: Path) -> None:
     net = Extremes()
     x = torch.tensor([[[1.0, 1, 0], [2, 0, 2]], [[3, 3, 3], [1, 2, 2]], [[-1, 0, 1], [-1, 0, 1]]])
-    dynamic = {"x": {0: "batch"}}
-    model = export(net, {"x": x}, tmp_path / "model.onnx", "dynamo", dynamic=dynamic)
+    model = export(net, {"x": x}, tmp_path / "model.onnx", "dynamo", dynamic={"x": {0: "batch"}})
     build_package(model, tmp_path / "package", loss="mse", train=["scale"])
     state, module, _ = open_training(tmp_path / "package")
     target = torch.zeros(3, 7)
@@ -270,7 +268,6 @@ def test_a_target_has_the_sizes_of_the_prediction(name: str, tmp_path: Path) -> 
     """Those that follow from the model; a budget of memory is planned with them."""
 
     net, x = Net(SIZES[name][0], flat=False).eval(), {"x": torch.randn(3, 6, 4)}
-    dynamic = {"x": {0: "batch"}}
-    model = export(net, x, tmp_path / "model.onnx", "torchscript", dynamic=dynamic)
+    model = export(net, x, tmp_path / "model.onnx", "torchscript", dynamic={"x": {0: "batch"}})
     manifest = build_package(model, tmp_path / "package", loss="mse", memory_budget="60 MB")
     assert manifest.inputs[-1].shape == ("batch", *SIZES[name][1])

@@ -78,8 +78,7 @@ def hostile(app: ClientApp, attacks: dict[str, str]) -> ClientApp:
         if kind == "archive":  # which NumPy opens as well
             stream = io.BytesIO()
             np.savez(stream, **arrays)
-            array = content["arrays"][name]
-            array.data = stream.getvalue()
+            content["arrays"][name].data = stream.getvalue()
         return Message(content, reply_to=message)
 
     wrapped = ClientApp(mods=[spoil])
@@ -186,8 +185,7 @@ def secure(job: dict[str, Any]) -> dict[str, Any]:
             evaluate_fn=evaluated, on_fit_config_fn=lambda number: {"server-round": number},
         )  # fmt: skip
         legacy = LegacyContext(context, ServerConfig(num_rounds=job["rounds"]), strategy)
-        secure = SecAggPlusWorkflow(**job["secure"])
-        DefaultWorkflow(fit_workflow=secure)(grid, legacy)
+        DefaultWorkflow(fit_workflow=SecAggPlusWorkflow(**job["secure"]))(grid, legacy)
         learned = legacy.state.array_records["parameters"].to_numpy_ndarrays()
         save_checkpoint(package, named_arrays(package, learned), job["out"])
 

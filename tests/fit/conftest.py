@@ -41,8 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
     onnx.save(zoo.cnn(size=16, width=(16, 32)), folder / "model.onnx")
     random = np.random.default_rng(1)
     labels = np.arange(SAMPLES, dtype=np.int64) % 10
-    patterns = random.random((10, 1, 16, 16))
-    images = patterns[labels] + random.normal(0, 0.2, (SAMPLES, 1, 16, 16))
+    images = random.random((10, 1, 16, 16))[labels] + random.normal(0, 0.2, (SAMPLES, 1, 16, 16))
     np.savez(folder / "data.npz", input=images.astype(np.float32), labels=labels)
     return Files(folder, folder / "model.onnx", folder / "data.npz")
 

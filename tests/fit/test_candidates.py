@@ -257,8 +257,7 @@ def test_size() -> None:
     ceiling = size_ceiling(profiles(), budgets)
     assert ceiling.limit == 5e6
     result = judge(make_result(NAMES), budgets)
-    failed = [check.limit for _, check in result.all_checks() if check.status == "fail"]
-    assert 5e6 in failed
+    assert 5e6 in [check.limit for _, check in result.all_checks() if check.status == "fail"]
     assert ceiling.excess(result.package.package_bytes) > 0
     assert "budgets.toml" in ceiling.describe("the package", 6e6)
 
@@ -312,11 +311,12 @@ def test_operators(text: str, shapes: dict[str, tuple[int, ...]], flops: int, mo
 def test_freezing_saves_work_and_accumulation_repeats_it(tmp_path: Path) -> None:
     model = zoo.cnn(size=8, width=(8, 16))
     works = {}
-    for name, options in {
+    kinds = {
         "all": {},
         "head": {"freeze": ["conv1.*", "conv2.*"]},
         "parts": {"accumulation_steps": 4},
-    }.items():
+    }
+    for name, options in kinds.items():
         build_package(model, tmp_path / name, loss="cross_entropy", **options)  # type: ignore[arg-type]
         package = Package.open(tmp_path / name)
         batch = 8 if name == "parts" else 32

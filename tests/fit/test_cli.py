@@ -40,8 +40,7 @@ def test_recipes_are_written_and_build(start: Run, run: Run, tmp_path: Path) -> 
     assert len(result.pareto) == 1
     assert set(tree(out)) == {"fit.html", "fit.json", "recipe.schema.json", "recipe-1.toml"}
     assert (out / "recipe-1.toml").read_text() == result.pareto[0].recipe
-    built = run("build", "--recipe", out / "recipe-1.toml", "--json", code=0)
-    manifest = built.json()
+    manifest = run("build", "--recipe", out / "recipe-1.toml", "--json", code=0).json()
     choice = result.pareto[0].choice
     assert manifest["optimizer"]["kind"] == choice.optimizer == "sgd"
     assert manifest["accumulation_steps"] == choice.batch_size // choice.micro_batch

@@ -77,8 +77,7 @@ def test_objectives_are_what_is_known() -> None:
         ("accuracy", "larger"), ("peak_bytes", "smaller"), ("time_s", "smaller"),
     ]  # fmt: skip
     assert {each.figure for each in unknown} == {"energy_j"}
-    without = first.model_copy(update={"metric": None, "time_s": None})
-    wanted, unknown = objectives([without], [])
+    wanted, unknown = objectives([first.model_copy(update={"metric": None, "time_s": None})], [])
     assert [o.name for o in wanted] == ["loss", "peak_bytes"]
     assert [each.figure for each in unknown] == ["time_s", "energy_j"]
 
@@ -86,11 +85,9 @@ def test_objectives_are_what_is_known() -> None:
 def test_noise_beats_nobody() -> None:
     """Half a percent of time is none; a metric that is lower is. The unknown is worst."""
     found = [
-        point(1, 0.9, 1000, 10.00),
-        point(2, 0.8, 1000, 9.99),
-        point(3, 0.8, 500, 10.0),
+        point(1, 0.9, 1000, 10.00), point(2, 0.8, 1000, 9.99), point(3, 0.8, 500, 10.0),
         point(4, 0.9, 1000, None),
-    ]
+    ]  # fmt: skip
     wanted, _ = objectives(found, [])
     best, rest = ranked(found, [costs(each, wanted) for each in found])
     assert [each.number for each in best] == [1, 3]
@@ -213,6 +210,5 @@ def test_parameters_without_a_module_and_with_a_name_of_wildcards() -> None:
 
 
 def test_one_layer_leaves_nothing_to_freeze() -> None:
-    text = "one (float[batch, 4] x) => (float[batch, 4] y) { y = MatMul (x, w) }"
-    model = loaded(text, "w")
+    model = loaded("one (float[batch, 4] x) => (float[batch, 4] y) { y = MatMul (x, w) }", "w")
     assert [choice.patterns for choice in freezes(model, ["w"], ())] == [()]

@@ -148,8 +148,7 @@ def test_brute_force_agrees(seed: int, ground: SearchContext, files: Files, tmp_
     ends = {number: float(np.round(random.uniform(level - 0.2, 1), 2)) for number in numbers}
     starts = random.permutation([*ends.values()])  # what is seen early says nothing of the end
     begun = zip(numbers, starts, strict=True)
-    curves = {n: (float(start), float(start), ends[n]) for n, start in begun}
-    table = Table(peaks, curves)
+    table = Table(peaks, {n: (float(start), float(start), ends[n]) for n, start in begun})
     budgets = f'[budgets]\npeak_memory = "{CEILING} B"\naccuracy_floor = {FLOOR}\n'
     request = FitRequest(
         files.settings, files.data, (make_profile("phone", None),),

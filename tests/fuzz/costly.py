@@ -18,7 +18,7 @@ from tests import zoo
 from tests.hostile.checkpoints import checkpoints, many_tensors, shared_table
 from tests.hostile.corpus import build_base
 from tests.hostile.manifests import manifests
-from tests.trust.test_endless import EXTERNAL, functions, loop, options
+from tests.trust.test_endless import CHANGES, functions, loop
 
 
 def of_checkpoints() -> list[bytes]:
@@ -72,7 +72,7 @@ def of_model_files() -> list[bytes]:
     """Models that ask for files, memory or options."""
 
     def made() -> Iterator[bytes]:
-        for change in (*EXTERNAL, options):
+        for change in CHANGES.values():
             model = zoo.mlp((4, 3, 2))
             change(model)
             yield model.SerializeToString()

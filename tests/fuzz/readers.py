@@ -223,8 +223,7 @@ def _large_extras() -> list[bytes]:
     content.pop("digest")
     entry = {"path": _EXTRA, "size_bytes": _EXTRA_BYTES, "sha256": "0" * 64, "role": "recipe"}
     content["files"]["extra"] = [entry]
-    listed = json.dumps(content).encode()
-    return [listed, _manifests()[0] + b" " * len(_EXTRA)]
+    return [json.dumps(content).encode(), _manifests()[0] + b" " * len(_EXTRA)]
 
 
 def _verify(path: Path) -> None:

@@ -27,8 +27,7 @@ def value(*dims: int | str, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Value:
 
 
 def constant(*numbers: int) -> ir.Value:
-    tensor = ir.tensor(np.array(numbers, np.int64))
-    found = ir.val("c", const_value=tensor)
+    found = ir.val("c", const_value=ir.tensor(np.array(numbers, np.int64)))
     ir.Graph([], [], nodes=[], initializers=[found])
     return found
 
@@ -252,5 +251,4 @@ def test_an_absent_condition_is_written_where_nothing_is_carried() -> None:
     model = load("""net (int64 m, float[3] w) => (float[n, 3] y) {
       y = Loop <body = turn (int64 i, bool go) => (bool on, float[3] part) {
         on = Identity(go) part = Neg(w) }> (m, "") }""")
-    condition = the(model, "Loop").inputs[1]
-    assert condition.const_value.numpy().item() is True
+    assert the(model, "Loop").inputs[1].const_value.numpy().item() is True

@@ -12,6 +12,7 @@ import numpy as np
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from tests.hostile.walk import Place, field_entry, places
+from tests.model_text import drawn
 from tests.runtime.checkpoint_samples import Foreign, sample
 
 CORRUPT = ("checkpoint-corrupt",)
@@ -29,13 +30,8 @@ def written(data: CheckpointData) -> bytes:
 def plain() -> CheckpointData:
     """Parameters alone, as a package holds them."""
     rng = np.random.default_rng(1)
-    return CheckpointData(
-        {
-            name: rng.standard_normal(shape).astype(np.float32)
-            for name, shape in (("fc1.weight", (3, 4)), ("fc1.bias", (3,)))
-        },
-        {},
-    )
+    shapes = {"fc1.weight": (3, 4), "fc1.bias": (3,)}
+    return CheckpointData(drawn(rng, **shapes), {})
 
 
 def checkpoints() -> Iterator[Made]:
@@ -55,15 +51,13 @@ def _patched(data: bytes, at: int, value: bytes) -> bytes:
 
 
 def _bytes(data: bytes) -> Iterator[Made]:
-    yield "empty", b"", CORRUPT
-    yield "seven_bytes", data[:7], CORRUPT
-    yield "eight_bytes", data[:8], CORRUPT
-    yield "zeros", bytes(len(data)), CORRUPT
-    yield "ones", b"\xff" * len(data), CORRUPT
-    yield "first_four_zero", _patched(data, 0, bytes(4)), CORRUPT
-    yield "other_identifier", _patched(data, 4, b"ORTM"), CORRUPT
-    yield "zip", b"PK\3\4" * 64, CORRUPT
-    yield "json", b'{"a": [1, 2, 3]}', CORRUPT
+    for name, wrong in {
+        "empty": b"", "seven_bytes": data[:7], "eight_bytes": data[:8], "zeros": bytes(len(data)),
+        "ones": b"\xff" * len(data), "first_four_zero": _patched(data, 0, bytes(4)),
+        "other_identifier": _patched(data, 4, b"ORTM"), "zip": b"PK\3\4" * 64,
+        "json": b'{"a": [1, 2, 3]}',
+    }.items():  # fmt: skip
+        yield name, wrong, CORRUPT
     for part in range(1, 16):
         yield f"cut_{part}_of_16", data[: len(data) * part // 16], CORRUPT
     yield "last_byte_cut", data[:-1], CORRUPT
@@ -79,12 +73,9 @@ def _bytes(data: bytes) -> Iterator[Made]:
 
 _HOSTILE = {
     "length": (0x40000001, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 0x20000000),
-    "offset": (0xFFFFFFFF, 0x80000000, 0x7FFFFFFF),
-    "vtable offset": (0x7FFFFFFF, 0x80000000, 0),
-    "vtable size": (0, 3, 0xFFFF),
-    "table size": (0, 3),
-    "field": (0xFFFF, 2),
-}
+    "offset": (0xFFFFFFFF, 0x80000000, 0x7FFFFFFF), "vtable offset": (0x7FFFFFFF, 0x80000000, 0),
+    "vtable size": (0, 3, 0xFFFF), "table size": (0, 3), "field": (0xFFFF, 2),
+}  # fmt: skip
 
 
 def _numbers(data: bytes, which: str) -> Iterator[Made]:
@@ -100,11 +91,8 @@ def _numbers(data: bytes, which: str) -> Iterator[Made]:
             changed = struct.pack("<I" if place.width == 4 else "<H", value)
             if changed == data[place.position : place.position + place.width]:
                 continue
-            yield (
-                f"{which}_{_words(place)}_{value:x}",
-                _patched(data, place.position, changed),
-                CORRUPT,
-            )
+            name = f"{which}_{_words(place)}_{value:x}"
+            yield name, _patched(data, place.position, changed), CORRUPT
 
 
 def _words(place: Place) -> str:
@@ -123,13 +111,10 @@ def _hidden(data: bytes, *entries: int) -> bytes:
 def _lost_digests(whole: bytes, bare: bytes) -> Iterator[Made]:
     """Files of odtpack that lost their digest, and more with it."""
     for name, data in (("whole", whole), ("plain", bare)):
-        digest = field_entry(data, 4)
-        module = field_entry(data, 1)
+        digest, module = field_entry(data, 4), field_entry(data, 1)
         trainable = field_entry(data, 1, 0)
-        doc_string = next(
-            place.position
-            for place in places(data)
-            if place.kind == "field" and place.path == "root.1.0[0].1"
+        (doc_string,) = (
+            place.position for place in places(data) if place[:2] == ("field", "root.1.0[0].1")
         )
         yield f"{name}_digest_hidden", _hidden(data, digest), CORRUPT
         yield f"{name}_parameters_hidden", _hidden(data, trainable), CORRUPT
@@ -142,12 +127,12 @@ def _lost_digests(whole: bytes, bare: bytes) -> Iterator[Made]:
         yield f"{name}_digest_out_of_vtable", shorter, CORRUPT
         length = next(p.position for p in places(data) if p == ("length", "root.4", p.position, 4))
         yield f"{name}_digest_length_0", _patched(data, length, bytes(4)), CORRUPT
-    yield "whole_properties_hidden", _hidden(whole, field_entry(whole, 3)), CORRUPT
-    yield "whole_optimizer_hidden", _hidden(whole, field_entry(whole, 2)), CORRUPT
-    both = _hidden(whole, field_entry(whole, 2), field_entry(whole, 4))
-    yield "whole_digest_and_optimizer_hidden", both, CORRUPT
-    both = _hidden(whole, field_entry(whole, 3), field_entry(whole, 4))
-    yield "whole_digest_and_properties_hidden", both, CORRUPT
+    for name, fields in {
+        "properties": (3,), "optimizer": (2,), "digest_and_optimizer": (2, 4),
+        "digest_and_properties": (3, 4),
+    }.items():  # fmt: skip
+        hidden = _hidden(whole, *(field_entry(whole, field) for field in fields))
+        yield f"whole_{name}_hidden", hidden, CORRUPT
 
 
 def _vtable(data: bytes) -> int:
@@ -165,9 +150,8 @@ def _foreign() -> Iterator[Made]:
     yield "foreign_without_digest", of({}), ()
     yield "foreign_no_parameters", of(), ()
     yield "foreign_nominal", of({"dims": (), "raw": None}, nominal=True), ()
-    yield "foreign_version_1", of({}, version=1), ("checkpoint-version",)
-    yield "foreign_version_0", of({}, version=0), ("checkpoint-version",)
-    yield "foreign_version_negative", of({}, version=-1), ("checkpoint-version",)
+    for name, version in {"1": 1, "0": 0, "negative": -1}.items():
+        yield f"foreign_version_{name}", of({}, version=version), ("checkpoint-version",)
     for name, tensor in {
         "no_name": {"name": ""}, "dims_product_2_62": {"dims": (2**31, 2**31)},
         "dims_overflow": {"dims": (2**32, 2**32)}, "dims_overflow_to_2": {"dims": (2**63 - 1, 4)},
@@ -202,8 +186,7 @@ def _foreign() -> Iterator[Made]:
         data = of({"name": "q" * len(raw)})
         yield f"foreign_name_{name}", data.replace(b"q" * len(raw) + b"\0", raw + b"\0"), CORRUPT
     data = of({"name": "qqq"})
-    at = data.index(b"qqq\0") + 3
-    yield "foreign_text_not_ended", _patched(data, at, b"x"), CORRUPT
+    yield "foreign_text_not_ended", _patched(data, data.index(b"qqq\0") + 3, b"x"), CORRUPT
 
 
 def _foreign_groups() -> Iterator[Made]:
@@ -238,19 +221,14 @@ def _foreign_groups() -> Iterator[Made]:
 
 
 def _foreign_properties() -> Iterator[Made]:
-    def of(kind: str, *names: str, value: int = 3) -> bytes:
+    def of(kind: str, *names: str) -> bytes:
         made = Foreign()
         tables = []
         for name in names:
             label = made.b.CreateString(name)
-            fields: dict[int, tuple[str, object]] = {0: ("UOffsetTRelative", label)}
-            if kind == "ints":
-                fields[1] = ("Int64", value)
-            elif kind == "floats":
-                fields[1] = ("Float32", 0.5)
-            else:
-                fields[1] = ("UOffsetTRelative", made.b.CreateString("text"))
-            tables.append(made.table(fields))
+            content = {"ints": ("Int64", 3), "floats": ("Float32", 0.5)}.get(kind)
+            content = content or ("UOffsetTRelative", made.b.CreateString("text"))
+            tables.append(made.table({0: ("UOffsetTRelative", label), 1: content}))
         number = ("ints", "floats", "strings").index(kind)
         bag = made.table({number: ("UOffsetTRelative", made.vector(tables))})
         return made.finish([made.tensor()], bag=bag)

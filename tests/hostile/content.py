@@ -15,8 +15,7 @@ def content_digest(data: CheckpointData) -> str:
     parameters = [(name, "t", array) for name, array in data.trainable.items()]
     parameters += [(name, "f", array) for name, array in data.frozen.items()]
     for name, kind, array in sorted(parameters, key=lambda item: _hex(item[0])):
-        dims = () if data.nominal else array.shape
-        shape = "x".join(map(str, dims)) or "-"
+        shape = "x".join(map(str, () if data.nominal else array.shape)) or "-"
         lines.append(f"P {kind} {array.dtype.name} {shape} {_sha(array)} {_hex(name)}")
     if data.optimizer is not None:
         state = data.optimizer

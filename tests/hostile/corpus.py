@@ -87,8 +87,7 @@ def _text(content: dict[str, Any] | bytes) -> bytes:
 def _manifests(out: Path, base: Path) -> Iterator[Case]:
     for made, content, codes, stricter in manifests(_good(base)):
         name = _file_name(made)
-        folder = _folder(out, base, name)
-        (folder / _MANIFEST).write_bytes(_text(content))
+        (_folder(out, base, name) / _MANIFEST).write_bytes(_text(content))
         yield Case(name=name, action="open", package=name, codes=codes, stricter=stricter)
 
 

@@ -130,23 +130,19 @@ def _sessions(good: Content) -> Iterator[Any]:
     for key in _KEYS:
         if key != "session.force_spinning_stop":
             yield config(f"config_{key.replace('.', '_')}", {key: "1"})
-    stats = "session.collect_node_memory_stats_to_file"
-    yield config("config_writes_a_file", {"session.force_spinning_stop": "1", stats: "stats.csv"})
-    yield config("config_spinning_0", {"session.force_spinning_stop": "0"})
-    yield config("config_spinning_number", {"session.force_spinning_stop": 1})
-    yield config("config_spinning_true", {"session.force_spinning_stop": True})
-    yield config("config_spinning_null", {"session.force_spinning_stop": None})
-    yield config("config_spinning_space", {"session.force_spinning_stop ": "1"})
-    yield config("config_spinning_case", {"Session.Force_Spinning_Stop": "1"})
-    yield config("config_spinning_zero_byte", {"session.force_spinning_stop\0x": "1"})
+    spinning, stats = "session.force_spinning_stop", "session.collect_node_memory_stats_to_file"
+    for name, wrong in {
+        "writes_a_file": {spinning: "1", stats: "stats.csv"}, "spinning_0": {spinning: "0"},
+        "spinning_number": {spinning: 1}, "spinning_true": {spinning: True},
+        "spinning_null": {spinning: None}, "spinning_space": {f"{spinning} ": "1"},
+        "spinning_case": {"Session.Force_Spinning_Stop": "1"},
+        "spinning_zero_byte": {f"{spinning}\0x": "1"}, "long_key": {"k" * 2000: "1"},
+        "long_value": {spinning: "1" * 9000}, "list": [], "null": None, "text": spinning,
+    }.items():  # fmt: skip
+        yield config(f"config_{name}", wrong)
     for key in ("__proto__", "__proto__.polluted", "constructor", "constructor.assign",
                 "prototype", "toString", "hasOwnProperty", ""):  # fmt: skip
         yield config(f"config_{key.replace('.', '_') or 'empty'}_key", {key: "1"})
-    yield config("config_long_key", {"k" * 2000: "1"})
-    yield config("config_long_value", {"session.force_spinning_stop": "1" * 9000})
-    yield config("config_list", [])
-    yield config("config_null", None)
-    yield config("config_text", "session.force_spinning_stop")
     yield "session_config_empty", _set(good, "session", "config", {}), ()
     without = edited(good, lambda content: content["session"].pop("config", None))
     yield "session_config_absent", without, ()
@@ -278,8 +274,7 @@ def _layouts(good: Content) -> Iterator[Any]:
     typed = _set(good, "parameters", last, good["parameters"][last] | wide)
     yield "layout_of_another_type", typed, ()
     empty = good["parameters"][first] | {"name": "empty", "shape": [0], "size_bytes": 0}
-    group = good["groups"][0]["parameters"]
-    beside = _set(good, "groups", 0, "parameters", [*group, "empty"])
+    beside = _set(good, "groups", 0, "parameters", [*good["groups"][0]["parameters"], "empty"])
     yield "offset_of_nothing_shared", beside | {"parameters": [*good["parameters"], empty]}, ()
 
 
@@ -415,8 +410,7 @@ def _self_checks(good: Content) -> Iterator[Any]:
 
 
 def _names(good: Content) -> Iterator[Any]:
-    twice = good["inputs"] + [good["inputs"][0]]
-    yield "inputs_same_name", _set(good, "inputs", twice), INVALID
+    yield "inputs_same_name", _set(good, "inputs", good["inputs"] + [good["inputs"][0]]), INVALID
     both = good["parameters"] + [good["parameters"][0]]
     yield "parameters_same_name", _set(good, "parameters", both), INVALID
     outputs = good["outputs"] + [good["outputs"][0] | {"role": "additional"}]

@@ -48,8 +48,7 @@ def compiled(target: Path, *words: object) -> Path:
 def _cached(name: str, sources: list[Path], *words: str) -> Path:
     """What is compiled of sources as they are now, once for all tests."""
     given = [*(path.read_bytes() for path in sources), *map(str.encode, words)]
-    digest = hashlib.sha256(b"".join(given)).hexdigest()[:16]
-    target = BUILD / digest / name
+    target = BUILD / hashlib.sha256(b"".join(given)).hexdigest()[:16] / name
     target.parent.mkdir(parents=True, exist_ok=True)
     with cpp_kit.one_at_a_time(BUILD):
         if target.is_file():

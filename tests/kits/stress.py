@@ -17,82 +17,35 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
+from tests.kits import cpp_kit, cpp_stress, csharp_kit, javascript, js_stress, kotlin_kit, swift_kit
 from tests.programs import ran
+from tests.reports.browser import CHROMIUM
 
 TIMES = int(os.environ.get("ODTPACK_STRESS", "20"))
 """How often the tests of the kits' sessions do each of the four."""
 
 
-def _run_tests(times: int, *words: str) -> None:
-    """Run tests of this folder, with :data:`TIMES` as given; none of them may be left out."""
+def _kotlin(times: int) -> None:
+    """Run its tests with :data:`TIMES` as given; none of them may be left out."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-o",
-               "faulthandler_timeout=0", *words]  # fmt: skip
+               "faulthandler_timeout=0", "test_kotlin_sessions.py", "-k",
+               "again_and_again"]  # fmt: skip
     environment = {**os.environ, "ODTPACK_STRESS": str(times)}
     done = ran(*command, code=None, cwd=Path(__file__).parent, env=environment)
     if done.returncode != 0 or "skipped" in done.stdout:
         raise AssertionError(done.stdout[-4000:] + done.stderr[-1000:])
 
 
-def _need(reason: str | None) -> None:
-    if reason:
-        pytest.skip(reason)
-
-
-def kotlin(times: int) -> None:
-    """Three packages: plain, with a step model, with accumulation."""
-    from tests.kits import kotlin_kit
-
-    _need(kotlin_kit.unavailable())
-    _run_tests(times, "test_kotlin_sessions.py", "-k", "again_and_again")
-
-
-def js(times: int) -> None:
-    """In Node."""
-    from tests.kits import javascript, js_stress
-
-    _need(javascript.unavailable())
-    js_stress.js(times)
-
-
-def chromium(times: int) -> None:
-    """In a browser."""
-    from tests.kits import javascript, js_stress
-    from tests.reports.browser import CHROMIUM
-
-    _need(javascript.unavailable() or (None if CHROMIUM else "no Chromium on this machine"))
-    js_stress.chromium(times)
-
-
-def cpp(times: int) -> None:
-    """With and without running statistics and a step model."""
-    from tests.kits import cpp_kit, cpp_stress
-
-    _need(cpp_kit.unavailable())
-    cpp_stress.cpp(times)
-
-
-def swift(times: int) -> None:
-    """The same program as for C++, through the C interface."""
-    from tests.kits import cpp_stress, swift_kit
-
-    _need(swift_kit.unavailable())
-    cpp_stress.layer(swift_kit, times)
-
-
-def csharp(times: int) -> None:
-    """The same under Mono."""
-    from tests.kits import cpp_stress, csharp_kit
-
-    _need(csharp_kit.unavailable())
-    cpp_stress.layer(csharp_kit, times)
-
-
-KITS: dict[str, Callable[[int], None]] = {
-    "kotlin": kotlin, "js": js, "chromium": chromium, "cpp": cpp, "swift": swift, "csharp": csharp,
+NO_CHROMIUM = None if CHROMIUM else "no Chromium on this machine"
+KITS: dict[str, tuple[Callable[[], str | None], Callable[[int], None]]] = {
+    "kotlin": (kotlin_kit.unavailable, _kotlin),
+    "js": (javascript.unavailable, js_stress.js),
+    "chromium": (lambda: javascript.unavailable() or NO_CHROMIUM, js_stress.chromium),
+    "cpp": (cpp_kit.unavailable, cpp_stress.cpp),
+    "swift": (swift_kit.unavailable, lambda times: cpp_stress.layer(swift_kit, times)),
+    "csharp": (csharp_kit.unavailable, lambda times: cpp_stress.layer(csharp_kit, times)),
 }  # fmt: skip
-"""Each raises an error that says what went wrong, or skips where its tools are missing."""
+"""Why a kit is not here, and what raises an error that says what went wrong."""
 
 
 def main() -> int:
@@ -103,10 +56,12 @@ def main() -> int:
     failed = False
     for name in arguments.kit:
         begun, result = time.monotonic(), f"{arguments.times} times each: good"
+        unavailable, stress = KITS[name]
         try:
-            KITS[name](arguments.times)
-        except pytest.skip.Exception as reason:
-            result = f"not run, {reason}"
+            if reason := unavailable():
+                result = f"not run, {reason}"
+            else:
+                stress(arguments.times)
         except AssertionError as error:
             failed, result = True, f"failed\n{error}"
         print(f"{name:8}  {time.monotonic() - begun:6.0f} s  {result}", flush=True)

@@ -128,8 +128,7 @@ def test_running_statistics_are_put_back_after_a_step_that_failed(tmp_path: Path
 )
 def test_a_state_beside_its_session(command: str, name: str, tmp_path: Path) -> None:
     """What was taken of it remains valid, what reads it is a call, and one session steps."""
-    job = write_job(CASES[name], tmp_path)
-    calls(cpp_program, command, job, TIMES, variant="sanitized")
+    calls(cpp_program, command, write_job(CASES[name], tmp_path), TIMES, variant="sanitized")
 
 
 @pytest.mark.parametrize(("command", "name"), [

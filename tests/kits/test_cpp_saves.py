@@ -248,8 +248,7 @@ def test_a_data_file_that_is_cut_ends_no_reader(tmp_path: Path) -> None:
 
 def write_external(path: Path, array: np.ndarray) -> None:
     """A checkpoint with a data file, of a number that is in all of it."""
-    number = int(array[0])
-    data = CheckpointData({"w": array}, {}, properties={"number": number})
+    data = CheckpointData({"w": array}, {}, properties={"number": int(array[0])})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writer, "EXTERNAL_DATA_THRESHOLD", 64)
         write_checkpoint(path, data)

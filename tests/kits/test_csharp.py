@@ -101,8 +101,7 @@ def test_the_guide_trains_with_the_nuget_package(package: Path, tmp_path: Path) 
         assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 100
     onnxruntime.InferenceSession(tmp_path / "personal.onnx")
     (tmp_path / "trained.ckpt").unlink()  # the save before is there, of 80 steps
-    done = ran(*csharp_kit.command(app), cwd=tmp_path)
-    assert done.stdout.count("\n") == 20
+    assert ran(*csharp_kit.command(app), cwd=tmp_path).stdout.count("\n") == 20
     assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 100
     with (tmp_path / "assets" / "images.bin").open("r+b") as images:
         images.write(np.float32(np.nan).tobytes())
@@ -164,8 +163,7 @@ def test_functions_are_where_the_header_has_them(tmp_path: Path) -> None:
     )
     source = f"#include <stddef.h>\n#include <onnxruntime_c_api.h>\n{checks}"
     (tmp_path / "places.c").write_text(source)
-    include = cpp_kit.DEPENDENCIES / "include"
-    ran("gcc", "-fsyntax-only", "-I", include, tmp_path / "places.c")
+    ran("gcc", "-fsyntax-only", "-I", cpp_kit.DEPENDENCIES / "include", tmp_path / "places.c")
 
 
 def test_the_library_links_no_onnx_runtime() -> None:

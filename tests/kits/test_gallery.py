@@ -33,8 +33,7 @@ def project(name: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory)
         for words in commands((folder / "README.md").read_text())[:3]:
             run_command(words, folder)
 
-    made = made_once(tmp_path_factory, f"gallery-{name}", make)
-    return shutil.copytree(made, tmp_path / name)
+    return shutil.copytree(made_once(tmp_path_factory, f"gallery-{name}", make), tmp_path / name)
 
 
 def check(project: Path, words: Sequence[str]) -> None:

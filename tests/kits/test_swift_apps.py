@@ -80,8 +80,7 @@ def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path
     rng = np.random.default_rng(1)
 
     def run_trainer(files: Path, *arguments: object) -> str:
-        words = command(tmp_path / "train", package, files, *arguments)
-        return ran(*words).stdout
+        return ran(*command(tmp_path / "train", package, files, *arguments)).stdout
 
     images = rng.standard_normal((160, *SHAPE), dtype=np.float32)
     labels = rng.integers(0, 3, 160)

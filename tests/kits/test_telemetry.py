@@ -22,8 +22,7 @@ KEPT = {"PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "JAVA_HOME", "ODTPACK_SWIFT", "
 
 def _program(kit: Any) -> Callable[[dict[str, Any], Path], None]:
     def train(task: Task, folder: Path) -> None:
-        inputs = [{"name": name, **each} for name, each in task["data"].items()]
-        steps = [{"inputs": inputs}]
+        steps = [{"inputs": [{"name": name, **each} for name, each in task["data"].items()]}]
         job = {"package": "package", "steps": steps, "evaluation": steps[0], "threads": 1}
         kit.measure({**job, "count": task["steps"]}, folder)
 

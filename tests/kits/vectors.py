@@ -207,8 +207,7 @@ def write_nominal(out: Path) -> Iterator[dict[str, Any]]:
     case = dataclasses.replace(case, build={**case.build, "nominal": True})
     folder = open_folder(out, "nominal")
     package = build(case, folder.path / "package")
-    full = Run(case, package)
-    values = full.module.get_contiguous_parameters(trainable_only=False).numpy()
+    values = Run(case, package).module.get_contiguous_parameters(trainable_only=False).numpy()
     run = Run(case, package, package.nominal_checkpoint)
     run.module.copy_buffer_to_parameters(values, trainable_only=False)
     batches = list(_batches(case, 3))
@@ -308,11 +307,9 @@ def write_suite(
         entries += write_recoveries(stage)
         entries += write_errors(stage)
     index = {
-        "format": FORMAT,
-        "onnxruntime": onnxruntime.__version__,
-        "threads": THREADS,
+        "format": FORMAT, "onnxruntime": onnxruntime.__version__, "threads": THREADS,
         "cases": entries,
-    }
+    }  # fmt: skip
     (stage / "index.json").write_text(json.dumps(index, indent=1) + "\n")
     if out.exists():
         shutil.rmtree(out)

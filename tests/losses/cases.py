@@ -67,7 +67,6 @@ def _classification() -> dict[str, Case]:
             "soft-sum": {"labels": "probabilities", "weight": WEIGHT, "reduction": "sum"},
         }.items():
             ignored, soft = options.get("ignore_index"), "labels" in options
-
             given = {name: value for name, value in options.items() if name != "labels"}
             if "weight" in given:
                 given["weight"] = torch.tensor(WEIGHT).double()
@@ -92,11 +91,9 @@ def _next_token() -> dict[str, Case]:
         return F.cross_entropy(rows, t[:, 1:].reshape(-1), **options)
 
     for label, options, given in (
-        ("plain", {}, tokens),
-        ("completion", {}, completion),
-        ("sum", {"reduction": "sum"}, completion),
-        ("padding", {"ignore_index": 0}, tokens),
-    ):
+        ("plain", {}, tokens), ("completion", {}, completion),
+        ("sum", {"reduction": "sum"}, completion), ("padding", {"ignore_index": 0}, tokens),
+    ):  # fmt: skip
         cases[f"next_token-{label}"] = Case(
             "next_token", options, (normal(3, 6, 5),), (given,), partial(oracle, **options)
         )
@@ -111,23 +108,18 @@ def _elementwise() -> dict[str, Case]:
         for reduction in ("mean", "sum"):
             how = {"reduction": reduction}
             for name, options, oracle in (
-                ("mse", {}, F.mse_loss),
-                ("l1", {}, F.l1_loss),
-                ("huber", {}, F.huber_loss),
-                ("huber", {"delta": 0.3}, F.huber_loss),
-                ("smooth_l1", {}, F.smooth_l1_loss),
+                ("mse", {}, F.mse_loss), ("l1", {}, F.l1_loss), ("huber", {}, F.huber_loss),
+                ("huber", {"delta": 0.3}, F.huber_loss), ("smooth_l1", {}, F.smooth_l1_loss),
                 ("smooth_l1", {"beta": 2.5}, F.smooth_l1_loss),
-            ):
+            ):  # fmt: skip
                 given = how | options
                 key = "-".join([name, reduction, *map(str, options), shape_name])
                 cases[key] = Case(name, given, x, target, partial(oracle, **given))
         share = (np.random.default_rng(7).random(shape, np.float32),)
         for label, options in {
-            "plain": {},
-            "sum": {"reduction": "sum"},
-            "pos_weight": {"pos_weight": 3.0},
+            "plain": {}, "sum": {"reduction": "sum"}, "pos_weight": {"pos_weight": 3.0},
             "weight": {"weight": 0.25, "reduction": "sum"},
-        }.items():
+        }.items():  # fmt: skip
             cases[f"bce_with_logits-{label}-{shape_name}"] = Case(
                 "bce_with_logits", options, x, share, _bce(options)
             )
@@ -144,14 +136,12 @@ def _bce(options: Mapping[str, object]) -> TorchLoss:
         key: value if key == "reduction" else torch.as_tensor(value).double()
         for key, value in options.items()
     }
-
     return partial(F.binary_cross_entropy_with_logits, **given)
 
 
 def kl(y: torch.Tensor, q: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
     """Mean divergence of the rows of [N, C], from probabilities that already are tempered."""
-    log_p = F.log_softmax(y / temperature, 1)
-    return F.kl_div(log_p, q, reduction="batchmean") * temperature**2
+    return F.kl_div(F.log_softmax(y / temperature, 1), q, reduction="batchmean") * temperature**2
 
 
 def _rows(y: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -183,12 +173,10 @@ def _distillation() -> dict[str, Case]:
             oracle = partial(_from_probabilities, temperature=temperature)
             cases[f"kl_div-probabilities-{key}"] = Case("kl_div", soft, xs, shares, oracle)
 
-    def summed(y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return _from_logits(y, t) * len(y)
-
     cases["kl_div-sum"] = Case(
-        "kl_div", {"reduction": "sum"}, (normal(6, 5),), (normal(6, 5, seed=6),), summed
-    )
+        "kl_div", {"reduction": "sum"}, (normal(6, 5),), (normal(6, 5, seed=6),),
+        lambda y, t: _from_logits(y, t) * len(y),
+    )  # fmt: skip
 
     def mixed_sum(y: torch.Tensor, labels: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         soft = _from_probabilities(y, t, 2) * len(y)
@@ -215,11 +203,9 @@ def _metric() -> dict[str, Case]:
     cases = {}
     three = tuple(normal(8, 6, seed=seed) for seed in (1, 2, 3))
     for label, options in {
-        "plain": {},
-        "sum": {"reduction": "sum", "margin": 0.5},
-        "norm-1": {"p": 1, "margin": 2.0},
+        "plain": {}, "sum": {"reduction": "sum", "margin": 0.5}, "norm-1": {"p": 1, "margin": 2.0},
         "swap": {"swap": True},
-    }.items():
+    }.items():  # fmt: skip
         oracle = partial(F.triplet_margin_loss, **options)
         cases[f"triplet_margin-{label}"] = Case("triplet_margin", options, three, (), oracle)
     together = np.array([1, 0, 0, 1, 1, 0, 0, 1], np.float32)
@@ -230,12 +216,10 @@ def _metric() -> dict[str, Case]:
 
     cases["contrastive"] = Case("contrastive", {"margin": 4.0}, three[:2], (together,), contrastive)
 
-    def contrastive_sum(a: torch.Tensor, b: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
-        return contrastive(a, b, t) * len(a)
-
     cases["contrastive-sum"] = Case(
-        "contrastive", {"margin": 4.0, "reduction": "sum"}, three[:2], (together,), contrastive_sum
-    )
+        "contrastive", {"margin": 4.0, "reduction": "sum"}, three[:2], (together,),
+        lambda a, b, t: contrastive(a, b, t) * len(a),
+    )  # fmt: skip
 
     def info_nce(
         q: torch.Tensor, k: torch.Tensor, *, normalize: bool = True, symmetric: bool = False,

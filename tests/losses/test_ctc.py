@@ -40,8 +40,7 @@ def _one(folder: Path, x: np.ndarray, labels: list[int], length: int) -> tuple[f
     package(folder, model, "ctc", {"reduction": "sum"})
     state, module, _ = open_training(folder)
     given = np.array([labels]), np.array([length]), np.array([len(labels)])
-    loss = float(module(x, *given))
-    return loss, state.parameters["s0"].grad.copy()
+    return float(module(x, *given)), state.parameters["s0"].grad.copy()
 
 
 def test_two_steps_by_hand(tmp_path: Path) -> None:
@@ -110,8 +109,7 @@ def test_what_is_padded_does_not_matter(tmp_path: Path) -> None:
 
 
 def test_plain_operators_only(tmp_path: Path) -> None:
-    case = ctc_case()
-    package(tmp_path, shifted([case.xs[0].shape], batch="T"), "ctc", {})
+    package(tmp_path, shifted([ctc_case().xs[0].shape], batch="T"), "ctc", {})
     for name in ("training", "eval"):
         model = onnx.load(tmp_path / f"{name}_model.onnx")
         onnx.checker.check_model(model, full_check=True)

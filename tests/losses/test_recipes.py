@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-import onnx.helper
+import onnx
 import pytest
 import torch
 from torch.nn import functional as F
@@ -19,7 +19,6 @@ from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.training.loop import load_dataset
 from scripts.manifest_schema import manifest_schema
-from tests import zoo
 from tests.losses.cases import CASES, normal, probabilities
 from tests.losses.harness import package, shifted
 from tests.model_text import parsed
@@ -273,13 +272,9 @@ def test_options_as_people_type_them() -> None:
 
 def test_labels_of_another_name_are_checked(tmp_path: Path) -> None:
     """ONNX counts negative indices from the end: -1 would train the last class."""
-    model = onnx.ModelProto()
-    model.CopyFrom(zoo.mlp((6, 5, 3)))
-    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.INT64, ["batch"])
-    model.graph.input.append(y)
-    model.graph.node.append(onnx.helper.make_node("Identity", ["y"], ["same"]))
-    same = onnx.helper.make_tensor_value_info("same", onnx.TensorProto.INT64, ["batch"])
-    model.graph.output.append(same)
+    text = """(float[batch, 6] input, int64[batch] y) => (float[batch, 3] output, int64[batch] same)
+        { output = MatMul(input, w) same = Identity(y) }"""
+    model = parsed(text, w=normal(6, 3))
     folder = tmp_path / "package"
     build_package(model, folder, loss="cross_entropy", loss_inputs=("output", "y"))
     _, module, _ = open_training(folder)

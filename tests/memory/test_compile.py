@@ -233,8 +233,7 @@ def test_planned_peak_is_that_of_the_written_model(tmp_path: Path) -> None:
 
 
 def test_gradients_of_one_layer_hold_no_memory_for_the_next(tmp_path: Path) -> None:
-    graphs = kept("transformer")
-    graph = written(graphs, tmp_path)
+    graph = written(kept("transformer"), tmp_path)
     forward = Step(graph).forward
     shared = 0
     for buffer in allocate(graph).buffers:

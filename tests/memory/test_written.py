@@ -129,8 +129,7 @@ def executed(path: Path, level: str, feeds: dict[str, np.ndarray]) -> tuple[list
     result = opened.run(None, feeds)[0]
     events = json.loads(Path(opened.end_profiling()).read_text())
     suffix = "_kernel_time"
-    names = [e["name"].removesuffix(suffix) for e in events if e["name"].endswith(suffix)]
-    return names, result
+    return [e["name"].removesuffix(suffix) for e in events if e["name"].endswith(suffix)], result
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -195,8 +194,7 @@ def test_profile_shows_the_planned_order(level: str, biases_first: bool, tmp_pat
     model = backward(6, biases_first)
     path = tmp_path / "model.onnx"
     ir.save(model, path)
-    step = Step(gradients_at_once(load_runtime_graph(path, {})))
-    planned: Timeline = step.timeline()
+    planned: Timeline = Step(gradients_at_once(load_runtime_graph(path, {}))).timeline()
     arrange(model.graph, places_of(model.graph, planned, {}))
     ir.save(model, path)
     found, _ = executed(path, level, {"x": np.ones((8, 64), np.float32)})

@@ -74,8 +74,7 @@ def test_beside_a_bias_of_a_product_of_few_bits(product: str, codes: tuple[int, 
     text = f'g (float[4, 32] x) => (y) {{ {product} y = Add(h, "model.head.bias") }}'
     stored = {name: np.zeros(codes, np.uint8), "s": np.ones(2, np.float32),
               "z": np.ones((), np.float32), "model.head.bias": np.zeros(2, np.float32)}  # fmt: skip
-    domains = ["com.microsoft", "odtpack"]
-    model = parsed(text, 21, ir_version=10, domains=domains, **stored)
+    model = parsed(text, 21, ir_version=10, domains=["com.microsoft", "odtpack"], **stored)
     assert module_names(ir.from_proto(model).graph) == {name: "model.head.weight"}
 
 

@@ -261,10 +261,8 @@ def test_sizes_are_fixed_everywhere(
     weight = RANDOM.standard_normal((4, 4)).astype(np.float32)
     manifest = build_package(parsed(OPEN, w=weight), tmp_path / "p", loss="mse", sizes=sizes)
     assert [each.shape for each in manifest.inputs] == [shape, shape]
-    template = onnx.load(tmp_path / "p" / "inference_template.onnx")
-    (y,) = template.graph.output
-    dims = [d.dim_param or d.dim_value for d in y.type.tensor_type.shape.dim]
-    assert dims == list(shape)
+    (y,) = onnx.load(tmp_path / "p" / "inference_template.onnx").graph.output
+    assert [d.dim_param or d.dim_value for d in y.type.tensor_type.shape.dim] == list(shape)
     _, module, _ = open_training(tmp_path / "p")
     loss = float(module(X, np.zeros_like(X)))
     assert loss == pytest.approx(np.mean((X @ weight) ** 2), rel=1e-5)

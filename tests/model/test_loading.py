@@ -103,8 +103,7 @@ def test_annotations_that_contradict_the_graph_do_not_count() -> None:
         e = Mul(d, d) u = custom.Custom(e) y = ReduceMean<keepdims = 0>(e)
     }"""
     values = {"w": np.ones((6, 4), np.float32), "bias": np.zeros(4, np.float32), "one": [1]}
-    model = parsed(text, domains=["custom"], **values)
-    graph = load_model(model).graph
+    graph = load_model(parsed(text, domains=["custom"], **values)).graph
     shapes = {value.name: dims_of(value) for node in graph for value in node.outputs}
     assert shapes["h"] == shapes["b"] == (5, 4)
     assert shapes["s"] == shapes["d"] == shapes["e"] == (5,)

@@ -319,8 +319,7 @@ def test_gradients(name: str, optimized: bool) -> None:
     twin = Twin(model)
     reference = oracle(twin(torch.from_numpy(x).double()), _tensor(target))
     reference.backward()
-    first = next(iter(results.values()))
-    assert float(first) == pytest.approx(reference.item(), rel=1e-5)
+    assert float(next(iter(results.values()))) == pytest.approx(reference.item(), rel=1e-5)
     gradients = twin.gradients()
     assert set(gradients) == set(names(model))
     for parameter, expected in gradients.items():
@@ -338,8 +337,7 @@ def test_labels_of_pixels(reduction: str) -> None:
     with onnxblock.base(model):
         forward("y")
     info = next(i for i in forward.to_model_proto().graph.input if i.name == "labels")
-    dims = [d.dim_value or d.dim_param for d in info.type.tensor_type.shape.dim]
-    assert dims == ["N", 4, 6]
+    assert [d.dim_value or d.dim_param for d in info.type.tensor_type.shape.dim] == ["N", 4, 6]
     (result,) = run(forward.to_model_proto(), {"x": scores, "labels": labels}).values()
     expected = F.cross_entropy(torch.tensor(scores), torch.tensor(labels), reduction=reduction)
     np.testing.assert_allclose(result, expected.numpy(), rtol=1e-5, atol=1e-6)

@@ -81,8 +81,7 @@ def test_a_configuration_holds_what_runs_and_nothing_else(
 ) -> None:
     package = shared_package(name, EVERYTHING if format_ is Format.ORT else None)
     ways = runs(package, tmp_path / "s", format_)
-    config = written(ways, tmp_path / "s", types)
-    verdict = checked(config, package, ways, tmp_path / "s")
+    verdict = checked(written(ways, tmp_path / "s", types), package, ways, tmp_path / "s")
     assert (verdict.missing, verdict.unused) == ((), ())
     assert len(verdict.ran) == len(ways)
     levels = {run.level for run in ways}
@@ -179,8 +178,7 @@ def test_another_package_needs_more(tmp_path: Path, shared_package: Shared) -> N
     mlp, cnn = shared_package("mlp", OrtFormat()), shared_package("cnn", OrtFormat())
     own, other = runs(mlp, tmp_path / "s", None), runs(cnn, tmp_path / "s", None)
     config = written(own, tmp_path / "s", Types.NONE)
-    verdict = checked(config, cnn, other, tmp_path / "s")
-    assert "com.microsoft;1;FusedConv" in verdict.missing
+    assert "com.microsoft;1;FusedConv" in checked(config, cnn, other, tmp_path / "s").missing
     union = written([*own, *other], tmp_path / "s", Types.NONE)
     assert (
         union.operators == config.operators | written(other, tmp_path / "s", Types.NONE).operators

@@ -149,8 +149,7 @@ def test_training_from_ort_format_is_training_from_onnx(name: str, tmp_path: Pat
     late = {key: package.ort_model(key, "runtime") for key in TRAINING_MODELS}
     for replay in "01":
         entry = {"session__enable_saved_runtime_optimizations": replay}
-        losses = losses_of(package, late, "all", **entry)
-        np.testing.assert_allclose(losses, expected, rtol=1e-5)
+        np.testing.assert_allclose(losses_of(package, late, "all", **entry), expected, rtol=1e-5)
 
 
 def test_the_manifest_lists_every_file(tmp_path: Path) -> None:

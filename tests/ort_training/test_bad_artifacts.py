@@ -244,9 +244,8 @@ def test_opened_as_a_package_they_are_to_be_imported(folder: Path, tmp_path: Pat
         ("package-not-found", lambda: Package.open(folder)),
     ]
     for code, open_them in opened:
-        with refused(code) as error:
+        with refused(code, hint=f"odtpack import {folder} --out package"):
             open_them()
-        assert f"odtpack import {folder} --out package" in (error.value.hint or "")
 
 
 def test_no_folder(run: Run, tmp_path: Path) -> None:

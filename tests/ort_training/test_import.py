@@ -134,8 +134,7 @@ def test_goes_on_as_the_reference_does(name: str, reference: Reference, tmp_path
     verify_package(package.path)
     self_check(package)
     assert manifest.loss == (case.found or case.loss)
-    roles = {i.name: i.role for i in manifest.inputs}
-    assert roles.get("target", "target") == "target"
+    assert {i.name: i.role for i in manifest.inputs}.get("target", "target") == "target"
     state, module, update = open_training(package.path)
     assert dict(state.properties) == PROPERTIES
     assert update.step_count == BEFORE
@@ -160,8 +159,7 @@ def test_goes_on_as_the_reference_does(name: str, reference: Reference, tmp_path
             error = np.linalg.norm(state.parameters[key].data - value)
             moved = np.linalg.norm(value - middle[key])
             walk = 2 * AFTER * case.rate if "adamw" in name else 0.0
-            limit = distance_limit(key, value, 10 * tolerance, walk)
-            assert error <= limit + 1e-7, key
+            assert error <= distance_limit(key, value, 10 * tolerance, walk) + 1e-7, key
             frozen = key in case.options.get("frozen", ()) and key != "bn_mean"
             assert (moved == 0) == frozen, key
     if name not in IN_TRAINING_MODE:

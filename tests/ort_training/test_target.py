@@ -207,8 +207,7 @@ def test_names_and_types_are_the_reference_s(tmp_path: Path) -> None:
     assert out.name == "fc2.weight_grad.accumulation.out"
     assert out.type.tensor_type.elem_type == onnx.TensorProto.BOOL
     assert [d.dim_value for d in out.type.tensor_type.shape.dim] == [1]
-    foreign = [node.op_type for node in graph.node if node.domain]
-    assert foreign == ["InPlaceAccumulatorV2"]
+    assert [node.op_type for node in graph.node if node.domain] == ["InPlaceAccumulatorV2"]
     model = onnx.load(tmp_path / "p_optimizer_model.onnx")
     assert [value.name for value in model.graph.input] == [
         "learning_rate", "step", "params", "gradients", "first_order_moments",

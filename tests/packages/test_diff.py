@@ -127,8 +127,7 @@ def _operators(graph: onnx.GraphProto) -> set[str]:
 
 def test_operators_of_the_step_model(tmp_path: Path) -> None:
     """It is compared as the other models are, and one that comes or goes with all it needs."""
-    mean = {"loss": "mse", "step_model": "always"}
-    found = compared(tmp_path, {"step_model": "always"}, mean)
+    found = compared(tmp_path, {"step_model": "always"}, {"loss": "mse", "step_model": "always"})
     names = [
         _operators(onnx.load(tmp_path / folder / "step_model.onnx").graph)
         for folder in ("old", "new")

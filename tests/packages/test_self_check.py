@@ -82,8 +82,7 @@ def test_why_there_is_none(tmp_path: Path) -> None:
             default_int64 = 2>(word)
         output = Gather(table, number)
     }""", domains={"ai.onnx.ml": 3}, **drawn(np.random.default_rng(0), table=(4, 2)))  # fmt: skip
-    info = checked(tmp_path / "text", model=model)
-    assert info == SelfCheckInfo(reason="an input is text")
+    assert checked(tmp_path / "text", model=model) == SelfCheckInfo(reason="an input is text")
     with refused("no-self-check", "an input is text"):
         self_check(Package.open(tmp_path / "text"))
     assert verify_package(tmp_path / "text").steps.training_loss is not None

@@ -208,17 +208,12 @@ def test_the_command_refuses_and_writes_nothing(copy: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("session", [
-    {"optimization_level": "all", "config": {"session.force_spinning_stop": "0"}},
-    {"optimization_level": "all", "config": {"session.force_spinning_stop": 1}},
-    {"optimization_level": "all", "config": {"": ""}},
-    {"optimization_level": "all", "config": []},
-    {"optimization_level": "all", "profiling": "x"},
-    {"optimization_level": "all", "threads": 257},
-    {"optimization_level": "all", "threads": 0},
-    {"optimization_level": "odd"},
-    {},
-    [],
-    3,
+    *({"optimization_level": "all", **wrong} for wrong in (
+        {"config": {"session.force_spinning_stop": "0"}}, {"config": {"": ""}}, {"config": []},
+        {"config": {"session.force_spinning_stop": 1}}, {"profiling": "x"}, {"threads": 257},
+        {"threads": 0},
+    )),
+    {"optimization_level": "odd"}, {}, [], 3,
 ])  # fmt: skip
 def test_an_invalid_session_is_not_replaced_by_defaults(copy: Path, session: Any) -> None:
     edit(copy, lambda content: content.update(session=session), sealed=False)

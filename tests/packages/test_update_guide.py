@@ -69,8 +69,7 @@ def test_interrupted_at_every_step(device: Path, tmp_path: Path) -> None:
         pid = os.fork()
         if pid == 0:
             os.chdir(folder)
-            killer = Killer(at)
-            killer.install()
+            Killer(at).install()
             names["update"]("download.zip", 2)
             os._exit(0)
         status = os.waitpid(pid, 0)[1]

@@ -218,14 +218,9 @@ def test_parameters_go_on_and_moments_do_not(
             open_with(trained.new, carry_over(trained.state(), trained.fresh(), names))
         assert caught.value.code in ("optimizer-mismatch", "carry-over-optimizer")
     state = carry_over(trained.state(), trained.fresh(), names, optimizer_state=False)
-    for name in names:
-        np.testing.assert_array_equal(
-            state.parameters[name].data, trained.state().parameters[name].data
-        )
-    for name in trained.verdict.starts_fresh:
-        np.testing.assert_array_equal(
-            state.parameters[name].data, trained.fresh().parameters[name].data
-        )
+    for wanted, own in ((trained.state(), names), (trained.fresh(), trained.verdict.starts_fresh)):
+        for name in own:
+            np.testing.assert_array_equal(state.parameters[name].data, wanted.parameters[name].data)
     assert train(trained.new, state).step_count == 3
 
 
@@ -236,10 +231,8 @@ def test_incompatible_parameters_have_no_place(trained: Trained) -> None:
     for problem in trained.verdict.problems:
         with refused("carry-over-parameter"):
             carry_over(trained.state(), trained.fresh(), [problem.parameter])
-    state = carry_over(
-        trained.state(), trained.fresh(), trained.verdict.carry_over, optimizer_state=False
-    )
-    train(trained.new, state)
+    names = trained.verdict.carry_over
+    train(trained.new, carry_over(trained.state(), trained.fresh(), names, optimizer_state=False))
 
 
 @pytest.mark.parametrize("trained", ["same"], indirect=True)

@@ -107,8 +107,7 @@ def test_names_in_the_branches_are_new() -> None:
         'g (float[40, 3] a, float[3, 30] b) => (float[40, 30] gradient, float[1] "t")'
         "{ gradient = Gemm(a, b) t = Constant <value = float[1] {1}> () }"
     )
-    value = next(y for node in model.graph for y in node.outputs if y.name == "t")
-    value.name = "buffer.fresh"
+    next(y for node in model.graph for y in node.outputs if y.name == "t").name = "buffer.fresh"
     _check(_accumulated(model))
 
 
@@ -199,8 +198,7 @@ def test_sums(name: str, level: str, threads: int) -> None:
         feeds = _feeds(model, count)
         for reset, aliased in ((False, False), (False, True), (True, False), (True, True)):
             before = np.full_like(feeds["buffer"], np.nan) if reset else feeds["buffer"].copy()
-            start = np.zeros_like(before) if reset else before
-            expected = _expected(name, feeds, start)
+            expected = _expected(name, feeds, np.zeros_like(before) if reset else before)
             buffer = before.copy()
             out = buffer if aliased else np.full_like(buffer, 7)
             inputs = feeds | {"buffer": buffer, "reset": np.array(reset)}
@@ -299,8 +297,7 @@ def test_merge(name: str) -> None:
     model.graph.outputs.append(merged)
     used = set(_ancestors(merged))
     assert [n.op_type for n in used].count("ScatterElements") == 1
-    zeros = [n for n in used if n.op_type == "ConstantOfShape"]
-    assert len(zeros) == (name == "two scatters")
+    assert len([n for n in used if n.op_type == "ConstantOfShape"]) == (name == "two scatters")
     actual = run(check(model), _sum_feeds())["gradient"]
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
 

@@ -62,8 +62,7 @@ def _lowered(model: ir.Model) -> ir.Model:
 def test_agrees_with_pytorch(
     shape: tuple[int, ...], attributes: str, momentum: float, epsilon: float
 ) -> None:
-    text = ", ".join(["N", *map(str, shape[1:])])
-    model = _lowered(_model(shape=text, attributes=attributes))
+    model = _lowered(_model(shape=", ".join(["N", *map(str, shape[1:])]), attributes=attributes))
     feeds = _feeds(shape)
     results = run(model, feeds)
     given = {name: torch.from_numpy(value).double() for name, value in feeds.items()}

@@ -86,16 +86,14 @@ def test_names_in_branches_differ_from_those_around_them() -> None:
 
 
 def test_types_go_that_inference_finds() -> None:
-    small = compact(parse(CHAIN), keep_names=False)
-    assert not ir.to_proto(small).graph.value_info
+    assert not ir.to_proto(compact(parse(CHAIN), keep_names=False)).graph.value_info
 
 
 def test_shapes_stay_that_inference_does_not_find() -> None:
     """The packager may know a shape that follows from data."""
     model = parse("g (float[6] x, int64[2] s) => (float[n, m] y) { t = Reshape(x, s) y = Neg(t) }")
     model.graph[0].outputs[0].shape = ir.Shape([2, 3])
-    small = compact(model, keep_names=False)
-    (info,) = ir.to_proto(small).graph.value_info
+    (info,) = ir.to_proto(compact(model, keep_names=False)).graph.value_info
     assert [dim.dim_value for dim in info.type.tensor_type.shape.dim] == [2, 3]
 
 

@@ -50,16 +50,9 @@ def gradients(model: ir.Model, feeds: dict[str, np.ndarray]) -> tuple[np.ndarray
 
 
 @pytest.mark.parametrize(("opset", "dtype", "axis", "block"), [
-    (12, "uint8", None, 0),
-    (17, "uint8", None, 0),
-    (17, "int8", None, 0),
-    (17, "int8", 1, 0),
-    (13, "uint8", 0, 0),
-    (21, "uint16", 0, 0),
-    (21, "int8", 1, 4),
-    (21, "int8", 1, 3),
-    (24, "int8", 1, 4),
-    (25, "int8", None, 0),
+    (12, "uint8", None, 0), (17, "uint8", None, 0), (17, "int8", None, 0), (17, "int8", 1, 0),
+    (13, "uint8", 0, 0), (21, "uint16", 0, 0), (21, "int8", 1, 4), (21, "int8", 1, 3),
+    (24, "int8", 1, 4), (25, "int8", None, 0),
 ])  # fmt: skip
 def test_gradients_are_those_of_the_straight_through_estimator(
     opset: int, dtype: str, axis: int | None, block: int

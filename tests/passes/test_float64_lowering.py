@@ -139,9 +139,8 @@ def test_bodies_are_lowered() -> None:
 def test_planes_of_unknown_size_are_refused(node: str) -> None:
     model = parse(f"g (double[N, 4, H, 6] x, double[4, 4, 3, 2] w) => (double[N, c, h, v] y)"
                   f" {{ y = {node} }}")  # fmt: skip
-    with refused("unsupported-in-double", r"\[\?, 4, \?, 6\]") as error:
+    with refused("unsupported-in-double", r"\[\?, 4, \?, 6\]", "a number in the model"):
         finishing.lower_doubles(model)
-    assert "a number in the model" in str(error.value)
 
 
 def test_dilations_with_auto_pad_are_refused() -> None:

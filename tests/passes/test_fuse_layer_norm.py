@@ -45,18 +45,14 @@ def _model(body: str = BODY, head: str = HEAD, opset: int = 17):
 
 
 @pytest.mark.parametrize(("old", "new"), [
-    ("", ""),
-    ("Pow(d, two)", "Mul(d, d)"),
-    ("Mul(normal, scale)", "Mul(scale, normal)"),
-    ("Add(scaled, bias)", "Add(bias, scaled)"),
-    ("Add(var, eps)", "Add(eps, var)"),
+    ("", ""), ("Pow(d, two)", "Mul(d, d)"), ("Mul(normal, scale)", "Mul(scale, normal)"),
+    ("Add(scaled, bias)", "Add(bias, scaled)"), ("Add(var, eps)", "Add(eps, var)"),
     ("axes = [-1]", "axes = [2]"),
 ])  # fmt: skip
 def test_written_out(old: str, new: str) -> None:
     model = _model(BODY.replace(old, new) if old else BODY)
     after = changed(fuse_layer_norm, model)
-    nodes = [node for node in after.graph if node.op_type != "Constant"]
-    (node,) = nodes
+    (node,) = [node for node in after.graph if node.op_type != "Constant"]
     assert node.op_type == "LayerNormalization"
     assert node.attributes.get_float("epsilon") == pytest.approx(1e-3)
     assert_same(model, after, random_feeds(model, N=5))
@@ -112,8 +108,7 @@ def test_two_in_a_row() -> None:
 ])  # fmt: skip
 def test_something_else(old: str, new: str) -> None:
     assert old in BODY
-    body = BODY.replace(old, new)
-    assert_unchanged(fuse_layer_norm, _model("root0 = Sqrt(two)" + body))
+    assert_unchanged(fuse_layer_norm, _model("root0 = Sqrt(two)" + BODY.replace(old, new)))
 
 
 def test_an_epsilon_with_more_axes_adds_them() -> None:

@@ -65,8 +65,7 @@ def test_products_whose_first_operand_is_transposed(
     a: str, b: str, attributes: str, native: bool
 ) -> None:
     text = f"m (float{a} a, float{b} b) => (float[k, m] y) {{ y = Gemm<{attributes}>(a, b) }}"
-    model = wrap(parse(text))
-    assert op_types(model.graph) == ["Kernel0" if native else "Gemm"]
+    assert op_types(wrap(parse(text)).graph) == ["Kernel0" if native else "Gemm"]
 
 
 def test_equal_bodies_are_one_function_whatever_their_scalars() -> None:

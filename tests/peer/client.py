@@ -85,11 +85,9 @@ def run_job(command: str, **arguments: Any) -> dict[str, Any]:
 
 
 def run_jobs(
-    jobs: list[dict[str, Any]],
-    *,
-    timeout_seconds: float = 300,
+    jobs: list[dict[str, Any]], *, timeout_seconds: float = 300,
     environment: dict[str, str] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[dict[str, Any]]:  # fmt: skip
     """Runs jobs of ``peer_worker.py`` one after the other in a process of their own.
 
     Args:

@@ -36,15 +36,10 @@ Feeds = dict[str, np.ndarray]
 
 
 def generate(
-    *,
-    model: str,
-    folder: str,
-    requires_grad: list[str] | None = None,
-    frozen: list[str] | None = None,
-    loss: str | None = "cross_entropy",
-    optimizer: str | dict[str, Any] | None = "adamw",
-    **options: Any,
-) -> dict[str, Any]:
+    *, model: str, folder: str, requires_grad: list[str] | None = None,
+    frozen: list[str] | None = None, loss: str | None = "cross_entropy",
+    optimizer: str | dict[str, Any] | None = "adamw", **options: Any,
+) -> dict[str, Any]:  # fmt: skip
     """Calls ``generate_artifacts`` on a model file.
 
     Without ``requires_grad`` every initializer that is not in ``frozen`` is trained. ``optimizer``
@@ -93,21 +88,11 @@ def _optimizer_block(optimizer: str | dict[str, Any] | None) -> Any:
 
 
 def train(
-    *,
-    folder: str,
-    inputs: str,
-    steps: int,
-    learning_rate: float,
-    batch: int | None = None,
-    accumulate: int = 1,
-    checkpoint: str | None = None,
-    gradients: str | None = None,
-    parameters: str | None = None,
-    save: str | None = None,
-    optimizer_state: bool = False,
-    properties: dict[str, Any] | None = None,
-    with_eval: bool = True,
-) -> dict[str, Any]:
+    *, folder: str, inputs: str, steps: int, learning_rate: float, batch: int | None = None,
+    accumulate: int = 1, checkpoint: str | None = None, gradients: str | None = None,
+    parameters: str | None = None, save: str | None = None, optimizer_state: bool = False,
+    properties: dict[str, Any] | None = None, with_eval: bool = True,
+) -> dict[str, Any]:  # fmt: skip
     """Makes ``steps`` steps with the artifacts in ``folder``.
 
     ``inputs`` is an ``.npz`` with an array for each user input of the training model. Each
@@ -169,16 +154,9 @@ def load(*, checkpoint: str, parameters: str | None = None) -> dict[str, Any]:
 
 
 def bench(
-    *,
-    folder: str,
-    inputs: str,
-    steps: int = 30,
-    warm_up: int = 5,
-    learning_rate: float = 1e-4,
-    with_eval: bool = False,
-    threads: int = 1,
-    profile: str | None = None,
-) -> dict[str, Any]:
+    *, folder: str, inputs: str, steps: int = 30, warm_up: int = 5, learning_rate: float = 1e-4,
+    with_eval: bool = False, threads: int = 1, profile: str | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Times steps and takes the peak of the resident set.
 
     The inputs, the interpreter and the libraries are in memory before the count begins; the
@@ -221,13 +199,9 @@ def bench(
 
 
 def _open(
-    folder: str,
-    state: CheckpointState,
-    options: onnxruntime.SessionOptions | None = None,
-    *,
-    with_eval: bool = True,
-    pause_seconds: float = 0,
-) -> tuple[Module, Optimizer]:
+    folder: str, state: CheckpointState, options: onnxruntime.SessionOptions | None = None, *,
+    with_eval: bool = True, pause_seconds: float = 0,
+) -> tuple[Module, Optimizer]:  # fmt: skip
     """``pause_seconds`` pass between the two: a profile's file is named after the second."""
     training, evaluation, update = (
         str(Path(folder) / f"{name}_model.onnx") for name in ("training", "eval", "optimizer")

@@ -97,8 +97,7 @@ ORDERS = {
 def test_the_order_of_a_checkpoints_calls(name: str, tmp_path: Path) -> None:
     calls, _ = recorded(name, tmp_path)
     words = order(calls)
-    last = words[words.index("done 2") + 1 : words.index("done 3")]
-    assert last == ORDERS[name]
+    assert words[words.index("done 2") + 1 : words.index("done 3")] == ORDERS[name]
 
 
 def assert_in_order(words: list[str], *wanted: str) -> None:
@@ -117,8 +116,7 @@ def assert_in_order(words: list[str], *wanted: str) -> None:
 ])  # fmt: skip
 def test_the_order_of_the_other_saves(name: str, wanted: list[str], tmp_path: Path) -> None:
     calls, _ = recorded(name, tmp_path)
-    words = order(calls)
-    assert_in_order(words, *wanted)
+    assert_in_order(order(calls), *wanted)
     # Every file that stays was synced after it was last written.
     unsynced: set[str] = set()
     for call in calls:

@@ -135,8 +135,7 @@ def test_a_package_from_the_cache_is_judged_and_its_report_is_kept(project: Path
     assert [found.index(step) for step in order] == sorted(found.index(step) for step in order)
     assert str(kept["if"]).startswith("always()")
     assert str(comment["if"]).startswith("always()")
-    paths = [step["with"]["path"] for step in (restored, saved)]
-    assert paths == ["odtpack-baseline"] * 2
+    assert [step["with"]["path"] for step in (restored, saved)] == ["odtpack-baseline"] * 2
 
     train(project, "1 GB")
     script = ["bash", "-e", "-c", str(judging["run"])]
@@ -210,8 +209,7 @@ def test_gradle_runs_these_commands(project: Path) -> None:
     assert "unchanged" in done.stderr
     assert set(tree(project / paths["assets.get().asFile.path"])) == NEEDED
     assert shell(project, ["odtpack", "--version"]).stdout.startswith("odtpack ")
-    declared = re.findall(r"outputs\.dir\((\w+)\)", GRADLE)
-    assert declared == ["built", "assets"]
+    assert re.findall(r"outputs\.dir\((\w+)\)", GRADLE) == ["built", "assets"]
     assert GRADLE.count("{") == GRADLE.count("}")
     assert GRADLE.count("(") == GRADLE.count(")")
 
@@ -244,8 +242,7 @@ class TestXcode:
         (project / "Build" / "My App.app").mkdir(parents=True)
         shell(project, ["sh", str(PHASE)], **variables)
         assert set(tree(project / "Build" / "My App.app" / "odtpack")) == NEEDED
-        second = shell(project, ["sh", str(PHASE)], **variables)
-        assert second.stderr.count("unchanged") == 2
+        assert shell(project, ["sh", str(PHASE)], **variables).stderr.count("unchanged") == 2
 
     def test_fails_where_odtpack_is_missing_or_the_recipe_is_wrong(self, project: Path) -> None:
         variables = {**self.variables(project), "ODTPACK_COMMAND": "no-such-odtpack"}

@@ -321,8 +321,7 @@ def test_a_recipe_in_the_current_folder_is_found(
     assert (outcome.code, outcome.out) == (0, "")
     assert "using recipe.toml" in outcome.err
     assert Package.open(folder / "package").manifest.loss == "cross_entropy"
-    key = run("cache-key")
-    assert key.out == run("cache-key", "--recipe", "recipe.toml").out
+    assert run("cache-key").out == run("cache-key", "--recipe", "recipe.toml").out
     monkeypatch.chdir(folder / "package")
     assert_refused(run("build"), "usage", "MODEL.onnx", "--recipe")
 
@@ -386,9 +385,8 @@ def test_every_key_of_the_head_decides_the_package(prepared: Path) -> None:
     ('pool = "cls"', "head.classes"), ('pool = "cls"\nclasses = 3\nwidth = 4', "head.width"),
 ])  # fmt: skip
 def test_what_is_no_head_is_refused_with_its_key(prepared: Path, head: str, key: str) -> None:
-    with refused("recipe-invalid") as caught:
+    with refused("recipe-invalid", what=key):
         read_recipe(written(prepared, head))
-    assert key in caught.value.what
 
 
 def test_a_head_that_does_not_fit_is_refused_with_the_model(run: Run, prepared: Path) -> None:

@@ -31,8 +31,7 @@ TEMPLATE = "inference_template.onnx"
 
 @pytest.fixture
 def package(run: Run, folder: Path, write: Write) -> Path:
-    recipe = write("[formats]\nort = true\nnominal = true\n")
-    assert run("build", "--recipe", recipe).code == 0
+    assert run("build", "--recipe", write("[formats]\nort = true\nnominal = true\n")).code == 0
     return folder / "package"
 
 

@@ -25,12 +25,9 @@ def random(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def package(
-    folder: Path,
-    model: onnx.ModelProto,
-    train: list[str],
-    loss: LossType | None = LossType.MSELoss,
-    optimizer: OptimType = OptimType.SGD,
-) -> Training:
+    folder: Path, model: onnx.ModelProto, train: list[str],
+    loss: LossType | None = LossType.MSELoss, optimizer: OptimType = OptimType.SGD,
+) -> Training:  # fmt: skip
     generate_artifacts(model, train, loss=loss, optimizer=optimizer, artifact_directory=folder)
     return open_training(folder)
 

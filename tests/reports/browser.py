@@ -54,12 +54,9 @@ class Browser:
             *("--remote-debugging-pipe", "about:blank"),
         ])  # fmt: skip
         self._process = subprocess.Popen(
-            ["bash", "-c", f"exec {command} 3<&{high[0]} 4>&{high[1]}"],
-            pass_fds=high,
-            stderr=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+            ["bash", "-c", f"exec {command} 3<&{high[0]} 4>&{high[1]}"], pass_fds=high,
+            stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
         for fd in high:
             os.close(fd)
         self._out, self._in = ours_out, ours_in
@@ -81,11 +78,9 @@ class Browser:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
+        self, kind: type[BaseException] | None, value: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._close()
 
     def _close(self) -> None:
@@ -95,16 +90,9 @@ class Browser:
         self._process.wait()
 
     def open(
-        self,
-        page: Path | str,
-        *,
-        width: int = 1280,
-        height: int = 900,
-        scale: float = 1.0,
-        phone: bool = False,
-        dark: bool = False,
-        grey: bool = False,
-    ) -> None:
+        self, page: Path | str, *, width: int = 1280, height: int = 900, scale: float = 1.0,
+        phone: bool = False, dark: bool = False, grey: bool = False,
+    ) -> None:  # fmt: skip
         """Load a file or an address at a size, in a scheme of colours, and wait for it."""
         address = page if isinstance(page, str) else page.as_uri()
         metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": phone}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
@@ -63,8 +63,7 @@ def stored_result(names: Sequence[str] | None = None) -> SimulationResult:
     result = load_result(STORED)
     if names is None:
         return result
-    kept = [device for device in result.devices if device.name in names]
-    return changed(result, devices=kept)
+    return changed(result, devices=[device for device in result.devices if device.name in names])
 
 
 def demo_result(names: Sequence[str] | None = None, *, scale: float = 2.0) -> SimulationResult:
@@ -75,34 +74,27 @@ def demo_result(names: Sequence[str] | None = None, *, scale: float = 2.0) -> Si
 
 def rich(result: SimulationResult) -> SimulationResult:
     """The result with a campaign per device, interruptions, phases and costs of operators."""
+    of_steps = {"flops": PER_STEP_FLOPS, "moved_bytes": PER_STEP_BYTES}
     host = {
         "by_operator": [
-            changed(
-                cost,
-                flops=_times(PER_STEP_FLOPS.get(cost.op_type)),
-                moved_bytes=_times(PER_STEP_BYTES.get(cost.op_type)),
-            )
+            changed(cost, **{key: _times(of.get(cost.op_type)) for key, of in of_steps.items()})
             for cost in result.latency_host.by_operator
         ],
         "p50_ms": Interval(low=41.0, typical=41.2, high=41.5),
         "p90_ms": Interval(low=42.3, typical=42.6, high=43.1),
-        "session_creation_ms": 61.2,
-        "checkpoint_load_ms": 9.4,
-        "checkpoint_save_ms": 21.7,
+        "session_creation_ms": 61.2, "checkpoint_load_ms": 9.4, "checkpoint_save_ms": 21.7,
         "checkpoint_bytes": CHECKPOINT_BYTES,
-    }
+    }  # fmt: skip
     predicted = result.memory.predicted.peak_bytes
-    measured = result.memory.measured_peak_bytes
     phases = [
-        PhasePeak(phase="sessions created", predicted_bytes=21_300_000, measured_bytes=22_100_000),
-        PhasePeak(phase="checkpoint loaded", predicted_bytes=35_700_000, measured_bytes=35_900_000),
-        PhasePeak(phase="training step", predicted_bytes=predicted, measured_bytes=measured),
-        PhasePeak(
-            phase="evaluation",
-            predicted_bytes=int(0.42 * predicted),
-            measured_bytes=int(0.431 * predicted),
-        ),
-        PhasePeak(phase="checkpoint saved", predicted_bytes=48_600_000, measured_bytes=None),
+        PhasePeak(phase=name, predicted_bytes=planned, measured_bytes=found)
+        for name, planned, found in (
+            ("sessions created", 21_300_000, 22_100_000),
+            ("checkpoint loaded", 35_700_000, 35_900_000),
+            ("training step", predicted, result.memory.measured_peak_bytes),
+            ("evaluation", int(0.42 * predicted), int(0.431 * predicted)),
+            ("checkpoint saved", 48_600_000, None),
+        )
     ]
     return changed(
         result,
@@ -119,21 +111,16 @@ def interruption() -> InterruptionInfo:
     """Nine times that a process was killed, and one warning; all of them resumed."""
     kinds: list[Literal["step", "save", "memory warning"]]
     kinds = ["step", "save", "step", "step", "save", "memory warning", "step", "save", "step"]
-    found = []
-    for index, (at, step) in enumerate(
-        zip(kinds, (7, 20, 46, 71, 100, 118, 153, 180, 229), strict=True)
-    ):
+    found, steps = [], (7, 20, 46, 71, 100, 118, 153, 180, 229)
+    for index, (at, step) in enumerate(zip(kinds, steps, strict=True)):
         saved = step if at == "memory warning" else (step - (index % 2 == 1)) // 20 * 20
         found.append(
             Interruption(at=at, step=step, resumed_from_step=saved, repeated_steps=step - saved)
         )
     return InterruptionInfo(
-        interruptions=found,
-        save_every=20,
-        saves=15,
-        equal=True,
+        interruptions=found, save_every=20, saves=15, equal=True,
         detail="all 14 parameters and 28 moments have the same bits",
-    )
+    )  # fmt: skip
 
 
 def _times(per_step: float | None) -> float | None:
@@ -150,13 +137,15 @@ def _curve() -> list[EvaluationPoint]:
     return points
 
 
+def _reasons(reason: str, *names: str) -> list[NotJudged]:
+    return [NotJudged(figure=name, reason=reason) for name in names]
+
+
 def _device(device: DeviceResult) -> DeviceResult:
     step = device.latency.step_ms
     if step is None:
-        missing = [
-            NotJudged(figure=name, reason="the step time is unknown")
-            for name in ("active_s", "sessions", "days", "energy_j", "battery_share")
-        ]
+        names = ("active_s", "sessions", "days", "energy_j", "battery_share")
+        missing = _reasons("the step time is unknown", *names)
         return changed(device, campaign=DeviceCampaign(not_judged=missing))
     latency = {
         "p90_ms": step.scaled(1.06),
@@ -166,9 +155,12 @@ def _device(device: DeviceResult) -> DeviceResult:
         "checkpoint_save_ms": Interval(low=35, typical=71, high=180),
         "threads": 1 if device.os == "linux" else 4,
         "by_class": [
-            ClassTime(operator_class="compute", host_ms=29.8, device_ms=step.scaled(0.7)),
-            ClassTime(operator_class="memory", host_ms=10.7, device_ms=step.scaled(0.27)),
-            ClassTime(operator_class="other", host_ms=0.8, device_ms=step.scaled(0.03)),
+            ClassTime(operator_class=name, host_ms=host, device_ms=step.scaled(share))
+            for name, host, share in (
+                ("compute", 29.8, 0.7),
+                ("memory", 10.7, 0.27),
+                ("other", 0.8, 0.03),
+            )
         ],
     }
     memory: dict[str, object] = {}
@@ -185,12 +177,10 @@ def _campaign(device: DeviceResult, step: Interval) -> DeviceCampaign:
         typical=step.typical * STEPS / 1e3 * slower.typical + 0.9,
         high=step.high * STEPS / 1e3 * slower.high + 2.1,
     )
-    window = 25.0
-    sessions = Interval(
-        low=float(math.ceil(active.low / window)),
-        typical=float(math.ceil(active.typical / window)),
-        high=float(math.ceil(active.high / window)),
+    low, typical, high = (
+        float(math.ceil(end / 25.0)) for end in (active.low, active.typical, active.high)
     )
+    sessions = Interval(low=low, typical=typical, high=high)
     battery = 55_000.0 if device.os in {"android", "ios"} else None
     energy = active.scaled(4.2)
     saves = [value * CHECKPOINT_BYTES * 3 for value in (1, 2, 3)]
@@ -205,28 +195,19 @@ def _campaign(device: DeviceResult, step: Interval) -> DeviceCampaign:
         )
         for point in _curve()
     ]
-    reasons = []
-    if battery is None:
-        reasons = [
-            NotJudged(figure=name, reason="the device has no battery")
-            for name in ("battery_share", "battery_share_per_session")
-        ]
+    shares = {
+        "battery_share": energy.scaled(1 / battery) if battery else None,
+        "battery_share_per_session": energy.scaled(1 / battery / typical) if battery else None,
+    }
     return DeviceCampaign(
-        active_s=active,
-        sessions=sessions,
-        days=sessions,
-        energy_j=energy,
-        battery_share=energy.scaled(1 / battery) if battery else None,
-        battery_share_per_session=energy.scaled(1 / battery / sessions.typical)
-        if battery
-        else None,
+        active_s=active, sessions=sessions, days=sessions, energy_j=energy, **shares,
         written_bytes=Interval(low=saves[0], typical=saves[1], high=saves[2]),
         written_bytes_per_day=Interval(low=saves[0], typical=saves[0], high=saves[1]),
         throttled_share=Interval(low=0.0, typical=0.12, high=0.45),
         repeated_steps=Interval(low=0, typical=6 * sessions.typical, high=20 * sessions.high),
         curve=curve,
-        not_judged=reasons,
-    )
+        not_judged=[] if battery else _reasons("the device has no battery", *shares),
+    )  # fmt: skip
 
 
 def _with_campaign_checks(device: DeviceResult) -> DeviceResult:
@@ -241,24 +222,19 @@ def _with_campaign_checks(device: DeviceResult) -> DeviceResult:
         ("sessions", campaign.sessions, 3.0, "1", 9),
     ]
     for metric, figure, limit, unit, line in limits:
-        bad = figure is not None and figure.typical > limit
-        checks.append(
-            Check(
-                metric=metric,
-                limit=limit,
-                actual=None if figure is None else figure.typical,
-                unit=unit,
-                level="warn",
-                status="not judged" if figure is None else "fail" if bad else "pass",
-                message="the step time is unknown"
-                if figure is None
-                else f"estimated at {figure.typical:.3g} {unit if unit == 'J' else metric}",
-                advice=f"about {int(STEPS * limit / figure.typical)} of the {STEPS} steps fit"
-                if bad and figure is not None
-                else None,
-                budget_location=f"budgets.toml:{line}",
-            )
-        )
+        told: dict[str, Any] = {"status": "not judged", "message": "the step time is unknown"}
+        if figure is not None:
+            bad, value = figure.typical > limit, figure.typical
+            told = {
+                "status": "fail" if bad else "pass", "actual": value,
+                "message": f"estimated at {value:.3g} {unit if unit == 'J' else metric}",
+                "advice": f"about {int(STEPS * limit / value)} of the {STEPS} steps fit"
+                          if bad else None,
+            }  # fmt: skip
+        checks.append(Check(
+            metric=metric, limit=limit, unit=unit, level="warn",
+            budget_location=f"budgets.toml:{line}", **{"actual": None, "advice": None} | told,
+        ))  # fmt: skip
     verdict = device.verdict
     if verdict == "pass" and any(check.status == "fail" for check in checks):
         verdict = "warn"

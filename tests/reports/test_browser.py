@@ -130,11 +130,8 @@ def test_console_messages_would_be_seen(browser: Browser, page: Path, tmp_path: 
     ids=["demo", "hostile", "fifty devices"],
 )
 def test_it_fits_every_width(
-    browser: Browser,
-    result: Callable[[], SimulationResult],
-    widths: list[int],
-    tmp_path: Path,
-) -> None:
+    browser: Browser, result: Callable[[], SimulationResult], widths: list[int], tmp_path: Path,
+) -> None:  # fmt: skip
     path = write(tmp_path, result())
     for width in widths:
         browser.open(path, width=width, phone=width < 700)

@@ -131,8 +131,7 @@ def test_the_limits_of_github_are_kept_and_the_rest_is_counted(result: Simulatio
 def test_long_messages_are_cut(result: SimulationResult) -> None:
     device = result.devices[0]
     check = changed(device.checks[0], status="fail", message="x" * 4000)
-    devices = [changed(device, checks=[check])] * 300
-    found = commands(changed(result, devices=devices, checks=[]))
+    found = commands(changed(result, devices=[changed(device, checks=[check])] * 300, checks=[]))
     assert max(len(command.data) for command in found) <= MOST_MESSAGE
     assert max(len(command.properties["title"]) for command in found) <= 255
 

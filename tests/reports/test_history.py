@@ -112,8 +112,7 @@ def test_several_results_are_judged_at_once(run: Run, tmp_path: Path) -> None:
     assert [each["verdict"] == "fail" for each in outcome.json()] == [False, True]
     assert {"good.html", "bad.html", "good.svg", "bad.svg"} <= {p.name for p in tmp_path.iterdir()}
     assert run("judge", paths[0], *words).json() == outcome.json()[0]
-    twice = run("judge", *paths, "--report", f"html:{tmp_path}/one.html")
-    assert_refused(twice, "report-twice")
+    assert_refused(run("judge", *paths, "--report", f"html:{tmp_path}/one.html"), "report-twice")
     assert_refused(run("judge", *paths, "--badge", tmp_path / "one.svg"), "report-twice", "{name}")
     assert_refused(run("judge", *paths, "--badge", tmp_path / "one.png"), "usage", "--badge")
     page = tmp_path / "history.html"

@@ -77,8 +77,7 @@ def test_the_matrix_says_every_verdict_in_words(html: str, result: SimulationRes
         assert len(cells) == len(TOPICS)
         for cell in cells:
             if "<svg" in cell:  # a symbol never stands without its word
-                word = re.search(r'class="sr">(.*?): </span>', cell)
-                assert word[1] in WORDS.values()
+                assert re.search(r'class="sr">(.*?): </span>', cell)[1] in WORDS.values()
 
 
 def test_phases_stand_with_their_error(html: str) -> None:
@@ -94,8 +93,7 @@ def test_limits_within_range_are_in_the_timeline(html: str) -> None:
 
 
 def test_operators_have_class_rate_and_intensity(html: str) -> None:
-    part = section(html, "latency")
-    text = Page(part + "</section>").text
+    text = Page(section(html, "latency") + "</section>").text
     assert "compute-bound" in text
     assert "memory-bound" in text
     # 1.62e9 FLOP in 0.331 x 41.3 ms
@@ -197,13 +195,11 @@ def test_hostile_names_stay_text(html: str) -> None:
 @pytest.mark.parametrize(
     "result",
     [
-        make_result([]),
-        judge(make_result([])),
-        make_result(["web/phone"]),
+        make_result([]), judge(make_result([])), make_result(["web/phone"]),
         judge(make_result(["google/pixel-8a"])),
     ],
     ids=["no devices", "no devices, judged", "not judged", "no budgets"],
-)
+)  # fmt: skip
 def test_sparse_results(result: SimulationResult) -> None:
     page = Page(render_html(result).decode("utf-8"))
     assert set(SECTIONS) <= set(page.ids())

@@ -157,8 +157,7 @@ def test_words_name_a_metric_that_the_figure_does_not_speak_for() -> None:
     bad = changed(device, checks=[*device.checks, written])
     sessions = cells(result, bad)[TOPICS.index("Sessions")]
     assert (sessions.figure, sessions.words) == ("1", "Written per day: over 20 MB")
-    kept = changed(written, status="pass", limit=50e6)
-    good = changed(device, checks=[kept, *device.checks])
+    good = changed(device, checks=[changed(written, status="pass", limit=50e6), *device.checks])
     assert cells(result, good)[TOPICS.index("Sessions")].words == "within 3"
 
 
@@ -275,14 +274,10 @@ def test_not_validated_in_words() -> None:
     ("text", "place"),
     [
         ("budgets.toml:12", ("budgets.toml", 12)),
-        ("C:\\ci\\budgets.toml:3", ("C:\\ci\\budgets.toml", 3)),
-        ("budgets.toml", None),
-        (":3", None),
-        ("a:b", None),
-        ("a:1234567890", None),
-        (None, None),
+        ("C:\\ci\\budgets.toml:3", ("C:\\ci\\budgets.toml", 3)), ("budgets.toml", None),
+        (":3", None), ("a:b", None), ("a:1234567890", None), (None, None),
     ],
-)
+)  # fmt: skip
 def test_locations(text: str | None, place: tuple[str, int] | None) -> None:
     assert location(text) == place
 

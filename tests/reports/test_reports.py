@@ -9,7 +9,6 @@ from typing import get_args
 from urllib.parse import unquote
 
 import numpy as np
-import onnx
 import pytest
 from rich.console import Console
 
@@ -50,6 +49,7 @@ from odtpack_simulator.result import (
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import format_bytes, format_interval
+from tests.model_text import drawn, parsed
 from tests.programs import ran
 from tests.reports.demo import stored_result
 from tests.reports.page import Page
@@ -168,8 +168,7 @@ def test_console_drops_what_passes_first() -> None:
     result = stored_result(["google/pixel-8a", "raspberrypi/pi-4"])
     heads = printed(result, 60).split("Device", 1)[1].splitlines()[0].split()
     assert heads == ["Memory", "Step"]
-    hidden = "Not shown at this width: Finish, Energy, Sessions, Metric"
-    assert hidden in printed(result, 60)
+    assert "Not shown at this width: Finish, Energy, Sessions, Metric" in printed(result, 60)
     assert "Not shown" not in printed(result, 160)
 
 
@@ -288,8 +287,7 @@ def test_the_figures_on_top_are_those_of_the_worst_device() -> None:
 
 
 def test_accuracy_is_a_percentage_everywhere() -> None:
-    budgets = parse_budgets(b"[budgets]\naccuracy_floor = 0.99\n")
-    result = judge(make_result(NAMES), budgets)
+    result = judge(make_result(NAMES), parse_budgets(b"[budgets]\naccuracy_floor = 0.99\n"))
     for text in (Page(render_html(result).decode()).text, render_markdown(result).decode()):
         assert "96.6 %" in text
         assert "99 %" in text
@@ -329,22 +327,14 @@ def test_nodes_and_tensors_are_called_by_the_module_and_not_by_the_exporter(
 ) -> None:
     """The older exporter of PyTorch transposes weights, and calls them by a number."""
     random = np.random.default_rng(0)
-    weights = [
-        onnx.numpy_helper.from_array(random.normal(size=(8, 8)).astype(np.float32), name)
-        for name in ("onnx::MatMul_836", "onnx::MatMul_837")
-    ]
-    names = ["x", "/encoder/query/MatMul_output_0", "y"]
-    nodes = [
-        onnx.helper.make_node("MatMul", [a, weight.name], [b], name=f"/encoder/{layer}/MatMul")
-        for a, weight, b, layer in zip(names, weights, names[1:], ("query", "key"), strict=False)
-    ]
-    shape = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["batch", 8])
-    output = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["batch", 8])
-    graph = onnx.helper.make_graph(nodes, "g", [shape], [output], weights)
-    opset = onnx.helper.make_opsetid("", 17)
-    model = onnx.ModelProto(
-        ir_version=8, opset_import=[opset], graph=graph, producer_name="pytorch"
-    )
+    weights = drawn(random, **{"onnx::MatMul_836": (8, 8), "onnx::MatMul_837": (8, 8)})
+    model = parsed("""(float[batch, 8] x) => (float[batch, 8] y) {
+        "/encoder/query/MatMul_output_0" = MatMul (x, "onnx::MatMul_836")
+        y = MatMul ("/encoder/query/MatMul_output_0", "onnx::MatMul_837")
+    }""", **weights)  # fmt: skip
+    model.producer_name = "pytorch"
+    for node, layer in zip(model.graph.node, ("query", "key"), strict=True):
+        node.name = f"/encoder/{layer}/MatMul"
     build_package(model, tmp_path / "package", loss="cross_entropy")
     data = {"x": random.normal(size=(40, 8)).astype(np.float32), "labels": np.arange(40) % 8}
     np.savez(tmp_path / "data.npz", allow_pickle=False, **data)
@@ -360,16 +350,13 @@ def test_nodes_and_tensors_are_called_by_the_module_and_not_by_the_exporter(
 
 
 def test_a_comparison_is_drawn() -> None:
-    base = make_result(NAMES)
-    head = make_result(NAMES, scale=1.5)
-    html = render_comparison(compare(base, head)).decode()
-    page = Page(html)
+    base, head = make_result(NAMES), make_result(NAMES, scale=1.5)
+    page = Page(render_comparison(compare(base, head)).decode())
     assert "Peak memory" in page.text
     assert "worse" in page.text
     bars = [a for tag, a in page.tags if tag == "rect" and a.get("class") == "bar over"]
     assert len(bars) >= len(NAMES)
-    same = Page(render_comparison(compare(base, base)).decode())
-    assert "No figure changed." in same.text
+    assert "No figure changed." in Page(render_comparison(compare(base, base)).decode()).text
 
 
 def test_a_search_is_drawn() -> None:

@@ -75,8 +75,7 @@ def test_parameters_by_module(root: Piece, folder: Path) -> None:
 @pytest.mark.parametrize("file", ["training_model.onnx", "step_model.onnx"])
 def test_model_by_operators(root: Piece, folder: Path, file: str) -> None:
     """Names, counted by hand; the operators of nodes in branches count, too."""
-    model = onnx.load(folder / file)
-    graphs, total, counts = [model.graph], 0, {}
+    graphs, total, counts = [onnx.load(folder / file).graph], 0, {}
     while graphs:
         graph = graphs.pop()
         total += sum(len(tensor.name) for tensor in graph.initializer)

@@ -83,14 +83,9 @@ class Foreign:
         return self.b.EndVector()
 
     def tensor(
-        self,
-        name: str = "w",
-        dims: tuple[int, ...] = (2,),
-        code: int = 1,
-        raw: bytes | None = bytes(8),
-        offset: int | None = None,
-        doc: str | None = None,
-    ) -> int:
+        self, name: str = "w", dims: tuple[int, ...] = (2,), code: int = 1,
+        raw: bytes | None = bytes(8), offset: int | None = None, doc: str | None = None,
+    ) -> int:  # fmt: skip
         fields: dict[int, tuple[str, object]] = {3: ("Int32", code)}
         references = {0: self.b.CreateString(name)}
         references[2] = self.b.CreateNumpyVector(np.array(dims, np.int64))
@@ -103,15 +98,9 @@ class Foreign:
         return self.table({k: ("UOffsetTRelative", v) for k, v in references.items()} | fields)
 
     def finish(
-        self,
-        trainable: Sequence[int],
-        frozen: Sequence[int] = (),
-        version: int = 2,
-        external: bool = False,
-        nominal: bool = False,
-        groups: int = 0,
-        bag: int = 0,
-    ) -> bytes:
+        self, trainable: Sequence[int], frozen: Sequence[int] = (), version: int = 2,
+        external: bool = False, nominal: bool = False, groups: int = 0, bag: int = 0,
+    ) -> bytes:  # fmt: skip
         a, b = self.vector(trainable), self.vector(frozen)
         module = self.table({
             0: ("UOffsetTRelative", a), 1: ("UOffsetTRelative", b), 2: ("Bool", nominal),

@@ -56,8 +56,7 @@ def test_the_current_data_are_never_overwritten(tmp_path: Path) -> None:
             # As if the process had died before the checkpoint was replaced.
             (tmp_path / "old").write_bytes(before)
             (tmp_path / "old.data").write_bytes((tmp_path / "c.data").read_bytes())
-            old = read_checkpoint(tmp_path / "old").trainable["w"]
-            assert set(old) == {value - 1}
+            assert set(read_checkpoint(tmp_path / "old").trainable["w"]) == {value - 1}
         assert np.array_equal(read_checkpoint(path).trainable["w"], new)
     assert max(sizes) <= 3 * 80 * 4
     assert sizes[0] == 200

@@ -21,8 +21,7 @@ def _shared_data(f: Foreign) -> bytes:
     dims = f.b.CreateNumpyVector(np.array([100], np.int64))
     tables = []
     for name in "abc":
-        label = f.b.CreateString(name)
-        references = {0: label, 2: dims, 4: one}
+        references = {0: f.b.CreateString(name), 2: dims, 4: one}
         fields = {slot: ("UOffsetTRelative", to) for slot, to in references.items()}
         tables.append(f.table({**fields, 3: ("Int32", 1)}))
     return f.finish(tables)
@@ -126,9 +125,8 @@ WRONG = {name: ("checkpoint-corrupt", make) for name, make in CORRUPT.items()} |
 
 @pytest.mark.parametrize(("code", "make"), WRONG.values(), ids=list(WRONG))
 def test_wrong_files_are_refused(code: str, make: Callable[[Foreign], bytes]) -> None:
-    with refused(code) as caught:
+    with refused(code, r"some\.ckpt"):
         parse_checkpoint(make(Foreign()), "some.ckpt")
-    assert "some.ckpt" in str(caught.value)
 
 
 def _outcome(data: bytes) -> CheckpointData | None:

@@ -56,21 +56,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     client.run_jobs(
         [
             {
-                "command": "generate",
-                "model": folder / "forward.onnx",
-                "folder": folder / kind,
-                "requires_grad": ["W", "b"],
-                "frozen": ["scale"],
-                "loss": "mse",
-                "optimizer": options,
-                "nominal_checkpoint": True,
+                "command": "generate", "model": folder / "forward.onnx", "folder": folder / kind,
+                "requires_grad": ["W", "b"], "frozen": ["scale"], "loss": "mse",
+                "optimizer": options, "nominal_checkpoint": True,
             }
             for kind, options in (
                 ("adamw", {"kind": "adamw", "weight_decay": 0.01}),
                 ("sgd", "sgd"),
             )
         ]
-    )
+    )  # fmt: skip
     return folder
 
 

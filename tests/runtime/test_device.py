@@ -121,8 +121,7 @@ def test_what_is_not_finite_changes_nothing(package: Package, device: str, step:
     if not step:
         np.testing.assert_array_equal(after, before)
         training.module(*BATCH)
-        gradient = training.state.parameters["fc2.bias"].grad
-        kept = gradient.copy()
+        kept = training.state.parameters["fc2.bias"].grad.copy()
         training.module(*bad)  # adds to the gradient, and is taken back
         np.testing.assert_array_equal(training.state.parameters["fc2.bias"].grad, kept)
 

@@ -40,8 +40,7 @@ def test_the_exported_model_has_the_current_parameters(
     assert list(model.metadata_props) == []
     (prediction,) = run(path, input=X)
     values = models.Regression.of(module.state)
-    expected = (X * values.scale) @ values.W + values.b
-    np.testing.assert_allclose(prediction, expected, rtol=1e-5)
+    np.testing.assert_allclose(prediction, (X * values.scale) @ values.W + values.b, rtol=1e-5)
     before = path.read_bytes()
     module.export_model_for_inferencing(path, ["prediction"])
     assert path.read_bytes() == before

@@ -34,18 +34,11 @@ def describe(folder: Path, prefix: str = "") -> dict[str, Any]:
     files = {}
     for role, name in ROLES.items():
         data = (folder / (prefix + name)).read_bytes()
-        files[role] = {
-            "path": prefix + name,
-            "size_bytes": len(data),
-            "sha256": hashlib.sha256(data).hexdigest(),
-        }
+        digest = hashlib.sha256(data).hexdigest()
+        files[role] = {"path": prefix + name, "size_bytes": len(data), "sha256": digest}
     return {
-        "schema_version": 1,
-        "tool": {"odtpack": "0.1.0", "onnx": "1.23.2"},
-        "files": files,
-        "minimum_onnxruntime": "1.20",
-        "ir_version": 8,
-        "opsets": {"": 17},
+        "schema_version": 1, "tool": {"odtpack": "0.1.0", "onnx": "1.23.2"}, "files": files,
+        "minimum_onnxruntime": "1.20", "ir_version": 8, "opsets": {"": 17},
         "inputs": [{"name": "input", "dtype": "float32", "shape": ["batch", 3], "role": "data"},
                    {"name": "labels", "dtype": "int64", "shape": ["batch", None], "role": "labels",
                     "class_count": 10}],
@@ -174,12 +167,9 @@ def _drop(*keys: Any) -> Callable[[dict[str, Any]], None]:
     (_set("files", "checkpoint", "path", "folder/checkpoint"), "package-path", "inside"),
 ])  # fmt: skip
 def test_packages_that_are_wrong(
-    package: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    change: Callable[[dict[str, Any]], None],
-    code: str,
-    says: str,
-) -> None:
+    package: Path, tmp_path_factory: pytest.TempPathFactory,
+    change: Callable[[dict[str, Any]], None], code: str, says: str,
+) -> None:  # fmt: skip
     outside = tmp_path_factory.mktemp("outside")
     (outside / "checkpoint").write_bytes((package / "checkpoint").read_bytes())
     (package / "link").symlink_to("checkpoint")
@@ -245,17 +235,14 @@ Node = tuple[str, str, list[object]]
 TRAINABLE = {"w": np.zeros((2, 3), np.float32)}
 FROZEN = {"s": np.zeros(3, np.float32)}
 INPUTS: list[Node] = [
-    ("x", "tensor(float)", ["batch", 2]),
-    ("w", "tensor(float)", [2, 3]),
-    ("s", "tensor(float)", [3]),
-    ("w_grad.accumulation.buffer", "tensor(float)", [2, 3]),
+    ("x", "tensor(float)", ["batch", 2]), ("w", "tensor(float)", [2, 3]),
+    ("s", "tensor(float)", [3]), ("w_grad.accumulation.buffer", "tensor(float)", [2, 3]),
     ("lazy_reset_grad", "tensor(bool)", [1]),
-]
+]  # fmt: skip
 OUTPUTS: list[Node] = [
-    ("loss", "tensor(float)", []),
-    ("w_grad.accumulation.out", "tensor(float)", [2, 3]),
+    ("loss", "tensor(float)", []), ("w_grad.accumulation.out", "tensor(float)", [2, 3]),
     ("s.update.out", "tensor(float)", [3]),
-]
+]  # fmt: skip
 
 
 def read(inputs: list[Node], outputs: list[Node]) -> GraphSignature:
@@ -363,12 +350,9 @@ class Drawing(Part):
 
 
 GOOD = {
-    "name": "a",
-    "shapes": [{"kind": "square", "side": 2}, {"kind": "circle", "radius": 3}],
-    "sizes": [1, None],
-    "about": {"x": [1, {"y": None}]},
-    "seen": True,
-}
+    "name": "a", "shapes": [{"kind": "square", "side": 2}, {"kind": "circle", "radius": 3}],
+    "sizes": [1, None], "about": {"x": [1, {"y": None}]}, "seen": True,
+}  # fmt: skip
 
 
 def test_what_is_read_comes_back() -> None:

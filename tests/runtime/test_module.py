@@ -186,8 +186,7 @@ def test_ortvalues_in_ortvalues_out(classifier: models.Files) -> None:
     with refused("label-out-of-range"):
         module(as_value(x), as_value(labels + 3))
     # One array among them makes it a call with arrays.
-    mixed = module(as_value(x), labels)
-    assert np.array_equal(mixed[0], expected[0])
+    assert np.array_equal(module(as_value(x), labels)[0], expected[0])
 
 
 def test_lists_and_views_are_taken(regression: models.Files) -> None:

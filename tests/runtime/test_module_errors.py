@@ -72,8 +72,7 @@ def test_numbers_of_tokens_are_not_negative(name: str) -> None:
 
 def test_one_label_may_be_ignored(tmp_path: Path) -> None:
     metadata = {"odtpack.class_count": "3", "odtpack.ignore_index": "-100"}
-    files = models.classifier(tmp_path, metadata)
-    module = files.alone()
+    module = models.classifier(tmp_path, metadata).alone()
     x = np.zeros((2, 4), np.float32)
     module(x, np.array([-100, 2]))
     with pytest.raises(OdtpackError, match="label -1 "):
@@ -81,8 +80,7 @@ def test_one_label_may_be_ignored(tmp_path: Path) -> None:
 
 
 def test_without_a_class_count_labels_are_taken_as_they_are(tmp_path: Path) -> None:
-    files = models.classifier(tmp_path, {})
-    module = files.alone()
+    module = models.classifier(tmp_path, {}).alone()
     loss, _ = module(np.zeros((1, 4), np.float32), np.array([7]))
     assert loss == 0
 

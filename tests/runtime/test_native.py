@@ -144,8 +144,7 @@ def test_updates_in_place_are_those_of_the_plain_optimizer_model(optimizer: Any)
     """Each vector is bound as input and output; three steps, of lengths around those of blocks."""
     plain = optimizer_model(optimizer, native_library.OPSET)
     model = ir.to_proto(wrapping.wrap(plain))
-    large = [node for node in model.graph.node if node.domain == DOMAIN]
-    assert len(large) == 1
+    assert len([node for node in model.graph.node if node.domain == DOMAIN]) == 1
     sessions = session(ir.to_proto(plain), native=False), session(model, native=True)
     for length in (0, 1, 511, 513, 100_003):
         results = []

@@ -216,8 +216,7 @@ def test_a_convolution_is_native_where_its_sizes_are_known(
     operator: str, dims: list[str | int] | None, kernel: int, known: bool
 ) -> None:
     """Not where the library would refuse it, nor where a rank is unknown."""
-    pads = [kernel // 2] * 4
-    node = onnx.helper.make_node(operator, ["x", "w"], ["y"], group=2, pads=pads)
+    node = onnx.helper.make_node(operator, ["x", "w"], ["y"], group=2, pads=[kernel // 2] * 4)
     values = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, each)
         for name, each in (("x", dims), ("w", [2, 1, kernel, kernel]), ("y", dims))
@@ -305,8 +304,7 @@ def test_a_body_that_computes_something_else_is_refused(package: Path, change: s
             )
             for name, each in places.items()
         ]
-        whole = body.node[-1].input[0]
-        nodes.append(onnx.helper.make_node("Slice", [whole, *places], ["cut"]))
+        nodes.append(onnx.helper.make_node("Slice", [body.node[-1].input[0], *places], ["cut"]))
         body.node[-1].input[0] = "cut"
         nodes += body.node
         del body.node[:]

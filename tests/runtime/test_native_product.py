@@ -350,8 +350,7 @@ def test_a_body_that_computes_something_else_is_refused(
     elif change == "one":  # more than one token would scale the weights
         changed(body, 1, 2)
     elif change == "turned":
-        turned = next(n for n in body.node if n.op_type == "Transpose")
-        turned.attribute[0].ints[:] = [0, 1]
+        next(n for n in body.node if n.op_type == "Transpose").attribute[0].ints[:] = [0, 1]
     elif change == "product":
         body.node.append(onnx.helper.make_node("Mul", [body.output[0]] * 2, ["squared"]))
         body.output[0] = "squared"

@@ -95,10 +95,7 @@ def test_warm_up_comes_first(schedule: LearningRateSchedule) -> None:
 
 
 @pytest.mark.parametrize("schedule", [
-    Constant(3),
-    Linear(3, 17),
-    Cosine(3, 17, floor=0.1),
-    Step(3, period=4, gamma=0.7),
+    Constant(3), Linear(3, 17), Cosine(3, 17, floor=0.1), Step(3, period=4, gamma=0.7),
     MultiStep(3, milestones=(5, 8, 13), gamma=1 / 3),
 ])  # fmt: skip
 def test_an_interrupted_run_goes_on_bit_by_bit(

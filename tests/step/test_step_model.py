@@ -293,8 +293,7 @@ def test_with_a_memory_budget(share: float, monkeypatch: pytest.MonkeyPatch) -> 
     model = zoo.transformer_encoder(d=64, layers=2, ff=256, opset=14)
     names = tuple(tensor.name for tensor in model.graph.initializer)
     task = Task(load_model(model), names, (), losses.make_loss("cross_entropy"), optimizer=SGD())
-    kept = build_graphs(task).memory
-    limit = MemorySpec(limit=int(share * kept.before), slowdown=1.0)
+    limit = MemorySpec(limit=int(share * build_graphs(task).memory.before), slowdown=1.0)
     graphs = build_graphs(dataclasses.replace(task, memory=limit))
     assert graphs.memory.decisions
     step = resolve_update(graphs).step_model(graphs)
@@ -413,8 +412,7 @@ def test_a_training_goes_on_from_the_other_way(tmp_path: Path) -> None:
 
 def test_gradients_are_kept_where_something_asks_for_them(tmp_path: Path) -> None:
     model = MODELS["mlp"]()
-    package = package_of(model, tmp_path, SGD())
-    _, module, optimizer = opened(package)
+    _, module, optimizer = opened(package_of(model, tmp_path, SGD()))
     feeds = [*batch(model, 4)]
     seen: list[float] = []
     train_step(
@@ -431,8 +429,7 @@ def test_gradients_are_kept_where_something_asks_for_them(tmp_path: Path) -> Non
 
 def test_bad_input_changes_nothing(tmp_path: Path) -> None:
     model = MODELS["mlp"]()
-    package = package_of(model, tmp_path, SGD())
-    state, _, optimizer = opened(package)
+    state, _, optimizer = opened(package_of(model, tmp_path, SGD()))
     before = {name: p.data.copy() for name, p in state.parameters}
     data, labels = batch(model, 4)
     with refused("label-out-of-range"):
@@ -469,8 +466,7 @@ def test_each_device_has_the_times_of_its_kit(
     build_package(zoo.mlp(SIZES), tmp_path / "package", loss="cross_entropy")
     random = np.random.default_rng(0)
     samples = random.standard_normal((24, SIZES[0])).astype(np.float32)
-    labels = random.integers(0, SIZES[-1], 24)
-    np.savez(tmp_path / "data.npz", input=samples, labels=labels)
+    np.savez(tmp_path / "data.npz", input=samples, labels=random.integers(0, SIZES[-1], 24))
     timed: list[tuple[Job, HostTiming]] = []
     measure = latency.measure_host
 

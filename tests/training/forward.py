@@ -13,13 +13,9 @@ from odtpack.artifacts import LossType, OptimType, generate_artifacts
 
 
 def linear(
-    *,
-    inputs: str = "",
-    outputs: str = "float[N, 2] y",
-    more: str = "",
-    opset: int = 17,
+    *, inputs: str = "", outputs: str = "float[N, 2] y", more: str = "", opset: int = 17,
     **values: Any,
-) -> onnx.ModelProto:
+) -> onnx.ModelProto:  # fmt: skip
     """y = x w + b, and what ``more`` says; ``values`` are further initializers."""
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : {opset}]> '

@@ -38,14 +38,9 @@ class Run:
 
 
 def ours(
-    folder: Path,
-    x: np.ndarray,
-    labels: np.ndarray,
-    learning_rate: float,
-    *,
-    steps: int = STEPS,
+    folder: Path, x: np.ndarray, labels: np.ndarray, learning_rate: float, *, steps: int = STEPS,
     options: onnxruntime.SessionOptions | None = None,
-) -> Run:
+) -> Run:  # fmt: skip
     """Train the package in ``folder`` through the training runtime."""
     state, module, optimizer = open_training(folder, options)
     optimizer.set_learning_rate(learning_rate)
@@ -59,14 +54,9 @@ def ours(
 
 
 def pytorch(
-    model: onnx.ModelProto,
-    x: np.ndarray,
-    labels: np.ndarray,
-    learning_rate: float,
-    *,
-    steps: int = STEPS,
-    prepare: Callable[[torch.nn.Module], object] = lambda module: None,
-) -> Run:
+    model: onnx.ModelProto, x: np.ndarray, labels: np.ndarray, learning_rate: float, *,
+    steps: int = STEPS, prepare: Callable[[torch.nn.Module], object] = lambda module: None,
+) -> Run:  # fmt: skip
     """Train PyTorch's twin of a zoo model, changed by ``prepare``, in float64."""
     module = twin(model, running_var="unbiased").double()
     prepare(module)

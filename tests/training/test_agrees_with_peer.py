@@ -82,15 +82,11 @@ def theirs(name: str, folder: Path) -> dict[str, dict[str, Any]]:
         }  # fmt: skip
         jobs += [
             {
-                "command": "generate",
-                "model": folder / f"{name}.onnx",
-                "folder": place,
+                "command": "generate", "model": folder / f"{name}.onnx", "folder": place,
                 "optimizer": optimizer,
             },
             {
-                **train,
-                "parameters": place / "parameters.npz",
-                "save": place / "saved",
+                **train, "parameters": place / "parameters.npz", "save": place / "saved",
                 "optimizer_state": True,
             },
             # The same from our checkpoint, and what it holds in their eyes.
@@ -100,7 +96,7 @@ def theirs(name: str, folder: Path) -> dict[str, dict[str, Any]]:
                 "checkpoint": folder / "ours" / run / "checkpoint",
                 "parameters": place / "ours.npz",
             },
-        ]
+        ]  # fmt: skip
     answers = client.run_jobs(jobs)
     keys = ("generate", "train", "train_ours", "load_ours")
     return {

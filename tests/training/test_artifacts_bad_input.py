@@ -92,9 +92,7 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str, str]] = {
     "loss elsewhere": (linear, {"loss_input_names": ["x"]}, "not-reached", "'w'"),
     "classes without axis": (
         lambda: linear(more="z = ReduceSum <keepdims = 0> (y)", outputs="float z"),
-        {"loss": LossType.CrossEntropyLoss},
-        "prediction-rank",
-        "'z'",
+        {"loss": LossType.CrossEntropyLoss}, "prediction-rank", "'z'",
     ),
     "unknown output": (linear, {"additional_output_names": ["zz"]}, "unknown-value", "'zz'"),
     "one output": (linear, {"additional_output_names": "y"}, "bad-additional-output-names",

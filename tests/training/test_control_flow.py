@@ -16,7 +16,7 @@ from odtpack import optimizers
 from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
-from tests.model_text import parsed
+from tests.model_text import add_initializers, parsed
 from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
 
@@ -102,11 +102,9 @@ def build(body: str, opset: int) -> onnx.ModelProto:
     """A model whose weights are initializers."""
     return parsed(
         "(float[batch, 5, 4] x) => (float[batch, 3] logits) <int64 zero = {0}, int64 one = {1}, "
-        f"float nought = {{0.0}}, float limit = {{{LIMIT}}}> {{ {body} }}",
-        opset,
-        ir_version=7,
+        f"float nought = {{0.0}}, float limit = {{{LIMIT}}}> {{ {body} }}", opset, ir_version=7,
         **{name: value for name, value in WEIGHTS.items() if f" {name})" in body},
-    )
+    )  # fmt: skip
 
 
 def pytorch(
@@ -146,12 +144,9 @@ def test_gradients_stop_in_bodies(name: str, tmp_path: Path) -> None:
 
 
 def follow(
-    body: str,
-    function: Callable[[torch.Tensor, Tensors], torch.Tensor],
-    opset: int,
-    folder: Path,
+    body: str, function: Callable[[torch.Tensor, Tensors], torch.Tensor], opset: int, folder: Path,
     **options: Any,
-) -> None:
+) -> None:  # fmt: skip
     model = build(body, opset)
     names = [n for n in WEIGHTS if f" {n})" in body]
     build_package(
@@ -174,14 +169,13 @@ def follow(
 
 def test_both_branches_are_taken() -> None:
     """Otherwise the case above would not show that either is trained."""
-    names = ["w", "u", "b", "head"]
     taken = set()
 
     def watched(x: torch.Tensor, p: Tensors) -> torch.Tensor:
         taken.add(bool(p["b"].sum() < LIMIT))
         return choice(x, p)
 
-    pytorch(watched, names)
+    pytorch(watched, ["w", "u", "b", "head"])
     assert taken == {True, False}
 
 
@@ -201,16 +195,13 @@ def names_nodes(model: onnx.ModelProto, op_type: str, name: str) -> None:
 def test_a_weight_that_is_stored_in_a_body_is_trained(tmp_path: Path) -> None:
     model = build(SCAN.replace("Add(sum, b)", "Add(sum, v)"), 17)
     (turn,) = (a.g for node in model.graph.node for a in node.attribute if a.name == "body")
-    v = np.array([0.5, -0.5, 0.25, 0.0], np.float32)
-    turn.initializer.append(onnx.numpy_helper.from_array(v, "v"))
-    folder = tmp_path / "package"
-    build_package(
-        model, folder, loss="cross_entropy", optimizer=optimizers.SGD(), freeze=["nought"]
-    )
-    state, module, optimizer = open_training(folder)
+    start = np.array([0.5, -0.5, 0.25, 0.0], np.float32)
+    turn.initializer.append(onnx.numpy_helper.from_array(start, "v"))
+    options = {"loss": "cross_entropy", "optimizer": optimizers.SGD()}
+    build_package(model, tmp_path / "package", freeze=["nought"], **options)
+    state, module, optimizer = open_training(tmp_path / "package")
     assert sorted(name for name, _ in state.parameters) == ["head", "nought", "u", "v", "w"]
     optimizer.set_learning_rate(RATE)
-    start = np.array([0.5, -0.5, 0.25, 0.0], np.float32)
     parameters = {n: torch.tensor(v).double() for n, v in WEIGHTS.items()}
     parameters["b"] = torch.tensor(start).double().requires_grad_()
     loss = F.cross_entropy(scan(torch.tensor(X).double(), parameters), torch.tensor(LABELS))
@@ -225,13 +216,9 @@ def test_a_weight_that_is_stored_in_a_body_is_trained(tmp_path: Path) -> None:
 def test_dropout_in_a_body_is_off_in_evaluation(tmp_path: Path) -> None:
     body = SCAN.replace("t = Tanh(biased)", "q = Tanh(biased) t = Dropout(q, half, training)")
     model = build(body, 17)
-    model.graph.initializer.extend([
-        onnx.numpy_helper.from_array(np.array(0.5, np.float32), "half"),
-        onnx.numpy_helper.from_array(np.array(True), "training"),
-    ])  # fmt: skip
-    folder = tmp_path / "package"
-    build_package(model, folder, loss="cross_entropy", optimizer=optimizers.SGD())
-    _, module, _ = open_training(folder)
+    add_initializers(model, {"half": np.float32(0.5), "training": True})
+    build_package(model, tmp_path / "p", loss="cross_entropy", optimizer=optimizers.SGD())
+    _, module, _ = open_training(tmp_path / "p")
     parameters = {n: torch.tensor(v).double() for n, v in WEIGHTS.items()}
     expected = F.cross_entropy(scan(torch.tensor(X).double(), parameters), torch.tensor(LABELS))
     assert len({float(module(X, LABELS)) for _ in range(3)}) == 3

@@ -20,6 +20,7 @@ from tests.model_text import drawn, parsed
 from tests.packaging_tools import batch
 from tests.refused import refused
 
+WHOLE = pytest.mark.parametrize("whole", [False, True], ids=["two models", "step model"])
 OPTIMIZERS = {
     "sgd": SGD(), "momentum": SGD(momentum=0.9), "adam": Adam(), "adamw": AdamW(weight_decay=0.1),
     "adafactor": Adafactor(), "lion": Lion(),
@@ -27,9 +28,8 @@ OPTIMIZERS = {
 
 
 def package_of(
-    model: onnx.ModelProto, folder: Path, formula: Formula | None = None,
-    **options: object,
-) -> Package:  # fmt: skip
+    model: onnx.ModelProto, folder: Path, formula: Formula | None = None, **options: object
+) -> Package:
     build_package(
         model, folder / "package", **{"loss": "cross_entropy", **options},
         optimizer=formula or AdamW(), self_check=False,
@@ -55,13 +55,21 @@ def contents(module: Module) -> dict[str, bytes]:
     return found | {"step": str(state.optimizer.step).encode()}
 
 
+def after(package: Package, *steps: list[list[np.ndarray]]) -> dict[str, bytes]:
+    """What a training holds that makes these steps, each of some batches, and no other."""
+    module, optimizer = opened(package)
+    for batches in steps:
+        train_step(module, optimizer, batches)
+    return contents(module)
+
+
 def spoilt(feeds: list[np.ndarray]) -> list[np.ndarray]:
     bad = [feeds[0].copy(), *feeds[1:]]
     bad[0][-1] = np.nan
     return bad
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["two models", "step model"])
+@WHOLE
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_nan_in_a_batch(tmp_path: Path, name: str, whole: bool) -> None:
     if whole and name == "adafactor":
@@ -115,9 +123,8 @@ def test_one_of_the_accumulated_batches(tmp_path: Path, way: str, place: int) ->
     module, optimizer = opened(package)
     bad = [spoilt(part) if i == place else part for i, part in enumerate(parts)]
     train_step(module, optimizer, bad)
-    other, its = opened(package)
-    train_step(other, its, [part for i, part in enumerate(parts) if i != place])
-    assert contents(module) == contents(other)
+    others = [part for i, part in enumerate(parts) if i != place]
+    assert contents(module) == after(package, others)
     assert module.skipped_steps == 1
     before = contents(module)
     train_step(module, optimizer, [spoilt(part) for part in parts])  # nothing is left of the step
@@ -125,7 +132,7 @@ def test_one_of_the_accumulated_batches(tmp_path: Path, way: str, place: int) ->
     assert module.skipped_steps == 1 + len(parts)
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["two models", "step model"])
+@WHOLE
 def test_running_statistics(tmp_path: Path, whole: bool) -> None:
     model = zoo.mobilenet_v2(32, width_mult=0.2, batch_norm="train", stages=2)
     package = package_of(model, tmp_path, step_model="always" if whole else "never")
@@ -148,7 +155,7 @@ def rooted() -> onnx.ModelProto:
     }""", **weights)  # fmt: skip
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["two models", "step model"])
+@WHOLE
 def test_a_gradient_that_is_not_finite_with_a_loss_that_is(tmp_path: Path, whole: bool) -> None:
     package = package_of(rooted(), tmp_path, step_model="always" if whole else "never")
     module, optimizer = opened(package, whole=whole)
@@ -222,10 +229,7 @@ def test_a_reset_does_not_make_spoilt_gradients_good(tmp_path: Path, way: str) -
         assert all_finite(module.flat.gradients.view(np.float32))
     module(*feeds)
     optimizer.step()
-    other, its = opened(package)
-    for _ in range(2):
-        train_step(other, its, [feeds])
-    assert contents(module) == contents(other)
+    assert contents(module) == after(package, [feeds], [feeds])
 
 
 @pytest.mark.parametrize("way", ["whole", "segments"])
@@ -249,9 +253,7 @@ def test_sessions_that_share_a_state_know_of_a_skipped_step(tmp_path: Path, way:
     module(*feeds)
     first.lazy_reset_grad()
     optimizer.step()
-    other, its = opened(package)
-    train_step(other, its, [feeds])
-    assert contents(module) == contents(other)
+    assert contents(module) == after(package, [feeds])
 
 
 @pytest.mark.parametrize("way", ["whole", "segments"])
@@ -263,9 +265,7 @@ def test_gradients_outlive_a_module_that_had_no_optimizer(tmp_path: Path, way: s
     first.close()
     module = Module(package.training_model, state)
     Optimizer(package.optimizer_model, module).step()
-    other, its = opened(package)
-    train_step(other, its, [feeds])
-    assert contents(module) == contents(other)
+    assert contents(module) == after(package, [feeds])
 
 
 def test_a_bad_batch_between_good_ones_and_after_them(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ def test_a_private_batch_that_is_refused_leaves_the_gradients(tmp_path: Path) ->
     assert contents(module) != start
 
 
-@pytest.mark.parametrize("whole", [False, True], ids=["two models", "step model"])
+@WHOLE
 def test_to_stop_is_a_policy(tmp_path: Path, whole: bool) -> None:
     model = zoo.mlp((20, 16, 10))
     package = package_of(model, tmp_path, step_model="always" if whole else "never")
@@ -390,9 +390,7 @@ def rows(count: int, seed: int = 3) -> list[np.ndarray]:
 @pytest.mark.parametrize("harm", ["loss", "gradient"])
 def test_in_segments(tmp_path: Path, harm: str) -> None:
     """A step that is not finite changes nothing, and what follows is what follows without it."""
-    package = package_of(
-        layers(rooted=harm == "gradient"), tmp_path, segments=True, loss="mse"
-    )  # fmt: skip
+    package = package_of(layers(rooted=harm == "gradient"), tmp_path, segments=True, loss="mse")
     assert package.manifest.segments is not None
     feeds = rows(4)
     bad = spoilt(feeds) if harm == "loss" else [feeds[0].copy(), feeds[1]]
@@ -407,10 +405,7 @@ def test_in_segments(tmp_path: Path, harm: str) -> None:
     if harm == "gradient":
         assert module.last_not_finite.parameters == ("first",)
     train_step(module, optimizer, [feeds])
-    other, its = opened(package)
-    for _ in range(2):
-        train_step(other, its, [feeds])
-    assert contents(module) == contents(other)
+    assert contents(module) == after(package, [feeds], [feeds])
 
 
 @pytest.mark.parametrize("harm", ["loss", "gradient"])

@@ -161,8 +161,7 @@ def test_in_place_is_the_same(kind: str, dtype: ir.DataType, opset: int, level: 
 @pytest.mark.parametrize("kind", KINDS)
 def test_doubles_follow_the_formula_to_the_last_digits(kind: str) -> None:
     optimizer = KINDS[kind]
-    model = optimizer_model(optimizer, 17, dtype=ir.DataType.DOUBLE)
-    session = _session(model)
+    session = _session(optimizer_model(optimizer, 17, dtype=ir.DataType.DOUBLE))
     random = np.random.default_rng(1)
     shaped = kind.startswith("adafactor")
     shape = (15, 8) if shaped else (120,)

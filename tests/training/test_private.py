@@ -149,8 +149,7 @@ def test_secure_numbers_are_even() -> None:
 
 
 def test_samples_are_drawn_independently() -> None:
-    indices = np.arange(1000) + 5
-    batches = list(poisson_batches(indices, 0.02, 2000))
+    batches = list(poisson_batches(np.arange(1000) + 5, 0.02, 2000))
     sizes = np.array([len(each) for each in batches])
     assert sizes.mean() == pytest.approx(20, rel=0.03)
     assert sizes.var() == pytest.approx(1000 * 0.02 * 0.98, rel=0.2)

@@ -117,9 +117,7 @@ CASES = {
     ),
     "also an output": Case(
         "(float[N, 4] x) => (float[N, 4] y, float[4, 4] w) { h = MatMul(x, w) y = MatMul(h, w) }",
-        lambda x, w: x @ w @ w,
-        {"w": W},
-        outputs=("w",),
+        lambda x, w: x @ w @ w, {"w": W}, outputs=("w",),
     ),
     "a shared copy is also an output": Case(
         "(float[N, 4] x) => (float[N, 4] y, float[4, 4] c) { c = Identity(w) h = MatMul(x, c) "
@@ -131,7 +129,7 @@ CASES = {
     "the prediction itself": Case(
         "(float[4] x) => (float[4] y) { z = Abs(x) }", lambda x, y: y, {"y": B}, B
     ),
-}
+}  # fmt: skip
 
 
 def _model(case: Case) -> onnx.ModelProto:

@@ -84,13 +84,9 @@ def loop(trips: int | None, *, computed: bool = False, grows: bool = False) -> b
 
 
 @pytest.mark.parametrize(("content", "code"), [
-    (functions(40), "functions-too-large"),
-    (functions(12), None),
-    (functions(400, calls=9), "functions-too-large"),
-    (loop(None), "endless-loop"),
-    (loop(None, grows=True), "endless-loop"),
-    (loop(2**62), "endless-loop"),
-    (loop(10), None),
+    (functions(40), "functions-too-large"), (functions(12), None),
+    (functions(400, calls=9), "functions-too-large"), (loop(None), "endless-loop"),
+    (loop(None, grows=True), "endless-loop"), (loop(2**62), "endless-loop"), (loop(10), None),
     (loop(2**62, computed=True), None),
 ])  # fmt: skip
 def test_what_the_graph_says_is_refused_at_once(
@@ -194,16 +190,14 @@ def test_one_process_for_a_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         return popen(*arguments, **options)  # type: ignore[call-overload]
 
     monkeypatch.setattr(worker.subprocess, "Popen", start)
-    relu = onnx.load_from_string(model("y = Relu(h)"))
-    build_package(relu, tmp_path / "package", loss="mse")
+    build_package(onnx.load_from_string(model("y = Relu(h)")), tmp_path / "package", loss="mse")
     assert len(started) == 1
 
 
 def test_a_stopped_process_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker, "STOPPED_SECONDS", 1.0)
     with worker.worker(start=True) as shared:
-        process = shared._process
-        threading.Timer(0.5, os.kill, (process.pid, signal.SIGSTOP)).start()
+        threading.Timer(0.5, os.kill, (shared._process.pid, signal.SIGSTOP)).start()
         start = time.monotonic()
         with refused("models-stall", "SIGSTOP"):
             shared.call("tests.trust.test_endless:wait", seconds=60)
@@ -257,22 +251,6 @@ def constant() -> onnx.NodeProto:
     return helper.make_node("Constant", [], ["other"], value=secret())
 
 
-def initializer(model: onnx.ModelProto) -> None:
-    model.graph.initializer.append(secret())
-
-
-def memory(model: onnx.ModelProto) -> None:
-    model.graph.initializer.append(secret("*/_ORT_MEM_ADDR_/*"))
-
-
-def sparse(model: onnx.ModelProto) -> None:
-    model.graph.sparse_initializer.add().values.CopyFrom(secret())
-
-
-def attribute(model: onnx.ModelProto) -> None:
-    model.graph.node.append(constant())
-
-
 def branch(model: onnx.ModelProto) -> None:
     out = helper.make_tensor_value_info("other", TensorProto.FLOAT, [4])
     body = helper.make_graph([constant()], "body", [], [out])
@@ -282,12 +260,10 @@ def branch(model: onnx.ModelProto) -> None:
     )
 
 
-def made_of(node: onnx.NodeProto) -> onnx.FunctionProto:
-    return helper.make_function("d", "f", [], ["other"], [node], [helper.make_opsetid("", 17)])
-
-
-def function(model: onnx.ModelProto) -> None:
-    model.functions.append(made_of(constant()))
+def function(model: onnx.ModelProto, node: onnx.NodeProto | None = None) -> None:
+    imports = [helper.make_opsetid("", 17)]
+    made = helper.make_function("d", "f", [], ["other"], [node or constant()], imports)
+    model.functions.append(made)
 
 
 def without_location(model: onnx.ModelProto) -> None:
@@ -302,15 +278,20 @@ def default(model: onnx.ModelProto) -> None:
     """The default of a function's attribute."""
     node = helper.make_node("Constant", [], ["other"])
     node.attribute.add(name="value", ref_attr_name="v", type=onnx.AttributeProto.TENSOR)
-    model.functions.append(made_of(node))
+    function(model, node)
     model.functions[0].attribute_proto.append(helper.make_attribute("v", secret()))
 
 
-def options(model: onnx.ModelProto) -> None:
-    model.metadata_props.add(key="ort_config", value='{"session_options": {}}')
-
-
-EXTERNAL = [initializer, memory, sparse, attribute, branch, function, default, without_location]
+CHANGES: dict[str, Callable[[onnx.ModelProto], object]] = {
+    "initializer": lambda model: model.graph.initializer.append(secret()),
+    "memory": lambda model: model.graph.initializer.append(secret("*/_ORT_MEM_ADDR_/*")),
+    "sparse": lambda model: model.graph.sparse_initializer.add().values.CopyFrom(secret()),
+    "attribute": lambda model: model.graph.node.append(constant()),
+    "branch": branch, "function": function, "default": default,
+    "without_location": without_location,
+    "options": lambda model: model.metadata_props.add(
+        key="ort_config", value='{"session_options": {}}'),
+}  # fmt: skip
 
 
 def train(folder: Path) -> None:
@@ -321,30 +302,26 @@ def train(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("change", [*EXTERNAL, options], ids=lambda change: change.__name__)
-def test_a_model_without_its_manifest(
-    change: Callable[[onnx.ModelProto], None], name: str, built: Path, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_without_its_manifest(change: str, name: str, built: Path, tmp_path: Path) -> None:
     """``Module`` takes models alone: it looks by itself, before ONNX Runtime does."""
     folder = tmp_path / "models"
     shutil.copytree(built, folder, ignore=shutil.ignore_patterns("manifest.json"))
     np.arange(4, dtype=np.float32).tofile(tmp_path / "secret.bin")
     train(folder)
     model = onnx.load(folder / f"{name}.onnx")
-    change(model)
+    CHANGES[change](model)
     (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
-    with refused("bad-metadata" if change is options else "model-external-data"):
+    with refused("bad-metadata" if change == "options" else "model-external-data"):
         train(folder)
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.ORT", "model.ort", "model"])
-@pytest.mark.parametrize("change", [initializer, default, options])
-def test_a_model_that_begins_as_one_in_ort_format(
-    change: Callable[[onnx.ModelProto], None], name: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("change", ["initializer", "default", "options"])
+def test_a_model_that_begins_as_one_in_ort_format(change: str, name: str, tmp_path: Path) -> None:
     """ONNX Runtime goes by the name of the file: any but ``.ort`` is read as ONNX."""
     model = zoo.mlp((6, 5, 3))
-    change(model)
+    CHANGES[change](model)
     path = tmp_path / name
     path.write_bytes(as_if_in_ort_format(model))
     if path.suffix.lower() == ".ort":
@@ -368,7 +345,7 @@ def test_verify_refuses_options(built: Path, tmp_path: Path) -> None:
 
     folder = Path(shutil.copytree(built, tmp_path / "package"))
     model = onnx.load(folder / "eval_model.onnx")
-    options(model)
+    CHANGES["options"](model)
     (folder / "eval_model.onnx").write_bytes(model.SerializeToString())
     rehash(folder, "eval_model.onnx")
     with refused("bad-metadata"):
@@ -389,7 +366,7 @@ def test_names_alone_are_no_reason(tmp_path: Path) -> None:
 def test_what_cannot_be_taken_apart_is_refused(more: bytes, tmp_path: Path) -> None:
     """A group among the fields, which protobuf skips, and fields that are cut off."""
     model = zoo.mlp((6, 5, 3))
-    initializer(model)
+    CHANGES["initializer"](model)
     (tmp_path / "model.onnx").write_bytes(more + model.SerializeToString())
     with pytest.raises(OdtpackError) as caught:
         check_model_file(tmp_path / "model.onnx")

@@ -132,15 +132,13 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     return Package.open(folder)
 
 
-def batch(seed: int) -> tuple[np.ndarray, np.ndarray]:
+LARGE = 200_000
+"""Samples of a step that takes long enough for another call to come in the middle."""
+
+
+def batch(seed: int, size: int = 16) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(seed)
-    return random.standard_normal((16, 6), np.float32), random.integers(0, 3, 16)
-
-
-def large_batch() -> tuple[np.ndarray, np.ndarray]:
-    """One whose step takes long enough for another call to come in the middle."""
-    random = np.random.default_rng(0)
-    return random.standard_normal((200_000, 6), np.float32), random.integers(0, 3, 200_000)
+    return random.standard_normal((size, 6), np.float32), random.integers(0, 3, size)
 
 
 def contents(state: CheckpointState) -> bytes:
@@ -163,7 +161,7 @@ def test_a_second_call_during_a_step_is_busy_and_changes_nothing(
         "load": lambda module, _: module.state.load_parameters(package.checkpoint),
         "export": lambda module, _: module.export_model_for_inferencing(tmp_path / "m", ["output"]),
     }
-    feeds = large_batch()
+    feeds = batch(0, LARGE)
     for name, call in calls.items():
         kept = []
         for disturbed in (False, True):
@@ -198,7 +196,7 @@ def test_close_during_a_step_waits_and_ends_the_training(package: Package, _: in
     states: list[bytes] = []
     codes: list[str] = []
     begun = threading.Event()
-    feeds = large_batch()
+    feeds = batch(0, LARGE)
 
     def train() -> None:
         try:
@@ -259,9 +257,7 @@ def when_free(call: Callable[[], object]) -> None:
 
 def test_a_thread_that_saves_sees_the_state_between_steps(package: Package, tmp_path: Path) -> None:
     """Plain gradient descent on known data: each save must be one of the states in between."""
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, state)
-    optimizer = Optimizer(package.optimizer_model, module)
+    state, module, optimizer = open_training(package.path)
     states: dict[int, bytes] = {}
     stop = threading.Event()
     found: list[tuple[int, bytes]] = []

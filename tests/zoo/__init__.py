@@ -17,10 +17,7 @@ from tests.zoo.mobilenet import mobilenet_v2
 from tests.zoo.transformer import transformer_encoder
 
 MODELS: dict[str, Callable[..., onnx.ModelProto]] = {
-    "mlp": mlp,
-    "cnn": cnn,
-    "mobilenet_v2": mobilenet_v2,
-    "transformer_encoder": transformer_encoder,
+    make.__name__: make for make in (mlp, cnn, mobilenet_v2, transformer_encoder)
 }
 """Factories by the name that the command line and the benchmarks use."""
 

@@ -2,51 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import onnx
 
 from tests.zoo.graph_writer import GraphWriter, he, require_positive
 
-if TYPE_CHECKING:
-    import onnx
-
 
 def cnn(
-    channels: int = 1,
-    size: int = 28,
-    classes: int = 10,
-    width: tuple[int, int] = (32, 64),
-    *,
-    hidden: int | None = None,
-    opset: int = 17,
-    seed: int = 0,
-) -> onnx.ModelProto:
+    channels: int = 1, size: int = 28, classes: int = 10, width: tuple[int, int] = (32, 64), *,
+    hidden: int | None = None, opset: int = 17, seed: int = 0,
+) -> onnx.ModelProto:  # fmt: skip
     """Builds two blocks of 3x3 ``Conv``, ``Relu`` and 2x2 ``MaxPool``, then a classifier."""
-    # Parameters are `conv1.weight` [width[0], channels, 3, 3], `conv1.bias`, `conv2.weight`,
-    # `conv2.bias`, `fc.weight` [classes, width[1] * (size // 4)²] and `fc.bias`; with a hidden
-    # layer, `fc1` [hidden, ...] and `fc2` [classes, hidden] in place of `fc`.
-    # `size`: height and width of the image in pixels, at least 4.
-    # `width`: channels after the first and the second convolution.
-    # `hidden`: features of a fully connected layer with `Relu` before the classifier, or None for
-    # no such layer.
-    # Returns a model with `input` float32 [batch, channels, size, size] and `output` float32
-    # [batch, classes].
+    # `input` is float32 [batch, channels, size, size], with a `size` of 4 or more. Layers are
+    # `conv1`, `conv2` (with `width` channels after them) and `fc`, or, with `hidden` features of
+    # a layer with `Relu` before the classifier, `fc1` and `fc2`.
     extents = {"channels": channels, "size // 4": size // 4, "classes": classes}
     extents |= {"width[0]": width[0], "width[1]": width[1]}
     require_positive("cnn", **extents, **({} if hidden is None else {"hidden": hidden}))
     arguments = {
-        "channels": channels,
-        "size": size,
-        "classes": classes,
-        "width": list(width),
+        "channels": channels, "size": size, "classes": classes, "width": list(width),
         "hidden": hidden,
-    }
+    }  # fmt: skip
     writer = GraphWriter("cnn", arguments, opset=opset, seed=seed)
     x = writer.input(["batch", channels, size, size])
     fan_in = channels
     for layer, fan_out in enumerate(width, start=1):
         at = f"conv{layer}"
-        shape = (fan_out, fan_in, 3, 3)
-        weight = writer.uniform(f"{at}.weight", shape, std=_std(fan_in * 9))
+        weight = writer.uniform(f"{at}.weight", (fan_out, fan_in, 3, 3), std=_std(fan_in * 9))
         bias = writer.fill(f"{at}.bias", (fan_out,), 0.0)
         x = writer.op(
             "Conv", x, weight, bias, at=at, kernel_shape=[3, 3], pads=[1] * 4, strides=[1, 1]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from numpy.typing import NDArray
 
 MINIMUM_OPSET = 12
 MAXIMUM_OPSET = 23
@@ -33,8 +30,7 @@ class GraphWriter:
 
     def __init__(self, name: str, arguments: Mapping[str, Any], *, opset: int, seed: int) -> None:
         if not MINIMUM_OPSET <= opset <= MAXIMUM_OPSET:
-            msg = f"{name} is written for opset {MINIMUM_OPSET} to {MAXIMUM_OPSET}, not {opset}"
-            raise ValueError(msg)
+            raise ValueError(f"{name} is for opset {MINIMUM_OPSET} to {MAXIMUM_OPSET}, not {opset}")
         self.name = name
         self.opset = opset
         self._metadata = json.dumps({"model": name, **arguments}, sort_keys=True)
@@ -73,8 +69,7 @@ class GraphWriter:
         array = np.asarray(values, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
-            value = numpy_helper.from_array(array)
-            self._constants[key] = self.op("Constant", at="", value=value)
+            self._constants[key] = self.op("Constant", at="", value=numpy_helper.from_array(array))
         return self._constants[key]
 
     def op(self, op_type: str, *inputs: str, at: str, **attributes: Any) -> str:
@@ -84,14 +79,9 @@ class GraphWriter:
         return self.node(op_type, inputs, ("",), at=at, **attributes)[0]
 
     def node(
-        self,
-        op_type: str,
-        inputs: Sequence[str],
-        outputs: Sequence[str],
-        *,
-        at: str,
+        self, op_type: str, inputs: Sequence[str], outputs: Sequence[str], *, at: str,
         **attributes: Any,
-    ) -> list[str]:
+    ) -> list[str]:  # fmt: skip
         """Adds a node with several outputs; ``""`` asks for a name made from place and operator."""
         base = f"{at}/{op_type}" if at else op_type
         name, count = base, 1
@@ -119,18 +109,15 @@ class GraphWriter:
             self._nodes, self.name, self._inputs, [output], self._initializers
         )
         model = onnx.ModelProto(
-            ir_version=ir_version_for(self.opset),
-            producer_name="tests.zoo",
-            graph=graph,
+            ir_version=ir_version_for(self.opset), producer_name="tests.zoo", graph=graph,
             opset_import=[onnx.OperatorSetIdProto(domain="", version=self.opset)],
-        )
+        )  # fmt: skip
         helper.set_model_props(model, {"tests.zoo": self._metadata})
         return model
 
     def _claim(self, name: str) -> None:
         if name in self._names:
-            msg = f"the name {name} is taken in {self.name}"
-            raise AssertionError(msg)
+            raise AssertionError(f"the name {name} is taken in {self.name}")
         self._names.add(name)
 
 
@@ -158,5 +145,4 @@ def require_positive(model: str, **extents: int) -> None:
 def require(fine: bool, model: str, sentence: str) -> None:
     """Raises ``ValueError`` with the sentence unless ``fine``."""
     if not fine:
-        msg = f"The {model} model cannot be built: {sentence}."
-        raise ValueError(msg)
+        raise ValueError(f"The {model} model cannot be built: {sentence}.")

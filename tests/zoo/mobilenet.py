@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
+
+import onnx
 
 from tests.zoo.graph_writer import GraphWriter, require, require_positive
-
-if TYPE_CHECKING:
-    import onnx
 
 BatchNorm = Literal["fold", "train", "eval"]
 
 _STAGES = (
-    # expansion, channels, blocks, stride of the first block (table 2 of the paper)
-    (1, 16, 1, 1),
-    (6, 24, 2, 2),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
+    (1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2),
     (6, 320, 1, 1),
-)
+)  # fmt: skip
+"""Expansion, channels, blocks and stride of the first block: table 2 of the paper."""
 
 # Without batch normalization the scales must hold by themselves.
 _RESIDUAL_GAIN = 0.5
@@ -41,61 +35,38 @@ _CLASSIFIER_STD = 0.01
 
 
 def mobilenet_v2(
-    size: int = 96,
-    classes: int = 10,
-    width_mult: float = 1.0,
-    batch_norm: BatchNorm = "fold",
-    *,
-    stages: int = len(_STAGES),
-    opset: int = 17,
-    seed: int = 0,
-) -> onnx.ModelProto:
+    size: int = 96, classes: int = 10, width_mult: float = 1.0, batch_norm: BatchNorm = "fold", *,
+    stages: int = len(_STAGES), opset: int = 17, seed: int = 0,
+) -> onnx.ModelProto:  # fmt: skip
     """Builds MobileNetV2 with torchvision's parameter names, ``features.0.0.weight`` and so on.
 
     ``Relu6`` is a ``Clip`` to 0 and 6. The dropout before the classifier is left out, so that
     a training step is a function of its inputs.
 
-    Args:
-        size: Height and width of the image in pixels; the network reduces them 32 times.
-        classes: Number of classes.
-        width_mult: Factor on the number of channels, rounded to multiples of 8.
-        batch_norm: ``"fold"`` leaves batch normalization out and gives every convolution a
-            bias, as after folding for inference; ``"eval"`` writes ``BatchNormalization`` in
-            inference mode; ``"train"`` writes it with ``training_mode=1``, momentum 0.9
-            (PyTorch counts it the other way round: 0.1) and three outputs, opset 14 or later.
-        stages: How many of the stages between the first and the last convolution it has.
-        opset: Version of the default operator set, 12 to 23.
-        seed: Seed of the parameters.
+    ``width_mult`` is a factor on the number of channels, rounded to multiples of 8; ``stages`` is
+    how many of those between the first and the last convolution there are. ``batch_norm``:
 
-    Returns:
-        Model with ``input`` float32 [batch, 3, size, size] and ``output`` float32
-        [batch, classes].
-
-    Raises:
-        OdtpackError: An argument is out of range.
+    - ``"fold"`` leaves batch normalization out and gives every convolution a bias, as after folding
+      for inference;
+    - ``"eval"`` writes ``BatchNormalization`` in inference mode;
+    - ``"train"`` writes it with ``training_mode=1``, momentum 0.9 (PyTorch counts it the other way
+      round: 0.1) and three outputs, opset 14 or later.
     """
     require_positive("mobilenet_v2", size=size, classes=classes, stages=stages)
-    require(width_mult > 0, "mobilenet_v2", f"width_mult must be positive, not {width_mult}")
-    require(
-        batch_norm in get_args(BatchNorm),
-        "mobilenet_v2",
-        f"batch_norm must be fold, train or eval, not {batch_norm!r}",
-    )
-    require(
-        batch_norm != "train" or opset >= 14,
-        "mobilenet_v2",
-        f"batch_norm='train' needs the training_mode of opset 14, not opset {opset}",
-    )
+    known = batch_norm in get_args(BatchNorm)
+    for fine, sentence in (
+        (width_mult > 0, f"width_mult must be positive, not {width_mult}"),
+        (known, f"batch_norm must be fold, train or eval, not {batch_norm!r}"),
+        (batch_norm != "train" or opset >= 14,
+         f"batch_norm='train' needs the training_mode of opset 14, not opset {opset}"),
+    ):  # fmt: skip
+        require(fine, "mobilenet_v2", sentence)
     arguments = {
-        "size": size,
-        "classes": classes,
-        "width_mult": width_mult,
-        "batch_norm": batch_norm,
+        "size": size, "classes": classes, "width_mult": width_mult, "batch_norm": batch_norm,
         **({} if stages == len(_STAGES) else {"stages": stages}),
-    }
+    }  # fmt: skip
     writer = _ConvWriter("mobilenet_v2", arguments, opset=opset, seed=seed)
     writer.batch_norm = batch_norm
-
     x = writer.input(["batch", 3, size, size])
     channels = _divisible(32 * width_mult)
     x = writer.conv_norm(x, 3, channels, "features.0", kernel=3, stride=2)
@@ -103,11 +74,10 @@ def mobilenet_v2(
     for expansion, wanted, blocks, first_stride in _STAGES[:stages]:
         fan_out = _divisible(wanted * width_mult)
         for block in range(blocks):
-            stride = first_stride if block == 0 else 1
-            at = f"features.{index}"
             x = _inverted_residual(
-                writer, x, channels, fan_out, at, expansion=expansion, stride=stride
-            )
+                writer, x, channels, fan_out, f"features.{index}", expansion=expansion,
+                stride=1 if block else first_stride,
+            )  # fmt: skip
             channels = fan_out
             index += 1
     last = _divisible(1280 * max(1.0, width_mult))
@@ -125,15 +95,8 @@ def _divisible(channels: float, by: int = 8) -> int:
 
 
 def _inverted_residual(
-    writer: _ConvWriter,
-    x: str,
-    fan_in: int,
-    fan_out: int,
-    at: str,
-    *,
-    expansion: int,
-    stride: int,
-) -> str:
+    writer: _ConvWriter, x: str, fan_in: int, fan_out: int, at: str, *, expansion: int, stride: int,
+) -> str:  # fmt: skip
     hidden = fan_in * expansion
     branch, place = x, 0
     if expansion != 1:
@@ -159,18 +122,9 @@ class _ConvWriter(GraphWriter):
     batch_norm: BatchNorm = "fold"
 
     def conv_norm(
-        self,
-        x: str,
-        fan_in: int,
-        fan_out: int,
-        at: str,
-        *,
-        kernel: int = 1,
-        stride: int = 1,
-        group: int = 1,
-        gain: float = 1.0,
-        follows_relu: bool = False,
-    ) -> str:
+        self, x: str, fan_in: int, fan_out: int, at: str, *, kernel: int = 1, stride: int = 1,
+        group: int = 1, gain: float = 1.0, follows_relu: bool = False,
+    ) -> str:  # fmt: skip
         """Convolution ``{at}.0``, batch normalization ``{at}.1``, ``Relu6`` ``{at}.2``."""
         x = self.conv(
             x, fan_in, fan_out, f"{at}.0", kernel=kernel, stride=stride, group=group,
@@ -180,18 +134,9 @@ class _ConvWriter(GraphWriter):
         return self.op("Clip", x, self.constant(0.0), self.constant(6.0), at=f"{at}.2")
 
     def conv(
-        self,
-        x: str,
-        fan_in: int,
-        fan_out: int,
-        at: str,
-        *,
-        kernel: int = 1,
-        stride: int = 1,
-        group: int = 1,
-        gain: float = 1.0,
-        follows_relu: bool = False,
-    ) -> str:
+        self, x: str, fan_in: int, fan_out: int, at: str, *, kernel: int = 1, stride: int = 1,
+        group: int = 1, gain: float = 1.0, follows_relu: bool = False,
+    ) -> str:  # fmt: skip
         """Convolution that keeps the variance of a centred input, or of one a ``Relu`` halved."""
         taps = fan_in // group * kernel * kernel
         std = gain * ((2 if follows_relu else 1) / taps) ** 0.5

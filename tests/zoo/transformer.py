@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+import onnx
 from onnx import TensorProto
 
 from tests.zoo.graph_writer import GraphWriter, require, require_positive, xavier
-
-if TYPE_CHECKING:
-    import onnx
 
 _LAYER_NORM_EPSILON = 1e-5
 _CLASSIFIER_STD = 0.02  # as in BERT; a larger one makes plain SGD overshoot from the first step
 
 
 def transformer_encoder(
-    *,
-    vocab: int = 1000,
-    d: int = 256,
-    layers: int = 4,
-    heads: int = 4,
-    T: int = 128,
-    ff: int = 1024,
-    classes: int = 10,
-    opset: int = 17,
-    seed: int = 0,
-) -> onnx.ModelProto:
+    *, vocab: int = 1000, d: int = 256, layers: int = 4, heads: int = 4, T: int = 128,
+    ff: int = 1024, classes: int = 10, opset: int = 17, seed: int = 0,
+) -> onnx.ModelProto:  # fmt: skip
     """Builds an encoder as ``torch.nn.TransformerEncoderLayer`` does by default, with exact GELU.
 
     Token and position embeddings are added; each layer normalizes after the residual addition
@@ -39,41 +27,17 @@ def transformer_encoder(
     [classes, d]. Layer normalization is the ``LayerNormalization`` operator from opset 17 and
     elementary operators before; GELU is the ``Gelu`` operator from opset 20 and ``Erf`` before.
 
-    Args:
-        vocab: Number of tokens.
-        d: Features of a position; a multiple of ``heads``.
-        layers: Number of encoder layers.
-        heads: Attention heads.
-        T: Positions of a sequence.
-        ff: Features of the hidden layer in a feed-forward block.
-        classes: Number of classes.
-        opset: Version of the default operator set, 12 to 23.
-        seed: Seed of the parameters.
-
-    Returns:
-        Model with ``input`` int64 [batch, T] (token ids, 0 to vocab - 1) and ``output`` float32
-        [batch, classes].
-
-    Raises:
-        OdtpackError: An argument is out of range.
+    ``input`` is int64 [batch, T]: tokens of ``vocab``, of which each has ``d`` features, a multiple
+    of ``heads``. ``ff`` are the features of the hidden layer of a feed-forward block.
     """
     arguments = {
-        "vocab": vocab,
-        "d": d,
-        "layers": layers,
-        "heads": heads,
-        "T": T,
-        "ff": ff,
+        "vocab": vocab, "d": d, "layers": layers, "heads": heads, "T": T, "ff": ff,
         "classes": classes,
-    }
+    }  # fmt: skip
     require_positive("transformer_encoder", **arguments)
-    require(
-        d % heads == 0,
-        "transformer_encoder",
-        f"d must be a multiple of heads, but {d} is none of {heads}",
-    )
+    wrong = f"d must be a multiple of heads, but {d} is none of {heads}"
+    require(d % heads == 0, "transformer_encoder", wrong)
     writer = _EncoderWriter("transformer_encoder", arguments, opset=opset, seed=seed)
-
     tokens = writer.input(["batch", T], TensorProto.INT64)
     table = writer.uniform("token_embedding.weight", (vocab, d), std=1.0)
     x = writer.op("Gather", table, tokens, at="token_embedding", axis=0)
@@ -81,11 +45,9 @@ def transformer_encoder(
     x = writer.op("Add", x, positions, at="position_embedding")
     for layer in range(layers):
         at = f"layers.{layer}"
-        attended = writer.attention(x, T, d, heads, f"{at}.attention")
-        x = writer.op("Add", x, attended, at=at)
+        x = writer.op("Add", x, writer.attention(x, T, d, heads, f"{at}.attention"), at=at)
         x = writer.layer_norm(x, d, f"{at}.norm1")
-        hidden = writer.project(x, d, ff, f"{at}.linear1")
-        hidden = writer.gelu(hidden, f"{at}.activation")
+        hidden = writer.gelu(writer.project(x, d, ff, f"{at}.linear1"), f"{at}.activation")
         hidden = writer.project(hidden, ff, d, f"{at}.linear2")
         x = writer.op("Add", x, hidden, at=at)
         x = writer.layer_norm(x, d, f"{at}.norm2")

@@ -90,13 +90,8 @@ CASES: list[Case] = [
         case
         for e in (2.0, 3.0, 1.0, 0.0, -1.0)
         for case in cases(
-            "Pow",
-            {"x": spread(2, 3, gap=0.3), "e": np.float32([e])},
-            torch.pow,
-            (12, 17),
-            const=["e"],
-            label=f"constant{e:g}",
-            double=True,
+            "Pow", {"x": spread(2, 3, gap=0.3), "e": np.float32([e])}, torch.pow, (12, 17),
+            const=["e"], label=f"constant{e:g}", double=True,
         )
     ),
     *cases("Pow", {"x": spread(2, 3, low=0.3), "e": np.float32(0.5)}, torch.pow, const=["e"]),
@@ -124,11 +119,8 @@ CASES: list[Case] = [
         case
         for alpha in (0.3, 0.0, -0.2, 1.5)
         for case in cases(
-            "LeakyRelu",
-            {"x": A},
-            lambda x, alpha=alpha: F.leaky_relu(x, alpha),
-            label=f"alpha{alpha}",
-            alpha=alpha,
+            "LeakyRelu", {"x": A}, lambda x, alpha=alpha: F.leaky_relu(x, alpha),
+            label=f"alpha{alpha}", alpha=alpha,
         )
     ),
     *cases("ThresholdedRelu", {"x": spread(2, 3, avoid=[0.7])},

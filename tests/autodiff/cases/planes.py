@@ -238,10 +238,5 @@ def norms() -> list[Case]:
 
 
 CASES: list[Case] = [
-    *whole_planes(),
-    *maxima_with_positions(),
-    *unpooling(),
-    *patches(),
-    *blocks(),
-    *norms(),
-]
+    *whole_planes(), *maxima_with_positions(), *unpooling(), *patches(), *blocks(), *norms(),
+]  # fmt: skip

@@ -59,14 +59,11 @@ CASES: list[Case] = [
         case
         for opsets, dtype, axis, block, shape in ROWS
         for case in cases(
-            "DequantizeLinear",
-            inputs(dtype, shape),
-            dequantized if axis is None else along(axis, block),
-            opsets,
+            "DequantizeLinear", inputs(dtype, shape),
+            dequantized if axis is None else along(axis, block), opsets,
             **({} if axis is None else {"axis": axis if axis else -3}),
             **({"block_size": block} if block else {}),
-            batch=["x"] if not block and axis != 0 else [],
-            differences="torch",
+            batch=["x"] if not block and axis != 0 else [], differences="torch",
             label=f"{dtype}-axis{axis}-block{block}",
         )
     ),

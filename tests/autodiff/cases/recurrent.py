@@ -117,18 +117,11 @@ def output_choices(op: str) -> list[dict[str, Any]]:
 
 
 CURVES: list[tuple[str, float | None, float | None]] = [
-    ("Affine", 0.7, 0.1),
-    ("Relu", None, None),
-    ("LeakyRelu", 0.2, None),
-    ("ThresholdedRelu", 0.3, None),
-    ("Tanh", None, None),
-    ("ScaledTanh", 1.2, 0.6),
-    ("Sigmoid", None, None),
-    ("HardSigmoid", 0.3, 0.4),
-    ("Elu", 0.8, None),
-    ("Softsign", None, None),
-    ("Softplus", None, None),
-]
+    ("Affine", 0.7, 0.1), ("Relu", None, None), ("LeakyRelu", 0.2, None),
+    ("ThresholdedRelu", 0.3, None), ("Tanh", None, None), ("ScaledTanh", 1.2, 0.6),
+    ("Sigmoid", None, None), ("HardSigmoid", 0.3, 0.4), ("Elu", 0.8, None),
+    ("Softsign", None, None), ("Softplus", None, None),
+]  # fmt: skip
 
 
 def parameters(*curves: tuple[str, float | None, float | None]) -> dict[str, Any]:

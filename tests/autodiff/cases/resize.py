@@ -216,11 +216,5 @@ def by_torch() -> list[Case]:
 
 
 CASES: list[Case] = [
-    *fixed(),
-    *at_run_time(),
-    *policies(),
-    *layouts(),
-    *copied(),
-    *rounded(),
-    *by_torch(),
-]
+    *fixed(), *at_run_time(), *policies(), *layouts(), *copied(), *rounded(), *by_torch(),
+]  # fmt: skip
