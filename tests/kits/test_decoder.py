@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -139,8 +140,31 @@ def test_cpp_refuses_what_is_no_adapter(package: Package, tmp_path: Path) -> Non
     assert found[len(tries) :] == ["adapter-mismatch"] * 3
 
 
-@pytest.mark.skipif(cpp_kit.unavailable() is not None, reason=str(cpp_kit.unavailable()))
-def test_cpp_replaces_adapters_and_nothing_else(package: Package, tmp_path: Path) -> None:
+def saved_by_cpp(package: Package, targets: list[Path], folder: Path) -> list[str]:
+    job = {"package": package.path, "steps": [], "count": 0, "threads": 1, "saves": targets}
+    return run(job, folder, "sanitized").splitlines()
+
+
+def saved_by_kotlin(package: Package, targets: list[Path], folder: Path) -> list[str]:
+    batch = kotlin_kit.save_batch(folder, input_ids=np.ones((1, 4), np.int64))
+    saves = [{"do": "save adapter", "path": path} for path in targets]
+    task = {"package": package.path, "data": batch, "rate": 0.01, "actions": saves}
+    return [code or "accepted" for code in actions(task)]
+
+
+def saved_by_node(package: Package, targets: list[Path], _folder: Path) -> list[str]:
+    return [*javascript.node("save_adapters.mjs", package.path, *targets).values()]
+
+
+@pytest.mark.parametrize("saved", [
+    pytest.param(saved, id=saved.__name__, marks=pytest.mark.skipif(
+        kit.unavailable() is not None, reason=str(kit.unavailable())))
+    for saved, kit in ((saved_by_cpp, cpp_kit), (saved_by_kotlin, kotlin_kit),
+                       (saved_by_node, javascript))
+])  # fmt: skip
+def test_a_save_replaces_adapters_and_nothing_else(
+    saved: Callable[[Package, list[Path], Path], list[str]], package: Package, tmp_path: Path
+) -> None:
     """A save replaces what a kit or Python wrote, also in part, and loses no other file."""
     state, good = CheckpointState.load_checkpoint(package.checkpoint), tmp_path / "good"
     good.mkdir()
@@ -167,8 +191,7 @@ def test_cpp_replaces_adapters_and_nothing_else(package: Package, tmp_path: Path
         for file, text in files.items():
             (path / file).parent.mkdir(exist_ok=True)
             (path / file).write_text(text)
-    job = {"package": package.path, "steps": [], "count": 0, "threads": 1, "saves": [*wanted]}
-    assert dict(zip(wanted, run(job, tmp_path, "sanitized").splitlines(), strict=True)) == wanted
+    assert dict(zip(wanted, saved(package, [*wanted], tmp_path), strict=True)) == wanted
     for name, (files, code) in contents.items():
         for file, text in files.items():
             assert ((tmp_path / name / file).read_text("latin-1") == text) == (code != "accepted")

@@ -52,24 +52,52 @@ export async function peftAdapter(
     const trained = await trainedOf(opened, state);
     const { config, nameOf } = peftOf(opened);
     const renamed = new Map([...trained].map(([name, value]) => [nameOf(name), value]));
-    // The configuration is the package's, whatever the values: it comes last.
+    // The configuration is the package's, whatever the values. It comes first, as it says to the
+    // next save that the values are ours.
     return new Map([
-      [TENSORS, laySafetensors(renamed)], [CONFIG, new TextEncoder().encode(config)],
+      [CONFIG, new TextEncoder().encode(config)], [TENSORS, laySafetensors(renamed)],
     ]);
   });
 }
 
 /**
  * Write the adapter of a state (Node): to a file whose name ends in `.onnx_adapter`, or to a
- * folder, made if needed, with PEFT's two files.
+ * folder, made if needed, with PEFT's two files. An adapter that is there is replaced, no other
+ * file, nor what PEFT wrote itself.
  */
 export async function saveAdapter(
   opened: TrainingPackage, state: CheckpointState, target: string | URL,
 ): Promise<void> {
-  if (isFile(target)) return platform.writeFile(target, [await onnxAdapter(opened, state)]);
+  if (isFile(target)) {
+    const bytes = await onnxAdapter(opened, state);
+    checkReplaced(target, (start) => String.fromCharCode(...start.subarray(4, 8)) === IDENTIFIER);
+    return platform.writeFile(target, [bytes]);
+  }
   const files = await peftAdapter(opened, state);
   await platform.makeFolder(target);
+  const isOurs = isOwnConfig(platform.fileAt(inFolder(target, CONFIG)), files.get(CONFIG)!);
+  for (const name of files.keys()) checkReplaced(inFolder(target, name), () => isOurs);
   for (const [name, bytes] of files) await platform.writeFile(inFolder(target, name), [bytes]);
+}
+
+/** Refuses to replace a file, unless it is ours. */
+function checkReplaced(path: string | URL, isOurs: (bytes: Uint8Array) => boolean): void {
+  const bytes = platform.fileAt(path);
+  demand(!bytes || isOurs(bytes), 'file-not-written',
+    `${path} would be replaced, and odtpack did not write what is there.`, '',
+    'move the file, or choose another name or a new folder');
+}
+
+/** Whether a configuration has no other settings than `own`; PEFT itself writes more. */
+function isOwnConfig(bytes: Uint8Array | undefined, own: Uint8Array): boolean {
+  if (!bytes) return false;
+  try {
+    const settings = Object.keys(parsed(CONFIG, bytes));
+    const known = parsed(CONFIG, own);
+    return settings.includes('peft_type') && settings.every((key) => Object.hasOwn(known, key));
+  } catch {
+    return false;
+  }
 }
 
 /**

@@ -7,7 +7,7 @@ import { fileURLToPath, pathToFileURL } from 'node:url';
 import { fail, OdtpackError, reason, requireArgument, TAMPERED } from './errors.js';
 import type { OnnxRuntime, OpenedCheckpoint, OpenedFile, Saving } from './platform.js';
 import {
-  identity, inTurn, openFile, previousPath, refusing, replaceFile, Save, write,
+  identity, inTurn, openFile, previousPath, quietly, refusing, replaceFile, Save, write,
 } from './saves_node.js';
 
 const PAGE = 65536;
@@ -136,6 +136,20 @@ export const platform = {
 
   /** Which file is at a path, if there is one: another one, or one that was changed, differs. */
   identity: (path: string | URL): string | undefined => identity(local(path)),
+
+  /** The first MiB of a file, none if it cannot be read; undefined where there is no plain file. */
+  fileAt(path: string | URL): Uint8Array | undefined {
+    const file = local(path);
+    if (!quietly(() => fs.statSync(file))?.isFile()) return undefined;
+    return quietly(() => {
+      const opened = openFile(file);
+      try {
+        return opened.read(0, Math.min(opened.size, 2 ** 20));
+      } finally {
+        opened.close();
+      }
+    }) ?? new Uint8Array();
+  },
 
   /** Makes a folder and those above it, where they are not there. */
   makeFolder: (path: string | URL): Promise<void> =>

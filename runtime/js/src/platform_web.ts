@@ -57,6 +57,7 @@ export const platform: typeof node = {
   },
   previousOf: () => undefined,
   identity: () => undefined,
+  fileAt: () => undefined,
   makeFolder: refuse,
   writeFile: refuse,
   writeCheckpoint: refuse,

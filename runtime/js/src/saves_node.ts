@@ -318,7 +318,7 @@ function syncFolder(folder: string): void {
 }
 
 /** Do what nothing depends on: what was synced is on the disk, and what is left does no harm. */
-function quietly<T>(work: () => T): T | undefined {
+export function quietly<T>(work: () => T): T | undefined {
   try {
     return work();
   } catch {

@@ -29,13 +29,42 @@ private fun File.writeParts(parts: List<ByteBuffer>) {
 /** Write what a package trains with an adapter: one file of ONNX Runtime's, or PEFT's two. */
 internal fun writeAdapter(pack: TrainingPackage, state: State, target: File) {
     val trained = trainedOf(pack, state)
-    if (isOnnx(target)) return target.writeParts(listOf(onnxAdapter(trained)))
+    if (isOnnx(target)) {
+        checkReplaced(target, isAdapter(target))
+        return target.writeParts(listOf(onnxAdapter(trained)))
+    }
     val names = peftNames(pack, trained)
+    val own = peftConfig(pack)
     target.mkdirs()
     if (!target.isDirectory) notWritten(target, IOException("it is not a folder"))
+    val (config, tensors) = listOf(CONFIG, TENSORS).map { File(target, it) }
+    val isOurs = isOwnConfig(config, own)
+    for (file in listOf(config, tensors)) checkReplaced(file, isOurs)
     // The configuration is the package's, whatever the values: old values and new ones go with it.
-    File(target, TENSORS).writeParts(safetensors(trained.mapKeys { (name, _) -> names.getValue(name) }))
-    File(target, CONFIG).writeParts(listOf(ByteBuffer.wrap(peftConfig(pack).toByteArray())))
+    // It comes first, as it says to the next save that the values are ours.
+    config.writeParts(listOf(ByteBuffer.wrap(own.toByteArray())))
+    tensors.writeParts(safetensors(trained.mapKeys { (name, _) -> names.getValue(name) }))
+}
+
+private fun isAdapter(file: File): Boolean {
+    val start = ByteArray(8)
+    val size = if (file.isFile) runCatching { file.inputStream().use { it.read(start) } }.getOrDefault(0) else 0
+    return size == start.size && String(start, 4, 4, Charsets.ISO_8859_1) == "TORT"
+}
+
+/** Whether a configuration has no other settings than odtpack writes; PEFT itself writes more. */
+private fun isOwnConfig(file: File, own: String): Boolean = file.isFile && try {
+    val known = Json.read(own.toByteArray()).fields().keys
+    readPeft(file, configText(file)) { it.fields().keys }.let { "peft_type" in it && known.containsAll(it) }
+} catch (_: OdtpackException) {
+    false
+}
+
+/** Refuse to replace a file, unless it is ours. */
+private fun checkReplaced(file: File, isOurs: Boolean) {
+    if (isOurs || !file.isFile) return
+    fail("file-not-written", "${file.path} would be replaced, and odtpack did not write what is there.",
+        "move the file, or choose another name or a new folder")
 }
 
 /** Set what a package trains to the values of such a file or folder, all of them or none. */
@@ -247,10 +276,11 @@ private fun kindOf(file: File, text: ByteArray) = readPeft(file, text) { json ->
     Kind(name + dora, rank, json["lora_alpha"].number() / by)
 }
 
+private fun configText(file: File) = mapPeft(file).run { take(minOf(MOST_CONFIG, remaining().toLong())) }
+
 /** Check that a configuration means what the package's does. */
 private fun checkConfig(file: File, own: String) {
-    val bytes = mapPeft(file)
-    val theirs = kindOf(file, bytes.take(minOf(MOST_CONFIG, bytes.remaining().toLong())))
+    val theirs = kindOf(file, configText(file))
     val mine = kindOf(file, own.toByteArray())
     val most = maxOf(Math.abs(mine.factor), Math.abs(theirs.factor))
     val near = Math.abs(mine.factor - theirs.factor) <= 1e-6 * most
