@@ -55,15 +55,18 @@ export class Outline {
       }
     }
     for (const wanted of KINDS) {
-      const own = [...properties].filter(([, { kind }]) => kind === wanted);
-      this.#number('Uint32', own.length);
-      for (const [name, { value }] of own) {
+      const count = this.#room(4); // known at the end: a copy of the entries would take memory
+      let found = 0;
+      for (const [name, { kind, value }] of properties) {
+        if (kind !== wanted) continue;
+        found += 1;
         this.#text(name);
         if (typeof value === 'string') this.#text(value);
         else if (typeof value === 'bigint') this.#int64(value);
         else if (bits.has(name)) this.#number('Uint32', bits.get(name)!);
         else this.#number('Float32', value);
       }
+      this.#numbers.setUint32(count, found, true);
     }
   }
 
