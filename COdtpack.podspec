@@ -9,8 +9,8 @@ Pod::Spec.new do |pod|
   pod.source = { git: 'https://odtpack.example/odtpack', tag: pod.version.to_s }
   pod.ios.deployment_target = '15.0'
   pod.osx.deployment_target = '12.0'
-  kernels = %w[library elementwise elementwise_baseline depthwise depthwise_baseline product
-               product_baseline]
+  kernels = %w[library elementwise elementwise_baseline depthwise depthwise_baseline
+               normalization normalization_baseline product product_baseline]
   pod.source_files = 'runtime/cpp/src/odtpack.cpp', 'runtime/cpp/include/odtpack.h',
                      *kernels.map { |each| "runtime/native/src/#{each}.cpp" }
   pod.preserve_paths = 'runtime/cpp/include/**/*', 'runtime/native/src/*'

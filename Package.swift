@@ -14,8 +14,8 @@ let library: [Target.Dependency] = []
 
 // docs/native.md; without them and the definition of ODTPACK_KERNELS the bodies run.
 let kernels = [
-  "library", "elementwise", "elementwise_baseline", "depthwise", "depthwise_baseline", "product",
-  "product_baseline",
+  "library", "elementwise", "elementwise_baseline", "depthwise", "depthwise_baseline",
+  "normalization", "normalization_baseline", "product", "product_baseline",
 ]
 
 let package = Package(

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import onnx.helper
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
@@ -70,6 +71,8 @@ def wrap(model: ir.Model) -> ir.Model:
             wrapper.wrap_product(graph, product)
         for node in list(native_groups.transposed_products(Ops(model.graph), graph)):
             wrapper.wrap_transposed(graph, node)
+    for each in native_groups.normalization_groups(model.graph):
+        wrapper.wrap_normalization(model.graph, each)
     while common_passes.RemoveUnusedNodesPass()(model).modified:
         pass  # what only a branch's nodes read goes after them
     for graph in graphs:
@@ -78,7 +81,7 @@ def wrap(model: ir.Model) -> ir.Model:
     rows = list(row_groups(model.graph, sizes)) if sizes else []
     for group in rows:
         wrapper.wrap_group(model.graph, group, sizes.get)
-    if rows:
+    if rows or wrapper.unsorted:
         model.graph.sort()
     common_passes.RemoveUnusedNodesPass()(model)  # and the constants that lie in bodies now
     drop_unused_constants(model.graph)  # the pass leaves those of subgraphs
@@ -157,6 +160,8 @@ class _Wrapper:
     def __init__(self, model: ir.Model) -> None:
         self._model, self._opset = model, model.graph.opset_imports[""]
         self.bodies: dict[tuple[object, ...], ir.Function] = {}
+        self._op = Ops(model.graph)
+        self.unsorted = False  # whether a node's results are read before its place
         self._products: dict[tuple[bytes, str], list[int] | None] = {}
 
     def wrap_group(
@@ -248,6 +253,23 @@ class _Wrapper:
         if program is not None:
             call = (kernels.PRODUCT, program, group.read)
             self._replace(graph, end, body, call, end.outputs)
+
+    def wrap_normalization(self, graph: ir.Graph, group: native_groups.NormalizationGroup) -> None:
+        """Replace the nodes of a batch normalization by one that computes the same."""
+        del group.body.attribute[:]
+        group.body.attribute.extend(["kernel", "program"])
+        group.body.opset_import.extend([onnx.helper.make_opsetid("", self._opset)])
+        body = ir.serde.deserialize_function(group.body)
+        first, *read = group.read
+        if group.dims is not None:
+            with self._op.before(group.nodes[-1]):
+                first = self._op.Reshape(first, group.dims)
+        call = (kernels.NORMALIZATION, group.program, [first, *read])
+        if self._replace(graph, group.nodes[-1], body, call, group.kept):
+            self.unsorted = True
+            for each in reversed(group.nodes):
+                if each not in group.stays or not each.outputs[0].uses():
+                    graph.remove(each, safe=True)
 
     def wrap_transposed(self, graph: ir.Graph, node: ir.Node) -> None:
         """Replace a product whose first operand is transposed."""

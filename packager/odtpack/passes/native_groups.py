@@ -31,16 +31,29 @@ from typing import Final
 
 import numpy as np
 import onnx
+import onnx.helper
+import onnx.numpy_helper
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
 from odtpack.autodiff.context import Context
 from odtpack.autodiff.rules.convolution import read_windows
 from odtpack.autodiff.windows import Region, Windows, conv_windows
-from odtpack.graph.graphs import MARK, Dims, Ops, constant, dims_of, producer, reads, static_dims
+from odtpack.graph.graphs import (
+    MARK,
+    Dims,
+    Ops,
+    constant,
+    dims_of,
+    maker,
+    producer,
+    reads,
+    static_dims,
+)
 from odtpack.graph.inference import inferred_proto
 from odtpack.passes.aliases import VIEWS
 from odtpack.passes.compact import all_graphs
+from odtpack_runtime.package import native as kernels
 from odtpack_runtime.package.native import (
     ELEMENTWISE_OPERATORS,
     FORWARD,
@@ -443,3 +456,186 @@ def transposed_products(op: Ops, graph: ir.Graph) -> Iterator[ir.Node]:
         numbers = {v and v.dtype for v in values} == {ir.DataType.FLOAT}
         if deep and large and numbers and not twice:
             yield node
+
+
+@dataclasses.dataclass(frozen=True)
+class NormalizationGroup:
+    """Nodes, in order, that compute what a body of the kernel ``normalization`` does."""
+
+    nodes: list[ir.Node]
+    read: list[ir.Value]
+    kept: list[ir.Value]
+    program: list[int]
+    body: onnx.FunctionProto
+    stays: set[ir.Node]  # those of vectors, which others may read besides
+    dims: ir.Value | None  # what the first of ``read`` is yet to be reshaped to
+
+
+_ENDS: Final = {
+    kernels.CLIP: "Clip", kernels.RELU: "Relu", kernels.NO_ACTIVATION: "BatchNormalization",
+}  # fmt: skip
+_STAYS: Final = {
+    "deviation", "gain", "gains", "inverse", "means", "share", "steep", "widened",
+}  # fmt: skip
+_USUAL: Final[dict[str, object]] = {
+    "epsilon": float(np.float32(1e-5)), "keepdims": 1, "momentum": None, "training_mode": 0,
+}  # fmt: skip
+
+
+def normalization_groups(graph: ir.Graph) -> Iterator[NormalizationGroup]:
+    """Batch normalizations in training mode, their gradients, and results computed again.
+
+    A caller replaces each before it asks for the next: results computed again are those of
+    normalizations that are native.
+    """
+    kinds = (kernels.FORWARD_NORMALIZATION, kernels.NORMALIZATION_GRADIENT, kernels.ACTIVATED)
+    for kind, activation in itertools.product(kinds, _ENDS):
+        end = "Sub" if kind == kernels.NORMALIZATION_GRADIENT else _ENDS[activation]
+        for node in list(graph):
+            if node.op_type == end and node.graph is graph and not node.domain:
+                found = _normalization_group(node, kind, activation)
+                if found and _may_be_one(found, graph):
+                    yield found
+
+
+def _normalization_group(end: ir.Node, kind: int, activation: int) -> NormalizationGroup | None:
+    (result,) = end.outputs
+    normal, back = _normal(end, kind, activation)
+    dims = None if normal is None else dims_of(normal.inputs[0] or result)
+    if normal is None or dims is None:
+        return None
+    if back is not None and activation == kernels.NO_ACTIVATION and end is normal:
+        result = back.outputs[0]
+    epsilon = np.float32(normal.attributes.get_float("epsilon", 1e-5))
+    program = [kind, 0 if back else len(dims), activation, int(epsilon.view(np.uint32))]
+    try:
+        body = kernels.normalization_body(program)
+    except kernels.RefusedError:
+        return None
+    template = {node.output[0]: node for node in body.node}
+    again = back is not None and kind == kernels.ACTIVATED
+    if again:
+        del template["wide"]  # it was [1, C, N P] before it was computed again
+    bound = _unified(template, "dx" if kind == kernels.NORMALIZATION_GRADIENT else "y", result, {})
+    if bound is None or (back and not _same_planes(bound, result, back)):
+        return None
+    if again:
+        bound["centered"] = bound.pop("wide")
+    named = [bound[name] for name in (*body.input, *body.output)]
+    if len({*named}) < len(named) or any(each.dtype != ir.DataType.FLOAT for each in named):
+        return None
+    if kind == kernels.ACTIVATED and not _of_native(bound["variance"]):
+        return None
+    nodes = {
+        name: maker(bound[name])
+        for name, node in template.items()
+        if node.op_type not in ("Constant", "Unsqueeze")
+    }
+    return NormalizationGroup(
+        [*nodes.values()], named[: len(body.input)], named[len(body.input) :], program, body,
+        {node for name, node in nodes.items() if name in _STAYS},
+        back.inputs[1] if again and back else None,
+    )  # fmt: skip
+
+
+def _normal(end: ir.Node, kind: int, activation: int) -> tuple[ir.Node | None, ir.Node | None]:
+    """The normalization of a group, and the view of its result as [C, N, P], if there is one."""
+    if kind != kernels.NORMALIZATION_GRADIENT and activation == kernels.NO_ACTIVATION:
+        readers = [reader for reader, _ in end.outputs[0].uses()]
+        view = len(readers) == 1 and readers[0].op_type == "Reshape" and _is_one_sample(end)
+        return end, readers[0] if view else None
+    value = end.inputs[int(kind == kernels.NORMALIZATION_GRADIENT)]
+    back = producer(value, "Reshape")
+    normal = producer(value if back is None else back.inputs[0], "BatchNormalization")
+    return normal, back
+
+
+def _is_one_sample(normal: ir.Node) -> bool:
+    dims = None if normal.inputs[0] is None else dims_of(normal.inputs[0])
+    return dims is not None and len(dims) == 3 and dims[0] == 1
+
+
+def _same_planes(bound: Mapping[str, ir.Value], result: ir.Value, back: ir.Node) -> bool:
+    """Whether what is normalized as [1, C, N P] is [C, N, P] before and afterwards."""
+    normal, shape = maker(back.inputs[0] or result), constant(back.inputs[1], 3)
+    channels = static_dims(bound["scale"])
+    if shape is None or channels is None or shape.shape != (3,) or not _is_one_sample(normal):
+        return False
+    before = dims_of(bound["centered"]) if "centered" in bound else (*channels, None, shape[2])
+    return (
+        shape.tolist() == [*channels, -1, max(1, shape[2])]
+        and before is not None and before[::2] == (*channels, shape[2])
+    )  # fmt: skip
+
+
+def _unified(
+    template: Mapping[str, onnx.NodeProto],
+    name: str,
+    value: ir.Value | None,
+    bound: Mapping[str, ir.Value],
+) -> dict[str, ir.Value] | None:
+    """Values by their names in a template, one of which is known; None where nodes differ."""
+    if value is None or bound.get(name, value) is not value:
+        return None
+    found, node = {**bound, name: value}, template.get(name)
+    if node is None or name in bound:
+        return found
+    own = {each.name: onnx.helper.get_attribute_value(each) for each in node.attribute}
+    if node.op_type == "Constant":
+        known, wanted = constant(value, _MOST_FIXED), onnx.numpy_helper.to_array(own["value"])
+        same = known is not None and known.dtype == wanted.dtype and np.array_equal(known, wanted)
+        return found if same else None
+    if node.op_type in ("Squeeze", "Unsqueeze"):  # written as a Reshape
+        view = producer(value, "Reshape")
+        return None if view is None else _unified(template, node.input[0], view.inputs[0], found)
+    writer = producer(value, node.op_type)
+    if writer is None or len(writer.outputs) != 1 or len(writer.inputs) != len(node.input):
+        return None
+    given = {
+        each.name: float(np.float32(each.value)) if isinstance(each.value, float) else each.value
+        for each in writer.attributes.values()
+    }
+    if {**_USUAL, **given, "momentum": None} != {**_USUAL, **own}:
+        return None
+    orders = [list(writer.inputs)]
+    if node.op_type in ("Add", "And", "Mul"):
+        orders.append(orders[0][::-1])
+    for inputs in orders:
+        several: dict[str, ir.Value] | None = found
+        for each, read in zip(node.input, inputs, strict=True):
+            several = None if several is None else _unified(template, each, read, several)
+        if several is not None:
+            return several
+    return None
+
+
+def _of_native(variance: ir.Value) -> bool:
+    """Whether a variance, or a view of it, is a native normalization's."""
+    view = producer(variance, "Reshape")
+    writer = (variance if view is None or view.inputs[0] is None else view.inputs[0]).producer()
+    return (
+        writer is not None and writer.attributes.get_string("kernel", "") == kernels.NORMALIZATION
+    )
+
+
+def _may_be_one(group: NormalizationGroup, graph: ir.Graph) -> bool:
+    """Whether nothing else reads what is computed inside, or stands between the nodes."""
+    own = {*group.nodes}
+    if any(node.graph is not graph for node in own):
+        return False
+    for node in own:
+        (value,) = node.outputs
+        free = value in group.kept or node in group.stays
+        if not free and (value.is_graph_output() or not {n for n, _ in value.uses()} <= own):
+            return False
+    waiting, seen = [value.producer() for value in group.read], set[ir.Node]()
+    places = {node: place for place, node in enumerate(graph)}
+    first = min(places[node] for node in own)
+    while waiting:
+        writer = waiting.pop()
+        if writer in own:
+            return False
+        if writer is not None and writer not in seen and places.get(writer, -1) > first:
+            seen.add(writer)
+            waiting += [value.producer() for value in reads(writer)]
+    return True

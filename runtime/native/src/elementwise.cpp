@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "depthwise.h"
+#include "normalization.h"
 #include "product.h"
 #include "widest.h"
 
@@ -535,6 +536,7 @@ std::unique_ptr<Kernel> MakeElementwise(const std::vector<int64_t>& program) {
 std::unique_ptr<Kernel> MakeKernel(const std::string& name, const std::vector<int64_t>& program) {
   if (name == "elementwise") return MakeElementwise(program);
   if (name == "depthwise") return MakeDepthwise(program);
+  if (name == "normalization") return MakeNormalization(program);
   if (name == "product") return MakeProduct(program);
   if (name == "transposed") return MakeTransposed(program);
   throw std::invalid_argument("this library has no kernel '" + name + "'");

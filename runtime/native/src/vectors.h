@@ -25,6 +25,10 @@ inline V operator+(V a, V b) {
   for (int i = 0; i < ODTPACK_WIDTH; ++i) a.lanes[i] += b.lanes[i];
   return a;
 }
+inline V operator-(V a, V b) {
+  for (int i = 0; i < ODTPACK_WIDTH; ++i) a.lanes[i] -= b.lanes[i];
+  return a;
+}
 #endif
 
 constexpr int64_t kWidth = ODTPACK_WIDTH;

@@ -394,6 +394,121 @@ def is_transposed_product(node: onnx.NodeProto) -> bool:
     )  # fmt: skip
 
 
+# The kernel ``normalization``
+
+NORMALIZATION: Final = "normalization"
+FORWARD_NORMALIZATION, ACTIVATED, NORMALIZATION_GRADIENT = range(3)
+NO_ACTIVATION, CLIP, RELU = range(3)
+_MOST_AXES = 8
+
+
+def normalization_body(program: Sequence[int]) -> onnx.FunctionProto:
+    """The body of a program of the kernel, without a name: there is no other.
+
+    Args:
+        program: What is computed, batch normalization in training mode, its scaled and activated
+            result once more, or its gradient; the number of axes, or 0 for [C, N, P]; the
+            activation; the bits of epsilon.
+    """
+    if len(program) != 4 or min(program) < 0 or program[0] > NORMALIZATION_GRADIENT:
+        raise RefusedError
+    kind, rank, activation, bits = program
+    if (rank and not 3 <= rank <= _MOST_AXES) or activation > RELU or bits >= 1 << 32:
+        raise RefusedError
+    body = _Normalization(rank, activation, struct.unpack("<f", struct.pack("<I", bits))[0])
+    if kind != ACTIVATED or rank == 0:
+        body.numbers("samples", 0)
+    if kind != ACTIVATED:
+        body.numbers("space", *(range(2, rank) if rank else (1, 2)))
+        body.numbers("each", -1, *[1] * (rank - 2 if rank else 2))
+    return body.gradient() if kind == NORMALIZATION_GRADIENT else body.forward(kind)
+
+
+class _Normalization:
+    """Writes a body of the kernel."""
+
+    def __init__(self, rank: int, activation: int, epsilon: float) -> None:
+        self._rank, self._activation, self._epsilon = rank, activation, epsilon
+        self._nodes: list[onnx.NodeProto] = []
+        self._bounds = ("low", "high") if activation == CLIP else ()
+
+    def _write(self, operator: str, result: str, *read: str, **attributes: Any) -> str:
+        from onnx import helper
+
+        self._nodes.append(helper.make_node(operator, read, [result], **attributes))
+        return result
+
+    def numbers(self, result: str, *values: int) -> None:
+        """A constant that says axes or sizes."""
+        from onnx import helper
+
+        self._write("Constant", result, value=helper.make_tensor("", 7, [len(values)], values))
+
+    def _sum(self, result: str, value: str) -> str:
+        if self._rank:
+            value = self._write("ReduceSum", f"{result}.space", value, "space", keepdims=0)
+        axes = "samples" if self._rank else "space"
+        return self._write("ReduceSum", result, value, axes, keepdims=0)
+
+    def _normalize(self, result: str, *read: str) -> str:
+        operator, epsilon = "BatchNormalization", self._epsilon
+        if self._rank:
+            return self._write(operator, result, "centered", *read, epsilon=epsilon)
+        wide = self._write("Unsqueeze", "wide", "centered", "samples")
+        wide = self._write(operator, f"{result}.wide", wide, *read, epsilon=epsilon)
+        return self._write("Squeeze", result, wide, "samples")
+
+    def _function(self, read: Sequence[str], made: Sequence[str]) -> onnx.FunctionProto:
+        from onnx import helper
+
+        return helper.make_function(DOMAIN, "", read, made, self._nodes, [])
+
+    def forward(self, kind: int) -> onnx.FunctionProto:
+        """Of a forward pass, or of what it ends with alone."""
+        made, read = ["y"], ["centered", "scale", "bias", "zeros", "variance", *self._bounds]
+        if kind == FORWARD_NORMALIZATION:
+            made = ["centered", "y", "mean", "variance"]
+            read = ["x", "scale", "bias", "zeros", "count", *self._bounds]
+            self._write("Div", "mean", self._sum("sum", "x"), "count")
+            self._write("Sub", "centered", "x", self._write("Reshape", "means", "mean", "each"))
+            squares = self._sum("squares", self._write("Mul", "square", "centered", "centered"))
+            self._write("Div", "variance", squares, "count")
+        if self._activation == NO_ACTIVATION:
+            self._normalize("y", "scale", "bias", "zeros", "variance")
+        else:
+            normal = self._normalize("normal", "scale", "bias", "zeros", "variance")
+            self._write("Clip" if self._bounds else "Relu", "y", normal, *self._bounds)
+        return self._function(read, made)
+
+    def gradient(self) -> onnx.FunctionProto:
+        """Of the gradient; that of an activation is a mask."""
+        write = self._write
+        read = ["dy", "centered", "scale", "variance", "count", "epsilon", "zeros", "ones"]
+        g = "dy"
+        if self._activation == CLIP:
+            write("Cast", "above", "y", to=9)
+            write("Less", "below", "y", "high")
+            write("And", "within", "above", "below")
+            write("Cast", "mask", "within", to=1)
+        elif self._activation == RELU:
+            write("HardSigmoid", "mask", "y", alpha=2.0**126, beta=0.0)
+        if self._activation != NO_ACTIVATION:
+            read += ["y", *self._bounds[1:]]
+            g = write("Mul", "g", "mask", "dy")
+        self._sum("dbias", g)
+        product = self._sum("product", write("Mul", "along", g, "centered"))
+        total = write("Add", "widened", "variance", "epsilon")
+        inverse = write("Reciprocal", "inverse", write("Sqrt", "deviation", total))
+        write("Mul", "dscale", product, inverse)
+        share = write("Div", "share", write("Mul", "gain", "scale", inverse), "count")
+        slope = write("Mul", "slope", write("Mul", "steep", share, inverse), "dscale")
+        shift = write("Mul", "shift", share, "dbias")
+        line = self._normalize("line", slope, shift, "zeros", "ones")
+        straight = write("Mul", "straight", g, write("Reshape", "gains", "gain", "each"))
+        write("Sub", "dx", straight, line)
+        return self._function(read, ["dx", "dscale", "dbias"])
+
+
 # The kernel ``elementwise``, and the reading of programs from bodies
 
 SLOTS: Final = {"Kernel": 64, "Codes": 20, "SignedCodes": 4}
@@ -609,6 +724,12 @@ def _says(node: onnx.NodeProto, body: onnx.FunctionProto, values: _Constants) ->
                 and (each.input, each.output) == (body.input, body.output)
                 for each in body.node
             )  # fmt: skip
+        if kernel == NORMALIZATION:
+            own = normalization_body(program)
+            return all(
+                [*getattr(own, each)] == [*getattr(body, each)]
+                for each in ("node", "input", "output")
+            )
         if len(body.output) != 1 or kernel not in (DEPTHWISE, PRODUCT):
             return False
         others = node.input[inputs_of(program) :] if kernel == DEPTHWISE else []

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +45,7 @@ NETWORKS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {
     "mlp": (lambda: zoo.mlp((784, 1000, 10)), 64),
     "cnn": (lambda: zoo.cnn(hidden=128), 32),
     "mobilenet": (zoo.mobilenet_v2, 8),
+    "normalized": (partial(zoo.mobilenet_v2, 64, width_mult=0.5, batch_norm="train"), 8),
     "transformer": (zoo.transformer_encoder, 8),
 }
 
@@ -87,7 +89,9 @@ def test_the_plan_is_what_a_process_takes(name: str, tmp_path: Path) -> None:
     plan = plan_memory(package, shapes, use, threads=1)
     measured = hold(with_sessions(job, package, use))
     assert measured.outcome == "completed"
-    assert plan.peak.nbytes == pytest.approx(measured.peak_bytes, rel=0.03)
+    # docs/native.md says how low plans of small networks with normalizations are.
+    allowed = 0.08 if name == "normalized" else 0.03
+    assert plan.peak.nbytes == pytest.approx(measured.peak_bytes, rel=allowed)
     # It is another plan than that of the bodies.
     bodies = plan_memory(package, shapes, use._replace(native=False), threads=1)
     assert plan.peak.nbytes != bodies.peak.nbytes

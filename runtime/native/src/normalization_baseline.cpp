@@ -1,0 +1,3 @@
+#define ODTPACK_LOOPS kNormalization_baseline
+#define ODTPACK_WIDTH 4
+#include "normalization_execute.inc"
