@@ -27,7 +27,14 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.self_check import self_check
 from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
-from odtpack_runtime.session.native import DOMAIN, ENTRY, VARIABLE
+from odtpack_runtime.session.native import (
+    COUNTS,
+    DOMAIN,
+    ENTRY,
+    VARIABLE,
+    choose_kernels,
+    count_operators,
+)
 from odtpack_runtime.session.options import default_session_options
 from odtpack_simulator.memory.memory_plan import plan_memory
 from tests import native_library, packaging_tools, zoo
@@ -317,3 +324,36 @@ def test_a_body_that_is_not_the_kernels_is_refused(packages: dict[bool, Path], c
     elif change == "attribute":
         node.attribute.append(onnx.helper.make_attribute("more", 1))
     native_library.refuses_bodies(model, unless=change == "nothing")
+
+
+def test_a_library_registers_what_a_package_names() -> None:
+    """Whatever is not registered runs its body; what cannot be a count registers all."""
+    node = onnx.helper.make_node("Sqrt", ["a"], ["b"])
+    model = native_library.kernel_model([node], {"a": (8,)}, ["b"]).SerializeToString()
+    feeds = {"a": np.arange(8, dtype=np.float32)}
+    for counts in (
+        "1 0 0",
+        "0 0 0",
+        "64 20 4",
+        "65 0 0",
+        "1 0",
+        "1 0 0 0",
+        "-1 0 0",
+        "x",
+        "9" * 99,
+    ):
+        options = onnxruntime.SessionOptions()
+        options.add_session_config_entry(COUNTS, counts)
+        choose_kernels(options, str(native_library.library()))
+        session = onnxruntime.InferenceSession(model, options)
+        np.testing.assert_array_equal(session.run(None, feeds)[0], np.sqrt(feeds["a"]))
+
+
+def test_counts_are_those_of_all_models() -> None:
+    operators = {
+        "training_model": {"ai.onnx": {"Add": 14}, DOMAIN: {"Kernel3": 1, "Codes0": 1}},
+        "step_model": {DOMAIN: {"Kernel10": 1, "SignedCodes1": 1, "Other7": 1, "Kernel99999": 1}},
+        "eval_model": {"ai.onnx": {"Kernel20": 1}},
+    }
+    assert count_operators(operators) == (11, 1, 2)
+    assert count_operators({}) == (0, 0, 0)

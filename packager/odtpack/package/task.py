@@ -243,7 +243,7 @@ class ResolvedUpdate:
         names = {p.name for p in graphs.parameters}
         return step_model(
             graphs.training, names, self.optimizer, clip=self.clip, groups=self.groups,
-            branches=not task.backend.on_gpu,
+            branches=not task.backend.on_gpu, memory=task.memory,
         )  # fmt: skip
 
     def describe(self) -> dict[str, Any]:

@@ -196,6 +196,17 @@ class _Wrapper:
             program = program_of(proto.node, proto.input, proto.output)
         except NotAProgramError:
             return
+        first, out = read[0], kept[0]
+        if (
+            first.producer() is not None
+            and first.shape is not None
+            and dims_of(first) == dims_of(out) == dims
+            and not first.is_graph_output()
+            and all(reader in group for reader, _ in first.uses())
+        ):
+            # ONNX Runtime compares the names of sizes: where they are the same, the result is
+            # written over the input, which nothing reads afterwards.
+            out.shape = ir.Shape(first.shape)
         if self._replace(graph, group[-1], body, (ELEMENTWISE, program, read), kept):
             for each in reversed(group):
                 graph.remove(each, safe=True)

@@ -28,9 +28,10 @@ import numpy as np
 import onnx_ir as ir
 
 from odtpack.graph import graphs
-from odtpack.graph.graphs import Ops, operand, reads, static_dims, typed
+from odtpack.graph.graphs import Ops, dims_of, operand, reads, static_dims, typed
 from odtpack.passes import aliases
 from odtpack.passes.gradient_buffers import BUFFER_SUFFIX, OUTPUT_SUFFIX, product_of
+from odtpack.spec import MemorySpec
 
 
 class Keeper:
@@ -298,7 +299,8 @@ def _as_matrix(op: Ops, scalar: ir.Value, *, negative: bool) -> ir.Value:
 # The temporaries of an update are as large as what it updates. A Scan cuts its inputs into views
 # and has its body write into views of its outputs, so that an update that is bound in place takes
 # the temporaries of one part, and its vectors stay in the processor's caches. Where one product
-# computes the gradient, the body computes its rows, and the gradient never exists as a whole.
+# of factors that are smaller computes the gradient, the body computes its rows, and the gradient
+# never exists as a whole.
 
 LARGE: Final = 1 << 18
 """Elements from which on a parameter is updated in parts."""
@@ -342,25 +344,52 @@ def cut(dims: Sequence[int]) -> Cut | None:
     return Cut(dims[0] // rows, rows, width)
 
 
+def product_in_parts(gradient: ir.Value, size: int, memory: MemorySpec) -> ir.Node | None:
+    """The product that computes a gradient, if its factors take less memory; else None."""
+    # size: Elements of the gradient. memory: For which sizes the model is made.
+    # The factors of many tokens are larger than what comes of them: they would wait for the
+    # update, which waits for who reads the parameter.
+    node = product_of(gradient)
+    if node is None or any(_elements(value, memory) > size for value in node.inputs[:2]):
+        return None
+    return node
+
+
+def _elements(value: ir.Value | None, memory: MemorySpec) -> int:
+    """How many elements a value has, by that of which it is a view; 0 if that is not known."""
+    while (node := graphs.producer(value, "Reshape")) is not None:
+        value = node.inputs[0]
+    dims = None if value is None else dims_of(value)
+    usual = (memory.batch if axis == 0 else memory.other for axis in itertools.count())
+    return math.prod(
+        dim if isinstance(dim, int) else memory.sizes.get(str(dim), size)
+        for dim, size in zip(dims or [0], usual, strict=False)
+    )
+
+
 def write_chunks(
-    op: Ops, parts: Cut, vectors: Mapping[str, ir.Value], gradient: ir.Value, update: Write
+    op: Ops,
+    parts: Cut,
+    vectors: Mapping[str, ir.Value],
+    gradient: ir.Value | ir.Node,
+    update: Write,
 ) -> dict[str, ir.Value]:
     """Write an update in parts."""
     # vectors: The parameter and its state, by name, of the shape of ``parts`` or, each part a row,
-    # of that of ``parts.flat``. gradient: Its gradient, which nothing but the update reads. update:
-    # Writes the update of one part; ``gradients`` is among what it gets.
+    # of that of ``parts.flat``. gradient: Its gradient, or the product that computes it, which
+    # nothing but the update reads. update: Writes the update of one part; ``gradients`` is among
+    # what it gets.
     # Returns the new values, by name, of the shape of ``vectors``.
     shape = static_dims(vectors["params"]) or ()
     dtype = op.type_of(vectors["params"])
     body = ir.Graph([], [], nodes=[], name=op.fresh_name("update/part"))
     inner = op.inside(body)
     kept = {name: _input(op, body, name, dtype, shape[1:]) for name in vectors}
-    product = _rows_of_product(op, inner, gradient, parts)
-    if product is None:
+    if isinstance(gradient, ir.Value):
         flat = op.reshape(gradient, *shape)
         rows = _input(op, body, "gradients", dtype, shape[1:])
     else:
-        flat, rows = product
+        flat, rows = _rows_of_product(op, inner, gradient, parts)
         if shape != parts.shape:
             rows = inner.reshape(rows, *shape[1:])
     results = write_axpy(inner, kept, rows, update)
@@ -384,25 +413,23 @@ def _input(
     return value
 
 
-def _rows_of_product(
-    op: Ops, inner: Ops, gradient: ir.Value, parts: Cut
-) -> tuple[ir.Value, ir.Value] | None:
-    """What to cut, and the rows of the gradient in the body; None unless it is one product."""
-    node = product_of(gradient)
-    if node is None:
-        return None
+def _rows_of_product(op: Ops, inner: Ops, node: ir.Node, parts: Cut) -> tuple[ir.Value, ir.Value]:
+    """What to cut, and the rows of the gradient that a product computes in the body."""
     left, right = operand(node, 0), node.inputs[1]
-    dtype = op.type_of(gradient)
+    dtype = op.type_of(node.outputs[0])
     left.type = ir.TensorType(dtype)
     depth = op.fresh_name("depth")  # known when the model runs
     attributes = dict(node.attributes)
     if node.attributes.get_int("transA", 0):
-        flat = op.transpose(op.reshape(left, -1, parts.parts, parts.rows), 1, 0, 2)
-        shape: tuple[int | str, ...] = (depth, parts.rows)
+        # Scan cuts first axes only, and turning the whole factor would take its memory once more.
+        columns = op.reshape(left, -1, parts.parts, parts.rows)
+        flat = op.constant(np.arange(parts.parts))
+        index = _input(op, inner.graph, "part", ir.DataType.INT64, ())
+        own = inner.Gather(columns, index, axis=1)
+        own.type, own.shape = ir.TensorType(dtype), ir.Shape((depth, parts.rows))
     else:
         flat = op.reshape(left, parts.parts, parts.rows, -1)
-        shape = (parts.rows, depth)
-    own = _input(op, inner.graph, "factor", dtype, shape)
+        own = _input(op, inner.graph, "factor", dtype, (parts.rows, depth))
     product = ir.node("Gemm", [own, right], attributes, name=op.fresh_name("update/product"))
     rows = product.outputs[0]
     rows.name, rows.type = product.name, ir.TensorType(dtype)

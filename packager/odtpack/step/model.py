@@ -35,7 +35,7 @@ from odtpack.optimizers.common.base import Group, Optimizer
 from odtpack.optimizers.common.model import Clip, clipped
 from odtpack.passes import aliases, precision
 from odtpack.passes.compact import compact
-from odtpack.passes.gradient_buffers import product_of
+from odtpack.spec import MemorySpec
 from odtpack.step import chunks
 from odtpack.step.chunks import Keeper, Readers, after, fresh_gradients
 from odtpack_runtime.session.graph_signature import (
@@ -71,13 +71,15 @@ def step_model(
     clip: Clip,
     groups: Sequence[Group] = (),
     branches: bool = True,
+    memory: MemorySpec | None = None,
 ) -> ir.Model | None:
     """Write the step model of a training model."""
     # training: The training model as it is written, in topological order. parameters: Names of
     # those of its inputs that are parameters, trained or not. optimizer: Formula and
     # hyperparameters, for which :func:`can_update` holds. clip: How gradients are clipped, not by
     # their norm. groups: Parameter groups; their decays take the place of the optimizer's.
-    # branches: Whether an If may choose; without, each parameter is updated by itself.
+    # branches: Whether an If may choose; without, each parameter is updated by itself. memory: For
+    # which sizes memory is made small.
     # Returns the model; None where the model has values of the names that it needs.
     model = training.clone()
     graph = model.graph
@@ -96,7 +98,7 @@ def step_model(
         early += (n for n in node.predecessors() if {*n.successors()} <= {*early})
     op = Ops(graph, _PREFIX)
     reset = next(value for value in graph.inputs if value.name == RESET_NAME)
-    writer = _Writer(op, optimizer, clip, groups, branches)
+    writer = _Writer(op, optimizer, clip, groups, branches, memory or MemorySpec())
     gradients = fresh_gradients(op, graph, reset)
     writer.write(gradients, [value for value in graph.inputs if value.name in parameters], places)
     common_passes.RemoveUnusedNodesPass()(model)
@@ -132,9 +134,15 @@ class _Writer:
     """Writes updates to the end of a graph."""
 
     def __init__(
-        self, op: Ops, optimizer: Optimizer, clip: Clip, groups: Sequence[Group], branches: bool
+        self,
+        op: Ops,
+        optimizer: Optimizer,
+        clip: Clip,
+        groups: Sequence[Group],
+        branches: bool,
+        memory: MemorySpec,
     ) -> None:
-        self._branches = branches
+        self._branches, self._memory = branches, memory
         self._op, self._optimizer, self._clip = op, optimizer, clip
         self._groups = groups or (Group(1.0, optimizer.weight_decay, ()),)
         self._rate = ir.val(RATE_NAME, dtype=ir.DataType.FLOAT, shape=[len(self._groups)])
@@ -217,14 +225,17 @@ class _Writer:
             **{s.name: self._state(name, s.name, parameter, shape) for s in self._optimizer.state},
         }
         update = self._formula(self._group.get(name, 0))
-        product = None if parts is None else product_of(gradient)
+        source: ir.Value | ir.Node = gradient
+        if parts is not None:
+            product = chunks.product_in_parts(gradient, math.prod(dims), self._memory)
+            source = gradient if product is None else product
         read = [gradient]
-        if product is not None:
-            read = [value for value in product.inputs if value is not None]
+        if isinstance(source, ir.Node):
+            read = [value for value in source.inputs if value is not None]
 
         def write(inner: Ops) -> dict[str, ir.Value]:
             if parts is not None:
-                return chunks.write_chunks(inner, parts, vectors, gradient, update)
+                return chunks.write_chunks(inner, parts, vectors, source, update)
             flat = gradient if shape == dims else inner.reshape(gradient, *shape)
             flat.type, flat.shape = parameter.type, ir.Shape(shape)
             if not self._branches:

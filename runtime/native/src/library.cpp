@@ -15,8 +15,11 @@
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <new>
+#include <vector>
 
 #include "kernel.h"
 
@@ -27,6 +30,7 @@ namespace {
 constexpr uint32_t kOldestApi = 17;
 constexpr size_t kSlots = 64, kCodesSlots = 20, kSignedCodesSlots = 4;
 constexpr size_t kInPlace = 8;  // inputs whose memory the output of the same number may take over
+constexpr const char* kCounts = "odtpack.native.operators";  // of session options
 constexpr size_t kMaxTensors = 64;
 constexpr size_t kMaxProgram = 4096;
 
@@ -35,9 +39,12 @@ struct Slot : OrtCustomOp {
   ONNXTensorElementDataType codes;  // of the first input, where it is not float32
 };
 
+using Counts = std::array<size_t, 3>;  // of "Kernel", "Codes" and "SignedCodes"
+constexpr Counts kAll = {kSlots, kCodesSlots, kSignedCodesSlots};
+
 struct Domain {
   OrtCustomOpDomain* handle = nullptr;
-  std::array<Slot, kSlots + kCodesSlots + kSignedCodesSlots> slots;
+  std::vector<Slot> slots;
 };
 
 const OrtApi* api = nullptr;
@@ -221,6 +228,51 @@ void FillOfCodes(Slot& slot, const char* kind, size_t number, ONNXTensorElementD
   };
 }
 
+// How many operators of each kind the models of a session's package have, as who registers them says:
+// a session keeps some kilobytes of each. All of them where nobody does, or says what cannot be.
+Counts Wanted(const OrtSessionOptions* options) {
+  std::array<char, 32> text{};
+  int has = 0;
+  Check(api->HasSessionConfigEntry(options, kCounts, &has));
+  size_t size = text.size();
+  if (has == 0) return kAll;
+  if (OrtStatus* status = api->GetSessionConfigEntry(options, kCounts, text.data(), &size)) {
+    api->ReleaseStatus(status);
+    return kAll;
+  }
+  Counts found{};
+  char rest = 0;
+  const int read = std::sscanf(text.data(), "%zu %zu %zu%c", &found[0], &found[1], &found[2], &rest);
+  for (size_t i = 0; i < found.size(); ++i) {
+    if (read != 3 || found[i] > kAll[i]) return kAll;
+  }
+  return found;
+}
+
+// The domain with so many operators, made once. It lives as long as the process.
+OrtCustomOpDomain* DomainOf(const Counts& counts, uint32_t version) {
+  static std::mutex mutex;  // apps open sessions on several threads
+  static auto& made = *new std::map<Counts, std::unique_ptr<Domain>>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::unique_ptr<Domain>& domain = made[counts];
+  if (domain == nullptr) {
+    auto fresh = std::make_unique<Domain>();
+    fresh->slots.resize(counts[0] + counts[1] + counts[2]);
+    Check(api->CreateCustomOpDomain("odtpack.native", &fresh->handle));
+    Slot* slot = fresh->slots.data();
+    for (size_t i = 0; i < counts[0]; ++i) Fill(*slot++, "Kernel", i, version);
+    for (size_t i = 0; i < counts[1]; ++i) {
+      FillOfCodes(*slot++, "Codes", i, ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8, version);
+    }
+    for (size_t i = 0; i < counts[2]; ++i) {
+      FillOfCodes(*slot++, "SignedCodes", i, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8, version);
+    }
+    for (Slot& each : fresh->slots) Check(api->CustomOpDomain_Add(fresh->handle, &each));
+    domain = std::move(fresh);
+  }
+  return domain->handle;
+}
+
 }  // namespace
 }  // namespace odtpack::native
 
@@ -250,20 +302,6 @@ ODTPACK_EXPORT OrtStatus* ORT_API_CALL RegisterCustomOps(OrtSessionOptions* opti
   static std::once_flag once;  // apps open sessions on several threads
   std::call_once(once, [found] { api = found; });
   return Guarded([&] {
-    static Domain* const domain = [&] {
-      auto made = std::make_unique<Domain>();
-      Check(api->CreateCustomOpDomain("odtpack.native", &made->handle));
-      Slot* slot = made->slots.data();
-      for (size_t i = 0; i < kSlots; ++i) Fill(*slot++, "Kernel", i, version);
-      for (size_t i = 0; i < kCodesSlots; ++i) {
-        FillOfCodes(*slot++, "Codes", i, ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8, version);
-      }
-      for (size_t i = 0; i < kSignedCodesSlots; ++i) {
-        FillOfCodes(*slot++, "SignedCodes", i, ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8, version);
-      }
-      for (Slot& each : made->slots) Check(api->CustomOpDomain_Add(made->handle, &each));
-      return made.release();
-    }();
-    Check(api->AddCustomOpDomain(options, domain->handle));
+    Check(api->AddCustomOpDomain(options, DomainOf(Wanted(options), version)));
   });
 }

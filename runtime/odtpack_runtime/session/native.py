@@ -6,7 +6,9 @@ import functools
 import importlib
 import mmap
 import os
+import re
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -14,6 +16,7 @@ from typing import Final
 import onnxruntime
 
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.session.options import manifest_beside
 
 DOMAIN: Final = "odtpack.native"
 """Of the functions that the library has kernels for."""
@@ -23,6 +26,13 @@ VARIABLE: Final = "ODTPACK_NATIVE"
 
 ENTRY: Final = DOMAIN
 """Session option: ``0`` to do without the library; ``1`` once it is registered."""
+
+COUNTS: Final = "odtpack.native.operators"
+"""Session option: how many operators of each kind the library registers, of which a session keeps
+some kilobytes each; without it all."""
+
+_KINDS: Final = ("Kernel", "Codes", "SignedCodes")
+"""Operators of the domain, which are numbered from 0."""
 
 
 def native_library() -> Path | None:
@@ -42,6 +52,25 @@ def _installed() -> Path | None:
         return None
 
 
+def count_operators(operators: Mapping[str, Mapping[str, Mapping[str, int]]]) -> tuple[int, ...]:
+    """How many operators of each kind the models of a package need, by what its manifest lists."""
+    names = {name for domains in operators.values() for name in domains.get(DOMAIN, ())}
+    found = [re.fullmatch(r"([A-Za-z]+)(\d{1,4})", name, re.ASCII) for name in names]
+    return tuple(
+        max((1 + int(each[2]) for each in found if each and each[1] == kind), default=0)
+        for kind in _KINDS
+    )
+
+
+def _say_counts(options: onnxruntime.SessionOptions, model: Path) -> None:
+    """Tell the library which operators the package of a model needs, if it has a manifest."""
+    manifest = manifest_beside(model)
+    with suppress(AttributeError, TypeError, KeyError):  # a manifest that is not valid: all
+        if manifest is not None:
+            counts = count_operators(manifest["operators"])
+            options.add_session_config_entry(COUNTS, " ".join(map(str, counts)))
+
+
 def register_kernels(options: onnxruntime.SessionOptions, model: Path) -> bool:
     """Let sessions of some options use native kernels, if a model can; whether they will."""
     # If the library cannot be registered, a warning says so once: the model computes the same
@@ -52,6 +81,7 @@ def register_kernels(options: onnxruntime.SessionOptions, model: Path) -> bool:
     if library is None or not _may_use(model):
         return False
     try:
+        _say_counts(options, model)
         options.register_custom_ops_library(str(library))
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         text = f"Native kernels are not used: {str(error).splitlines()[0]}"
@@ -62,11 +92,16 @@ def register_kernels(options: onnxruntime.SessionOptions, model: Path) -> bool:
     return True
 
 
-def choose_kernels(options: onnxruntime.SessionOptions, library: str | None) -> None:
+def choose_kernels(
+    options: onnxruntime.SessionOptions, library: str | None, model: Path | None = None
+) -> None:
     """Let sessions run the kernels of a library, or none, whatever the environment says."""
+    # `model`: of the package whose models they run; without one they have all kernels.
     options.add_session_config_entry(ENTRY, "0" if library is None else "1")
     try:
         if library is not None:
+            if model is not None:
+                _say_counts(options, model)
             options.register_custom_ops_library(library)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise OdtpackError(

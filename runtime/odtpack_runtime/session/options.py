@@ -147,6 +147,7 @@ def manifest_beside(model: Path) -> dict[str, Any] | None:
                 content = parse_json(stream.read(min(size, MAX_MANIFEST_BYTES)))
             files = content["files"]
             named = [files["training_model"], *files.get("extra", ())]
+            named += [files[key] for key in ("step_model", "optimizer_model") if files.get(key)]
             if model.name in (entry["path"] for entry in named):
                 return dict(content)
     return None

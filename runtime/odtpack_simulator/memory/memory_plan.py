@@ -119,7 +119,6 @@ class ArenaPlans:
     gradients: Sequence[Item]  # Gradients of parameters
     moments: Sequence[Item]  # What the optimizer keeps
     threads: int  # Intra-operator threads of a session
-    native: bool  # Whether sessions have native kernels
     once: bool  # Whether one optimizer step is the whole training
 
     @property
@@ -173,9 +172,6 @@ class ArenaPlans:
         yield life.add("placing the parameters", [*placed, *planning.moved(self.layout, 1)])
         restored = [*opened, *moments, *planning.moved(self.layout, len(moments))]
         life.load([self.optimizer])
-        if self.native:
-            nbytes = session_memory.BYTES_OF_LOADING_KERNELS
-            restored.append(Item("loading native kernels", nbytes, "session"))
         yield life.add("resuming", restored)
         if evaluates and not resumed:
             # Training then keeps what an evaluation keeps.
@@ -272,11 +268,12 @@ def plan_arenas(
     level = manifest.session.optimization_level if manifest.session else "all"
     layout = planning.flat_layout(manifest)
     contract = planning.optimizer_contract(package)
+    kernels = session_memory.kernel_bytes(manifest) if use.native else 0
 
     def opened(name: str, path: Path, sizes: Mapping[str, Sequence[int]]) -> planning.Session:
         graph = load(path, sizes, threads=threads, level=level, native=use.native)
         nbytes = session_memory.session_bytes(path, graph, is_segment=manifest.segments is not None)
-        nbytes += use.native * session_memory.BYTES_OF_KERNELS
+        nbytes += kernels
         return planning.Session(name, graph, nbytes, arena=use.sharing != "none")
 
     optimizer = opened("optimizer", package.optimizer_model, planning.vectors(contract, layout))
@@ -354,7 +351,6 @@ def plan_arenas(
         gradients=[] if is_whole else list(planning.gradient_items(manifest.parameters)),
         moments=list(planning.state_items(contract, layout)),
         threads=threads,
-        native=use.native,
         once=steps == 1,
     )
 

@@ -159,6 +159,18 @@ def test_a_kernel_writes_over_its_input(tmp_path: Path) -> None:
     assert len(bodies.buffers) == 2
 
 
+def test_a_gradient_is_written_over_what_only_it_reads(tmp_path: Path) -> None:
+    """As that of an activation over what the activation read."""
+    package, _, shapes = packed("transformer", tmp_path)
+    graph = load_runtime_graph(package.step_model or "", shapes, level="extended", native=True)
+    held = [{*each.tensors} for each in allocate(graph).buffers]
+    over = [
+        node for node in graph.nodes
+        if node.domain == DOMAIN and any({node.inputs[0], node.outputs[0]} <= each for each in held)
+    ]  # fmt: skip
+    assert over
+
+
 def test_whether_kernels_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     package, _, _ = packed("mlp", tmp_path)
     manifest = package.manifest

@@ -39,12 +39,33 @@ namespace odtpack::detail {
 
 constexpr const char* kKernels = "odtpack.native";  // the domain; of session options: "0" for none
 
-/// Register the kernels of the domain with options, unless those or the environment say otherwise.
-/// Returns whether they are; the first failure is said, as bodies compute the same.
-inline bool AddKernels(Ort::SessionOptions& options) {
+/// How many operators of each kind a session must know, by the names of those in its models: a
+/// session keeps some kilobytes of each.
+inline std::string CountsOf(const std::set<std::string>& operators) {
+  std::string text;
+  for (const std::string kind : {"Kernel", "Codes", "SignedCodes"}) {
+    size_t count = 0;
+    for (const std::string& name : operators) {
+      if (name.compare(0, kind.size(), kind) != 0) continue;
+      const std::string number = name.substr(kind.size());
+      if (number.empty() || number.size() > 4 || number.find_first_not_of("0123456789") != number.npos)
+        continue;
+      count = std::max<size_t>(count, 1 + std::stoul(number));
+    }
+    text += (text.empty() ? "" : " ") + std::to_string(count);
+  }
+  return text;
+}
+
+/// Register the kernels of these operators with options, unless there are none, or those or the
+/// environment say otherwise. Returns whether they are; the first failure is said, as bodies
+/// compute the same.
+inline bool AddKernels(Ort::SessionOptions& options, const std::set<std::string>& operators) {
+  if (operators.empty()) return false;
 #if defined(ODTPACK_KERNELS)
   const char* const wanted = std::getenv("ODTPACK_NATIVE");
   if (options.HasConfigEntry(kKernels) || (wanted != nullptr && std::string(wanted) == "0")) return false;
+  options.AddConfigEntry("odtpack.native.operators", CountsOf(operators).c_str());
   const Ort::Status status(odtpack_register_kernels(options, OrtGetApiBase()));
   if (status.IsOK()) return true;
   static std::once_flag said;

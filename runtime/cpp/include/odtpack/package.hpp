@@ -74,12 +74,14 @@ class Package {
     if (!has || manifest_.Whole("accumulation_steps", 1) != 1) return {};
     return Path("step_model");
   }
-  /// Whether one of its models has nodes of a domain.
-  bool HasNodesOf(const std::string& domain) const {
+  /// The operators of a domain that its models have.
+  std::set<std::string> OperatorsOf(const std::string& domain) const {
+    std::set<std::string> found;
     for (const auto& [model, domains] : manifest_.Get<Json::Object>("operators", {})) {
-      if (domains && domains[domain.c_str()]) return true;
+      if (!domains || !domains[domain.c_str()]) continue;
+      for (const auto& [name, version] : domains.Get<Json::Object>(domain)) found.insert(name);
     }
-    return false;
+    return found;
   }
   /// The path of the model that a Generator runs.
   std::string Decoder() const {

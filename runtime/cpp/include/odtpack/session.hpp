@@ -697,7 +697,7 @@ class TrainingSession {
     Ort::SessionOptions options;
     std::string training_model;
     std::optional<std::string> eval_model, optimizer_model;
-    const bool has_kernels = package.HasNodesOf(detail::kKernels) && detail::AddKernels(options);
+    const bool has_kernels = detail::AddKernels(options, package.OperatorsOf(detail::kKernels));
 
     const std::vector<detail::Spec>& specs = package.Parameters();
     std::vector<const detail::Spec*> trainable{};

@@ -195,7 +195,7 @@ class _Training:
             self._weights = np.ones(job.weights_bytes, np.uint8)  # written: its pages are there
         options = session_options(session, job.threads)
         options.log_severity_level = 3
-        choose_kernels(options, job.kernels)
+        choose_kernels(options, job.kernels, Path(job.training_model))
         module = Module(
             job.training_model,
             state,
