@@ -194,7 +194,7 @@ def _outputs(package: Package, wanted: list[str]) -> list[str]:
 
     available, predictions = forward_values(package)
     manifest = package.manifest
-    several = manifest.loss_options if manifest.loss == "several" else {}
+    several = manifest.loss_options or {} if manifest.loss == "several" else {}
     parts = {f"{stem}.{part}" for part in several for stem in ("loss", "accuracy")}
     own = [i.name for i in manifest.all_outputs if i.role != "loss" and i.name not in parts]
     names = wanted or own or predictions
