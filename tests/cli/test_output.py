@@ -287,8 +287,8 @@ def test_nothing_is_broken_into_lines_where_nothing_is_a_terminal(
 def test_a_narrow_terminal_cuts_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = Console(file=io.StringIO(), width=40)
     monkeypatch.setattr(_console, "console", lambda: narrow)
-    row = ("layer.0.attention.query.weight", "trainable", "float32[32, 32]", "4.1 kB")
-    _console.table([row], ("Parameter", "Role", "Type", "Size"), figures="Size")
+    row = ("layer.0.attention.query.weight", "trainable", "float32[32, 32]", "", "4.1 kB")
+    _console.table([row], ("Parameter", "Role", "Type", "", "Size"), figures="Size")
     assert isinstance(narrow.file, io.StringIO)
     found = narrow.file.getvalue()
     assert all(word in found for word in (row[0], "trainable", "float32[32,", "4.1 kB"))

@@ -126,7 +126,7 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str], *, figures: str 
         flush = column[0] in figures.split(",")
         whole = index == 0 or flush
         parts = column if whole else " ".join(column).split()
-        least = max(cell_len(part) for part in parts)
+        least = max(map(cell_len, parts), default=0)
         needed += least + 3  # with the space between two columns
         justify: Literal["left", "right"] = "right" if flush else "left"
         shown.add_column(column[0], justify=justify, no_wrap=whole, min_width=least)
