@@ -12,8 +12,10 @@ import torch
 from torch.nn import functional as F
 
 from odtpack import onnxblock
+from odtpack.build import build_package
 from tests.losses.cases import CTC_LABELS, CTC_LENGTHS, ctc_case, normal
 from tests.losses.harness import check, package, shifted
+from tests.model_text import parsed
 from tests.onnxblock.nets import Forward, Train, run
 from tests.packaging_tools import open_training
 from tests.refused import refused
@@ -155,3 +157,15 @@ def test_axes_by_their_names(batch: str, layout: str, tmp_path: Path) -> None:
     y = torch.from_numpy(case.xs[0]).double()
     expected = case.oracle(y, *(torch.from_numpy(target) for target in case.targets))
     assert float(module(case.xs[0], *case.targets)) == pytest.approx(float(expected), rel=1e-5)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_targets_of_another_loss_name_no_axis(order: int, tmp_path: Path) -> None:
+    model = parsed("""g (float[n, 4, s] x) => (float[s, n, 5] y) {
+        t = Transpose <perm = [2, 0, 1]> (x)  y = MatMul(t, w)
+    }""", w=np.ones((4, 5), np.float32))  # fmt: skip
+    manifest = build_package(
+        model, tmp_path / "p", losses=["a=ctc input=y", "b=mse input=y"][::order]
+    )
+    (labels,) = (each for each in manifest.inputs if each.dtype == "int64" and len(each.shape) == 2)
+    assert labels.shape[0] == "n"

@@ -199,6 +199,8 @@ def test_an_output_may_become_that_of_the_accuracy(tmp_path: Path) -> None:
     packages = (Package.open(tmp_path / folder).manifest for folder in ("old", "new"))
     assert [each.outputs[1].role for each in packages] == ["additional", "prediction"]
     assert not found.app.calls_change
+    back = diff_packages(tmp_path / "new", tmp_path / "old")
+    assert "output 'output' changes" in " ".join(back.app.calls)  # it has no accuracy any more
 
 
 def test_a_free_size_takes_what_a_fixed_one_took(tmp_path: Path) -> None:

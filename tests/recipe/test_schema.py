@@ -129,6 +129,8 @@ def make_raw(table: str, kind: str, key: str, value: float) -> object:
 def test_an_optimizer_that_there_is_not_is_refused_in_python_too() -> None:
     with refused("bad-argument") as caught:
         make_optimizer("adamx", {})
+    with refused("bad-argument", "optimizer cannot be"):
+        make_optimizer(["adamw"], {})  # type: ignore[arg-type]
     assert caught.value.what == "optimizer cannot be 'adamx'"
     assert "'adamw'" in (caught.value.hint or "")
 

@@ -357,3 +357,16 @@ def test_counts_are_those_of_all_models() -> None:
     }
     assert count_operators(operators) == (11, 1, 2)
     assert count_operators({}) == (0, 0, 0)
+
+
+def test_options_of_a_caller_are_not_those_of_one_package(tmp_path: Path) -> None:
+    """Another package may have other operators."""
+    build_package(zoo.mlp((8, 4, 3)), tmp_path / "p", loss="cross_entropy", native=True)
+    package, theirs = Package.open(tmp_path / "p"), onnxruntime.SessionOptions()
+    state = CheckpointState.load_checkpoint(package.checkpoint)
+    own = Module(package.training_model, state).session_options
+    counts = count_operators(package.manifest.operators.by_model())
+    assert own.get_session_config_entry(COUNTS) == " ".join(map(str, counts))
+    Module(package.training_model, state, session_options=theirs)
+    with pytest.raises(RuntimeError):
+        theirs.get_session_config_entry(COUNTS)

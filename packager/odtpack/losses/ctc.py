@@ -35,6 +35,7 @@ _LOG_ZERO = -1e30
 _IMPOSSIBLE = -1e29  # below the least probability of float32
 
 Layout = Literal["TNC", "NTC"]
+_SAMPLES = re.compile(r"batch|^(bs|samples?)$", re.IGNORECASE)
 _TIME = re.compile(r"time|frame|step|seq|len|^t$", re.IGNORECASE)
 
 
@@ -53,8 +54,9 @@ class CTC(Loss):
 
     Attributes:
         blank: Class that stands for no label.
-        layout: Axes of the prediction; if None, NTC where the first is the first of an input,
-            as that of samples is, and not named for time; TNC elsewhere.
+        layout: Axes of the prediction; if None, NTC where the first is called ``batch`` or the
+            like, or is the first axis of an input that the prediction is computed from and not
+            called ``time`` or the like; TNC elsewhere.
     """
 
     name = "ctc"
@@ -65,17 +67,23 @@ class CTC(Loss):
     target = "`labels` [N, S], `input_lengths` [N], `target_lengths` [N]"
     blank: int = option(0, "Class that stands for no label.", whole=True, least=0)
     layout: Layout | None = option(
-        None, "Axes of the prediction; without it NTC where the first is the first of an input, as "
-        "that of samples is, and not named for time, and TNC elsewhere.",
+        None, "Axes of the prediction: samples, time and classes. Without it NTC where the first "
+        "is called `batch` or the like, or begins an input that the prediction is computed from "
+        "and is not called `time` or the like; TNC elsewhere.",
     )  # fmt: skip
 
     def _layout(self, prediction: ir.Value) -> Layout:
         if self.layout is not None:
             return self.layout
-        first, graph = dims(prediction)[0], prediction.graph
-        inputs = () if graph is None else graph.inputs
-        known = isinstance(first, str) and any(v.shape and v.shape[0] == first for v in inputs)
-        return "NTC" if known and not _TIME.search(str(first)) else "TNC"
+        from odtpack.graph.graphs import ancestors, reads
+
+        first = str(dims(prediction)[0])
+        if _SAMPLES.search(first):
+            return "NTC"
+        read = {v for node in ancestors([prediction]) for v in reads(node)} | {prediction}
+        begins = any(v.is_graph_input() and v.shape and str(v.shape[0]) == first for v in read)
+        named = not first.isdecimal() and not _TIME.search(first)
+        return "NTC" if begins and named else "TNC"
 
     def targets(self, predictions: Sequence[ir.Value]) -> tuple[Target, ...]:
         """Labels [N, S], and the lengths [N] of inputs and targets."""

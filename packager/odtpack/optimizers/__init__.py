@@ -64,7 +64,7 @@ def make_optimizer(kind: str, options: Mapping[str, str | float]) -> Optimizer:
         OdtpackError: There is no such optimizer, or an option is unknown, cannot be read, or is
             out of range.
     """
-    if kind not in OPTIMIZERS:
+    if not isinstance(kind, str) or kind not in OPTIMIZERS:
         raise OdtpackError(
             "bad-argument",
             f"optimizer cannot be {kind!r:.60}",

@@ -201,7 +201,8 @@ class _Wrapper:
             first.producer() is not None
             and first.shape is not None
             and dims_of(first) == dims_of(out) == dims
-            and not first.is_graph_output()
+            and all(isinstance(size, int) or size.value for size in first.shape)
+            and not any(value.is_graph_output() for value in (first, out))
             and all(reader in group for reader, _ in first.uses())
         ):
             # ONNX Runtime compares the names of sizes: where they are the same, the result is

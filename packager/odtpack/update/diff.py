@@ -446,8 +446,8 @@ def _calls(
 
 def _differs(old: InputInfo | OutputInfo, new: InputInfo | OutputInfo) -> bool:
     """Whether a tensor that fitted the old description may not fit the new one."""
-    # Which output an evaluation takes for its accuracy is nothing that a caller feeds or reads.
-    same_role = old.role == new.role or {old.role, new.role} == {"additional", "prediction"}
+    # An output that an evaluation takes for its accuracy, too, is read as before.
+    same_role = old.role == new.role or (old.role, new.role) == ("additional", "prediction")
     if not same_role or (old.dtype, len(old.shape)) != (new.dtype, len(new.shape)):
         return True
     if _details(old) != _details(new):

@@ -52,8 +52,7 @@ export async function peftAdapter(
     const trained = await trainedOf(opened, state);
     const { config, nameOf } = peftOf(opened);
     const renamed = new Map([...trained].map(([name, value]) => [nameOf(name), value]));
-    // The configuration is the package's, whatever the values. It comes first, as it says to the
-    // next save that the values are ours.
+    // The configuration comes first, as it says to the next save that the values are ours.
     return new Map([
       [CONFIG, new TextEncoder().encode(config)], [TENSORS, laySafetensors(renamed)],
     ]);

@@ -1,4 +1,5 @@
 /** What a session is opened from: a package's files, and a checkpoint that goes with them. */
+import type { InferenceSession } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { CheckpointState, type FlatState } from './checkpoint.js';
 import { readCheckpoint } from './checkpoint_format.js';
@@ -6,6 +7,7 @@ import { attempt, demand, fail, requireArgument } from './errors.js';
 import { type Manifest, trainedParameters } from './manifest.js';
 import { type ModelName, type PackageSource, TrainingPackage } from './package.js';
 import { type FileSource, inMemory, type OnnxRuntime } from './platform.js';
+import { BUFFER, GRADIENT } from './runtime.js';
 import { allocating, ARRAYS, bytesOf, type Layout, product, sameDims, view } from './tensors.js';
 
 /** Files of one package by path or address, as onnxruntime-training took them. */
@@ -68,6 +70,24 @@ export async function ownCheckpoint(opened: TrainingPackage): Promise<Checkpoint
   }));
 }
 
+/** Check that a model takes what it will be given, and returns what the manifest says. */
+export function checkModel(
+  manifest: Manifest, session: InferenceSession, outputs: readonly string[], trains: boolean,
+): void {
+  const given = new Set([...manifest.inputs, ...manifest.parameters].map(({ name }) => name));
+  const [made, wanted] = [new Set(session.outputNames), [...outputs]];
+  for (const { name, role } of trains ? manifest.parameters : []) {
+    if (role === 'trainable') {
+      given.add(name + BUFFER).add('lazy_reset_grad');
+      wanted.push(name + GRADIENT);
+    }
+    if (role === 'state') wanted.push(`${name}.update.out`);
+  }
+  const odd = wanted.find((name) => !made.has(name)) ??
+    session.inputNames.find((name) => !given.has(name));
+  if (odd !== undefined) mismatch(`the models and the manifest do not agree on '${odd}'`);
+}
+
 /** Check that the checkpoint holds the parameters of the package and no others. */
 export function checkParameters(manifest: Manifest, state: CheckpointState): void {
   const left = new Set(state.parameters.keys());
@@ -88,7 +108,7 @@ export function checkParameters(manifest: Manifest, state: CheckpointState): voi
   if (left.size) mismatch(`the models have no parameter '${[...left][0]}'`);
 }
 
-export function mismatch(problem: string): never {
+function mismatch(problem: string): never {
   fail('model-mismatch',
     `The package does not go with the checkpoint: ${problem}.`, '',
     'use the models and the checkpoint of one package, written by one odtpack build');

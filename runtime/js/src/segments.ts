@@ -7,7 +7,6 @@ import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { platform } from '#platform';
 import { fail } from './errors.js';
 import type { FileEntry, SegmentsInfo } from './manifest.js';
-import { mismatch } from './opening.js';
 import type { TrainingPackage } from './package.js';
 import type { OnnxRuntime, OpenedFile } from './platform.js';
 import { BUFFER, type Feeds, GRADIENT, Graph, type Model, openSession, tensorOver } from './runtime.js';
@@ -170,8 +169,7 @@ export class Network implements Model {
    * @param given Names of `feeds`.
    * @param bound What is fed besides: parameters, and where their gradients are added.
    * @param memory Outputs that belong into memory; a training has some, and goes back.
-   * @throws OdtpackError `model-mismatch` if the model takes or lacks something else,
-   *   `segments-invalid` if segments do.
+   * @throws OdtpackError `segments-invalid` if the segments do not fit together.
    */
   constructor(
     readonly ort: OnnxRuntime, last: InferenceSession, given: readonly string[],
@@ -179,13 +177,6 @@ export class Network implements Model {
     readonly segments: Segments | undefined,
   ) {
     const { weights: stored, forward = [], backward = [] } = segments ?? {};
-    if (!segments) {
-      const made = new Set(last.outputNames);
-      const taken = new Set([...given, ...Object.keys(bound)]);
-      const odd = [...outputs, ...Object.keys(memory)].find((name) => !made.has(name)) ??
-        last.inputNames.find((name) => !taken.has(name));
-      if (odd !== undefined) mismatch(`the models and the manifest do not agree on '${odd}'`);
-    }
     const parts = [...forward, { session: last, names: {} }, ...(trains ? backward : [])];
     const there = new Set(given);
     this.#runs = parts.map((part): Run => {

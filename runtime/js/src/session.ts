@@ -10,7 +10,7 @@ import { converted, inferenceModel } from './inference.js';
 import { isIterable, isRecord } from './json.js';
 import { evaluationOutputs, type Manifest, type Settings } from './manifest.js';
 import {
-  checkParameters, importRuntime, ownCheckpoint, type PackageFiles, place, resolve,
+  checkModel, checkParameters, importRuntime, ownCheckpoint, type PackageFiles, place, resolve,
   type TrainingFiles,
 } from './opening.js';
 import { DEFAULT_LEARNING_RATE, Optimizer } from './optimizer.js';
@@ -99,6 +99,8 @@ export class TrainingSession {
     this.trainingOutputNames = manifest.outputs.map(({ name }) => name);
     this.evalInputNames = evaluation ? this.trainingInputNames : [];
     this.evalOutputNames = evaluation ? evaluationOutputs(manifest).map(({ name }) => name) : [];
+    if (!segments && training) checkModel(manifest, training, this.trainingOutputNames, true);
+    if (!segments && evaluation) checkModel(manifest, evaluation, this.evalOutputNames, false);
     state.requireIdle(); // another session may be at work on it
     const flat = place(manifest, state);
     const [parameters, memory, feeds]: [Feeds, Feeds, Feeds] = [byName(), byName(), byName()];

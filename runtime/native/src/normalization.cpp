@@ -63,9 +63,10 @@ class Normalization final : public Kernel {
 
   Shape Sizes(const Input& input) const {
     Require(input.dims.size() == (rank_ == 0 ? 3 : rank_), "the input has another number of axes");
-    if (rank_ == 0) return {1, input.dims[0], input.dims[1] * input.dims[2]};
-    Shape shape{input.dims[0], input.dims[1], 1};
-    for (size_t axis = 2; axis < rank_; ++axis) shape.plane *= input.dims[axis];
+    const size_t first = rank_ == 0 ? 0 : 1;  // the axis of channels
+    Shape shape{first == 0 ? 1 : input.dims[0], input.dims[first], 1};
+    if (input.size == 0) return {0, shape.channels, 0};  // other sizes may be any
+    for (size_t axis = first + 1; axis < input.dims.size(); ++axis) shape.plane *= input.dims[axis];
     return shape;
   }
 
@@ -182,11 +183,12 @@ class Normalization final : public Kernel {
     const float* const y = any ? inputs[8].data : dy;
     float* const dx = call.Output(0, inputs[0].dims);
     Numbers dscale(shape.channels), dbias(shape.channels);
+    Numbers along(shape.channels), beside(shape.channels);  // each task has channels of its own
     EachPart(call, shape, [&](const Planes& planes, int64_t first, int64_t place) {
       std::vector<double> sums(planes.channels), products(planes.channels);
       loops_.moments(planes, dy + place, centered + place, y + place, bounds, sums.data(),
                      products.data());
-      Numbers gain(planes.channels), along(shape.channels), beside(shape.channels), slope, shift;
+      Numbers gain(planes.channels), slope, shift;
       for (int64_t i = 0; i < planes.channels; ++i) {
         const int64_t c = first + i;
         const float inverse = 1.f / std::sqrt(variance[c] + epsilon);

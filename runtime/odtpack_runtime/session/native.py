@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import onnxruntime
 
@@ -62,9 +62,8 @@ def count_operators(operators: Mapping[str, Mapping[str, Mapping[str, int]]]) ->
     )
 
 
-def _say_counts(options: onnxruntime.SessionOptions, model: Path) -> None:
-    """Tell the library which operators the package of a model needs, if it has a manifest."""
-    manifest = manifest_beside(model)
+def say_counts(options: onnxruntime.SessionOptions, manifest: dict[str, Any] | None) -> None:
+    """Tell the library which operators a package needs, for options that no other one will have."""
     with suppress(AttributeError, TypeError, KeyError):  # a manifest that is not valid: all
         if manifest is not None:
             counts = count_operators(manifest["operators"])
@@ -81,7 +80,6 @@ def register_kernels(options: onnxruntime.SessionOptions, model: Path) -> bool:
     if library is None or not _may_use(model):
         return False
     try:
-        _say_counts(options, model)
         options.register_custom_ops_library(str(library))
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         text = f"Native kernels are not used: {str(error).splitlines()[0]}"
@@ -101,7 +99,7 @@ def choose_kernels(
     try:
         if library is not None:
             if model is not None:
-                _say_counts(options, model)
+                say_counts(options, manifest_beside(model))
             options.register_custom_ops_library(library)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise OdtpackError(

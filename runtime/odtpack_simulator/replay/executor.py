@@ -126,9 +126,11 @@ class LocalExecutor(Executor):
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Self:
-        # A fork would copy the threads' locks of ONNX Runtime without the threads.
-        context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(self.jobs, mp_context=context)
+        assert self._pool is None, "one with statement at a time"  # noqa: S101
+        if self.jobs > 1:
+            # A fork would copy the threads' locks of ONNX Runtime without the threads.
+            context = multiprocessing.get_context("spawn")
+            self._pool = ProcessPoolExecutor(self.jobs, mp_context=context)
         return self
 
     def __exit__(self, *raised: object) -> None:

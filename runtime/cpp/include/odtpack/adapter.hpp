@@ -362,7 +362,9 @@ inline bool IsOnnxAdapter(const fs::path& path) try {
 inline bool IsOwnConfig(const fs::path& path, const std::string& own) try {
   if (!fs::is_regular_file(path)) return false;
   const Json known = JsonReader(own).Read();
-  return ReadPeftJson(path, *MapPeft(path), [&known](const Json& json) {
+  const auto text = MapPeft(path);
+  if (text->size() > (1u << 20)) return false;
+  return ReadPeftJson(path, *text, [&known](const Json& json) {
     const auto& settings = json.As<Json::Object>();
     const auto is_known = [&](const auto& each) {
       return known.As<Json::Object>().count(each.first) > 0;
@@ -407,7 +409,6 @@ inline void SaveAdapter(const Package& package, const CheckpointState& state,
   const bool ours = detail::IsOwnConfig(target / detail::kPeftConfig, config);
   for (const char* name : {detail::kPeftConfig, detail::kPeftTensors})
     detail::CheckReplaced(target / name, ours);
-  // The configuration is the package's, whatever the values: old values and new ones go with it.
   // It comes first, as it says to the next save that the values are ours.
   detail::WriteAtomically(target / detail::kPeftConfig, [&config](const detail::File& file) {
     detail::Write(file, config.data(), config.size());

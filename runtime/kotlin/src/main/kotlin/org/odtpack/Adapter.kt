@@ -40,7 +40,6 @@ internal fun writeAdapter(pack: TrainingPackage, state: State, target: File) {
     val (config, tensors) = listOf(CONFIG, TENSORS).map { File(target, it) }
     val isOurs = isOwnConfig(config, own)
     for (file in listOf(config, tensors)) checkReplaced(file, isOurs)
-    // The configuration is the package's, whatever the values: old values and new ones go with it.
     // It comes first, as it says to the next save that the values are ours.
     config.writeParts(listOf(ByteBuffer.wrap(own.toByteArray())))
     tensors.writeParts(safetensors(trained.mapKeys { (name, _) -> names.getValue(name) }))

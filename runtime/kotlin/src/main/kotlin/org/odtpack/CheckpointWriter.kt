@@ -145,7 +145,12 @@ internal class Save(
     private fun isWhole(): Boolean {
         val found = identity(target)
         if (!target.isFile || !current.isEmpty() && dataFile.length() <= current.last) return false
-        return found != null && found == state.whole || runCatching { readCheckpoint(target.path) }.isSuccess
+        return found != null && found == state.whole || try {
+            readCheckpoint(target.path)
+            true
+        } catch (_: OdtpackException) {
+            false
+        }
     }
 
     /** Refuse, before anything is written, to keep data that can have no second name. */
