@@ -127,6 +127,12 @@ def test_native_kernels_are_those_of_python(
         train({**task, "kernels": tmp_path / "missing.so"}, "kotlin")
 
 
+def test_a_package_needs_none_of_the_kernels(packages: Packages, batch: Saved) -> None:
+    task = {"package": packages["adamw"], "data": batch, "steps": 3, "rate": 0.003}
+    with_library = train({**task, "kernels": native_library.library()}, "kotlin")
+    assert with_library["losses"] == train(task, "kotlin")["losses"]
+
+
 @pytest.mark.parametrize("order", [("kotlin", "python"), ("python", "kotlin")])
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "step model"])
 def test_a_training_begun_in_one_goes_on_in_the_other(

@@ -142,8 +142,20 @@ class TrainingPackage private constructor(val folder: String, internal val manif
         if (!session["prepacking"].flag(true)) options.addConfigEntry("session.disable_prepacking", "1")
         options.setIntraOpNumThreads(if (threads > 0) threads else session["threads"].whole(0).toInt())
         if (session["config"].given?.contains(SPINNING) == true) options.addConfigEntry(SPINNING, "1")
-        if (System.getenv("ODTPACK_NATIVE") != "0") kernels?.let(options::registerCustomOpLibrary)
+        if (System.getenv("ODTPACK_NATIVE") != "0") kernels?.let { addKernels(options, it) }
         return options
+    }
+
+    /** A session keeps some kilobytes of each operator of the library: it has as many as the package needs. */
+    private fun addKernels(options: SessionOptions, library: String) {
+        val models = manifest["operators"].given?.fields().orEmpty().values
+        val names = models.flatMap { it.given?.get("odtpack.native")?.given?.fields()?.keys.orEmpty() }
+        val counts = listOf("Kernel", "Codes", "SignedCodes").map { kind ->
+            val numbered = Regex("$kind(\\d{1,4})")
+            names.mapNotNull { numbered.matchEntire(it)?.run { groupValues[1].toInt() + 1 } }.maxOrNull() ?: 0
+        }
+        options.addConfigEntry("odtpack.native.operators", counts.joinToString(" "))
+        options.registerCustomOpLibrary(library)
     }
 
     private fun checkFile(root: File, entry: Json) {
