@@ -27,6 +27,7 @@ from odtpack.spec import MemorySpec
 from odtpack.step import chunks
 from odtpack.step import model as step_models
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
+from odtpack_runtime.package.checks import graphs_of
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import check_models
 from odtpack_runtime.session.options import default_session_options
@@ -284,6 +285,23 @@ def test_as_pytorch(tmp_path: Path) -> None:
         wanted.backward()
         optimizer.step()
         assert loss == pytest.approx(wanted.item(), rel=1e-4)
+
+
+def test_a_gradient_smaller_than_its_factors_exists_whole(tmp_path: Path) -> None:
+    """Of the batch that memory is made small for: large factors would wait for the update."""
+    model, found = zoo.mlp((300, 900, 10)), {}
+    for size in (2, 4096):
+        (folder := tmp_path / str(size)).mkdir()
+        update = {"memory_budget": "1 GB", "memory_batch": size}
+        package = package_of(model, folder, ADAMW, update)
+        _, *inner = graphs_of(onnx.load(package.step_model))
+        updates = [kinds for _, nodes in inner if "Sqrt" in (kinds := {n.op_type for n in nodes})]
+        # A part of the update computes its columns of the gradient.
+        assert ["Gather" in kinds for kinds in updates] == [size == 2]
+        found[size] = train(package, [*batch(model, 4)], 1e-3, whole=True)
+    assert found[2][0] == found[4096][0]
+    for name, value in found[2][1].items():
+        np.testing.assert_array_equal(found[4096][1][name], value)
 
 
 @pytest.mark.parametrize("share", [0.75, 0.5])
