@@ -16,7 +16,6 @@ from typing import Any, Final
 import onnxruntime
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.session.options import manifest_beside
 
 DOMAIN: Final = "odtpack.native"
 """Of the functions that the library has kernels for."""
@@ -91,15 +90,17 @@ def register_kernels(options: onnxruntime.SessionOptions, model: Path) -> bool:
 
 
 def choose_kernels(
-    options: onnxruntime.SessionOptions, library: str | None, model: Path | None = None
+    options: onnxruntime.SessionOptions,
+    library: str | None,
+    manifest: dict[str, Any] | None = None,
 ) -> None:
     """Let sessions run the kernels of a library, or none, whatever the environment says."""
-    # `model`: of the package whose models they run; without one they have all kernels.
+    # `manifest`: of the package whose models they run. Without one they have the kernels that the
+    # options ask for already, or all.
     options.add_session_config_entry(ENTRY, "0" if library is None else "1")
     try:
         if library is not None:
-            if model is not None:
-                say_counts(options, manifest_beside(model))
+            say_counts(options, manifest)
             options.register_custom_ops_library(library)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
         raise OdtpackError(

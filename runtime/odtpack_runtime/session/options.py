@@ -20,6 +20,7 @@ from odtpack_runtime.package.records import (
     OptimizationLevel,
     SessionInfo,
 )
+from odtpack_runtime.session.native import say_counts
 
 _METADATA = 14  # number of the field metadata_props in ModelProto
 LEVELS: Final[dict[OptimizationLevel, onnxruntime.GraphOptimizationLevel]] = {
@@ -51,8 +52,9 @@ def default_session_options(
 ) -> onnxruntime.SessionOptions:
     """Return the options that the package of a training model asks for.
 
-    They follow from :func:`session_info`. Sessions opened with the same options share an arena
-    where the package asks for it; each call begins a new one.
+    They follow from :func:`session_info`, and name the native kernels that the package has:
+    sessions of another package would run its other kernels as plain nodes. Sessions opened with the
+    same options share an arena where the package asks for it; each call begins a new one.
 
     Args:
         train_model_uri: Training model; a file that cannot be read gives the defaults.
@@ -61,7 +63,17 @@ def default_session_options(
     Raises:
         OdtpackError: ``manifest-invalid``, as :func:`session_info`.
     """
-    return session_options(session_info(train_model_uri), threads)
+    path = Path(train_model_uri)
+    return options_of(manifest_beside(path), path, threads)
+
+
+def options_of(
+    manifest: dict[str, Any] | None, model: Path, threads: int | None = None
+) -> onnxruntime.SessionOptions:
+    """Return :func:`default_session_options` by the content of a manifest."""
+    options = session_options(session_of(manifest, model), threads)
+    say_counts(options, manifest)
+    return options
 
 
 def session_info(train_model_uri: str | os.PathLike[str]) -> SessionInfo:

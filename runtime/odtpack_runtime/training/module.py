@@ -27,9 +27,7 @@ from odtpack_runtime.session.graph_signature import (
     TensorSpec,
     model_mismatch,
 )
-from odtpack_runtime.session.native import say_counts
-from odtpack_runtime.session.options import manifest_beside, session_of
-from odtpack_runtime.session.options import session_options as make_options
+from odtpack_runtime.session.options import manifest_beside, options_of
 from odtpack_runtime.session.segments import (
     DeviceSegmentedGraph,
     SegmentedGraph,
@@ -124,7 +122,7 @@ class Module:
         self._activations = activations
         manifest = manifest_beside(path)
         # Sessions opened with the same options share an arena, where the package asks for it.
-        self.session_options = session_options or _options_of(manifest, path)
+        self.session_options = session_options or options_of(manifest, path)
         beside = segments_of(manifest, path)
         if self._device is not None and activations is not None:
             raise OdtpackError(
@@ -488,7 +486,7 @@ class Module:
         from odtpack_runtime.training.first_step import Run, compare_step, run_of
 
         content = manifest_beside(self._train_path)
-        options = make_options(session_of(content, self._train_path))
+        options = options_of(content, self._train_path)
         if step is None:
             path, graph = self._train_path, self._graph()
         else:
@@ -605,13 +603,6 @@ class Module:
     def _in_order(self, trainable_only: bool) -> list[Array]:
         parameters = [self.state.parameters.items[name] for name in self._order]
         return [p.data for p in parameters if p.requires_grad or not trainable_only]
-
-
-def _options_of(manifest: dict[str, Any] | None, model: Path) -> onnxruntime.SessionOptions:
-    """Session options of a package, for its sessions alone."""
-    options = make_options(session_of(manifest, model))
-    say_counts(options, manifest)
-    return options
 
 
 def _device_of(state: CheckpointState, name: str) -> Device | None:

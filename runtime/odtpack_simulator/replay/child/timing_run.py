@@ -115,7 +115,7 @@ def _options(job: Job) -> onnxruntime.SessionOptions:
     options = default_session_options(job.training_model, job.threads)
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    choose_kernels(options, job.kernels, Path(job.training_model))
+    choose_kernels(options, job.kernels)
     return options
 
 

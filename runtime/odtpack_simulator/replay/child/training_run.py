@@ -30,7 +30,12 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files.atomic import atomic_write
 from odtpack_runtime.session.mapped_weights import MappedWeights
 from odtpack_runtime.session.native import choose_kernels
-from odtpack_runtime.session.options import release_arena, session_info, session_options
+from odtpack_runtime.session.options import (
+    manifest_beside,
+    release_arena,
+    session_info,
+    session_options,
+)
 from odtpack_runtime.training.loop import evaluate, train_step
 from odtpack_runtime.training.lr_scheduler import LRScheduler
 from odtpack_runtime.training.module import Module
@@ -195,7 +200,7 @@ class _Training:
             self._weights = np.ones(job.weights_bytes, np.uint8)  # written: its pages are there
         options = session_options(session, job.threads)
         options.log_severity_level = 3
-        choose_kernels(options, job.kernels, Path(job.training_model))
+        choose_kernels(options, job.kernels, manifest_beside(Path(job.training_model)))
         module = Module(
             job.training_model,
             state,
