@@ -1,7 +1,5 @@
 """Models from ONNX's text form, and what ONNX Runtime computes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any

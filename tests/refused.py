@@ -1,7 +1,5 @@
 """The error that a block of code has to end in."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Iterator

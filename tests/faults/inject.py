@@ -5,8 +5,6 @@ with :func:`environment` has it in front of the C library, and so have its child
 :class:`Control` in any of them says what is to go wrong.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json

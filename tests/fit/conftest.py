@@ -1,7 +1,5 @@
 """A small classifier of images with data, and what a search stands on."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

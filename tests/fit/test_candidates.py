@@ -1,7 +1,5 @@
 """What varies, in which order it is tried, and that each candidate is a recipe that builds."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path

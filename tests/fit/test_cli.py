@@ -1,7 +1,5 @@
 """``odtpack fit`` from the command line."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Figures of simulated candidates, what they are compared by, and what is nearest to a limit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase

@@ -1,7 +1,5 @@
 """Searches with real training."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

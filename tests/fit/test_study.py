@@ -1,7 +1,5 @@
 """What Optuna is asked, what it is told, and the search by a table against brute force."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import math

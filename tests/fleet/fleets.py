@@ -1,7 +1,5 @@
 """Packages, data and fleets for tests of federations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Asynchronous rounds: who is at work when, what becomes of each, and what an answer weighs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Two federations side by side, and one with several seeds."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Federations from their first round to their last: stopped, resumed, in several processes."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """``odtpack fleet fit``: what may vary, what is left behind and why, and what is found."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Fleet files and traces come from outside: each mistake is one error that says where."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a federation must do without any budget, and what its checks say."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The report says what the result holds, and the command ends as its budgets do."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

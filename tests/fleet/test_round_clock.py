@@ -1,7 +1,5 @@
 """What must hold of every fleet: every client is accounted for, and less never gives more."""
 
-from __future__ import annotations
-
 import math
 import tracemalloc
 from typing import Any

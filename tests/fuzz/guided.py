@@ -3,8 +3,6 @@
 ``python -m tests.fuzz.run fuzz`` starts it for each reader. A defect does not end it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -7,8 +7,6 @@ elsewhere, and with ``--keep`` adds what ends in a way that was not seen before.
 process of its own: a crash is a finding, and not the end.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import hashlib

@@ -4,8 +4,6 @@
 more, and ``make fuzz MINUTES=5`` goes on with random ones.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import tracemalloc

@@ -1,7 +1,5 @@
 """Hostile checkpoints: lengths, offsets, vtables, shared tables, lost digests, counts."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hostile manifests: text, numbers, sizes, session options, schedules, names."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Python decides on every case of the corpus as the corpus says, at a cost that is bounded."""
 
-from __future__ import annotations
-
 import json
 import time
 import tracemalloc

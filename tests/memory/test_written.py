@@ -1,7 +1,5 @@
 """What is written takes what was planned, whatever the model's inputs and however deep it is."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import sys

@@ -3,8 +3,6 @@
 ``python -m tests.powercut`` looks at every state of every save path.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The examples for builds of apps: the commands that they run are run, as they stand there."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """``odtpack init`` writes a recipe that builds as it is, and as its comments say."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

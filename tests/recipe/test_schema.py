@@ -1,7 +1,5 @@
 """What may stand in a recipe is what losses, optimizers and schedules take; all else is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -4,8 +4,6 @@ The pictures in the documentation show it. It starts from the factory's result o
 and adds what a campaign, interruptions, phases and costs of operators would have found.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from pathlib import Path

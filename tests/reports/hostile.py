@@ -1,7 +1,5 @@
 """A result whose every name and message tries to break out of the format that shows it."""
 
-from __future__ import annotations
-
 from odtpack_simulator.result import NotJudged, SimulationResult
 from tests.reports.demo import stored_result
 from tests.simulator.changed import changed

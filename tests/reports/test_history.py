@@ -1,7 +1,5 @@
 """Many results: one page of trends, verdicts of all at once, and a badge."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

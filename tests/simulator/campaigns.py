@@ -1,7 +1,5 @@
 """Devices, latencies and campaigns in few words, for the tests of the campaign."""
 
-from __future__ import annotations
-
 from odtpack_simulator.campaign import FIGURES, run_campaign
 from odtpack_simulator.device.profile import DeviceProfile, parse_profile
 from odtpack_simulator.result import DeviceCampaign, DeviceLatency, EvaluationPoint, Policy

@@ -1,7 +1,5 @@
 """A made-up but plausible result: a small CNN replayed for the shipped profiles."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 

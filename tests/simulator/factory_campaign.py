@@ -1,7 +1,5 @@
 """The parts of the made-up result that tell how a whole training goes on a device."""
 
-from __future__ import annotations
-
 import math
 
 from odtpack_simulator.device.profile import DeviceProfile

@@ -1,7 +1,5 @@
 """Models from text, and a graph as the memory plan sees it."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path

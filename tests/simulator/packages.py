@@ -1,7 +1,5 @@
 """Small packages of every kind of network, with data, for the tests of the simulator."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Results that are valid and absurd: they are judged and compared without an exception."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What advice proposes is planned: held against packages that are really built so."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

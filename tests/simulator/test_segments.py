@@ -1,7 +1,5 @@
 """A package that is trained segment by segment: its plan against a process, and a simulation."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import re

@@ -1,7 +1,5 @@
 """A whole simulation: prediction, timing, free training, limits near the peak, interruptions."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace

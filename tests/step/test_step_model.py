@@ -1,7 +1,5 @@
 """Steps of the step model: those of the other two models, in place, in whatever order."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess

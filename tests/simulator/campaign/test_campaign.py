@@ -1,7 +1,5 @@
 """The campaign: figures by hand, every shipped profile, the example of the documentation."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys

@@ -1,7 +1,5 @@
 """The virtual clock against a simulator that makes every step by itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 

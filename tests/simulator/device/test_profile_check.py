@@ -1,7 +1,5 @@
 """What a profile judges, what it does not, and what looks odd in it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import get_args

@@ -1,7 +1,5 @@
 """What to change first: every figure in the advice is checked by making the change."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What an app holds beside a training counts against the limit of its process."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What changed between two results, and how it is shown."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

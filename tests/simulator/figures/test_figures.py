@@ -1,7 +1,5 @@
 """Figures, and judging over them alone: no result is needed."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """Carrying times to devices: arithmetic on made-up measurements, and one real measurement."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import multiprocessing

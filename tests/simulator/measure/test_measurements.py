@@ -1,7 +1,5 @@
 """Measurements of a device by a training kit: read with suspicion, and made into a profile."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The buffers of a run against ONNX Runtime's own books, and against an independent verifier."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Planned GPU memory against what the provider's allocator holds, on a driver in software."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Plans, replays and times of a package with native kernels are those of the nodes that run."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """Work counted from shapes, against products counted one by one and against other formulas."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is read from a graph as ONNX Runtime runs it: shapes that it leaves open, and constants."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """Interrupted trainings: really killed, and equal to the undisturbed one to the last bit."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The binary search over memory limits, against a training that needs so and so much."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Replays: real training in a child, measured, held to limits, and always brought to an end."""
 
-from __future__ import annotations
-
 import json
 import math
 import multiprocessing

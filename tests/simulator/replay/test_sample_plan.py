@@ -1,7 +1,5 @@
 """The split and the order of samples."""
 
-from __future__ import annotations
-
 import itertools
 from itertools import chain
 from types import SimpleNamespace
