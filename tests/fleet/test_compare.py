@@ -14,13 +14,7 @@ from odtpack_simulator.figures.compare import Change, Comparison
 from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetBudgets
 from odtpack_simulator.fleet.judge import compare_fleets, join_seeds, judge_fleet
-from odtpack_simulator.fleet.result import (
-    FleetResult,
-    SeedPoint,
-    band,
-    load_fleet_result,
-    seed_run,
-)
+from odtpack_simulator.fleet.result import FleetResult, SeedPoint, band, load_fleet_result, seed_run
 from odtpack_simulator.reports import render_report as render_fleet_report
 from tests.fleet.fleets import device, fleet_of, write_digits
 

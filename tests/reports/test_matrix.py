@@ -13,12 +13,7 @@ from odtpack_simulator.figures.metric import worst
 from odtpack_simulator.reports import render_report, report_of
 from odtpack_simulator.reports.console import print_result
 from odtpack_simulator.reports.html_report import render_html
-from odtpack_simulator.reports.report import (
-    Cell,
-    check_rows,
-    first_fixes,
-    location,
-)
+from odtpack_simulator.reports.report import Cell, check_rows, first_fixes, location
 from odtpack_simulator.reports.simulation import (
     CHECKS,
     TOPICS,

@@ -320,9 +320,7 @@ def test_a_step_is_marked_where_its_parts_begin() -> None:
     assert "backward from node 62" in page
 
 
-def test_nodes_and_tensors_are_called_by_the_module_and_not_by_the_exporter(
-    tmp_path: Path,
-) -> None:
+def test_nodes_and_tensors_are_called_by_the_module_and_not_by_the_exporter(tmp_path: Path) -> None:
     """The older exporter of PyTorch transposes weights, and calls them by a number."""
     random = np.random.default_rng(0)
     weights = drawn(random, **{"onnx::MatMul_836": (8, 8), "onnx::MatMul_837": (8, 8)})

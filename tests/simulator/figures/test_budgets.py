@@ -164,10 +164,7 @@ def test_the_schema_agrees_with_the_reader() -> None:
             jsonschema.validate(tomllib.loads(text), schema)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "# nothing", "[budgets]", "[class.ios]\n[device.x]"],
-)
+@pytest.mark.parametrize("text", ["", "# nothing", "[budgets]", "[class.ios]\n[device.x]"])
 def test_empty_files_set_no_limit(text: str) -> None:
     assert parse(text).for_device("x", "ios") == {}
 

@@ -356,10 +356,7 @@ def many(factors: Sequence[float]) -> SimulationResult:
     result = make_result([DEVICE])
     devices = [
         grown(result.devices[0], factor).model_copy(
-            update={
-                "name": f"acme/phone-{index}",
-                "title": f"Acme Phone {index} " + "é|" * 30,
-            }
+            update={"name": f"acme/phone-{index}", "title": f"Acme Phone {index} " + "é|" * 30}
         )
         for index, factor in enumerate(factors)
     ]
