@@ -49,12 +49,9 @@ def write_digits(
     np.savez(folder / "digits.npz", input=images, labels=digits.target.astype(np.int64))
     onnx.save(cnn(size=8, width=width), folder / "model.onnx")
     build_package(
-        folder / "model.onnx",
-        folder / "package",
-        loss="cross_entropy",
-        optimizer=OPTIMIZERS[optimizer](),
-        **options,
-    )
+        folder / "model.onnx", folder / "package", loss="cross_entropy",
+        optimizer=OPTIMIZERS[optimizer](), **options,
+    )  # fmt: skip
     return folder
 
 
@@ -133,17 +130,10 @@ def toy_data(samples: int = 50, classes: int = 4) -> FleetData:
 def device(name: str = "acme/one", **changes: Any) -> FleetDevice:
     """A phone: a step takes 10 ms, a session 100 ms before it and 20 ms after it, at 2 W."""
     usual: dict[str, Any] = {
-        "name": name,
-        "title": name,
-        "peak_bytes": 50_000_000,
-        "limit_bytes": 100_000_000,
-        "creation": NS // 20,
-        "load": NS // 20,
-        "first_step": NS // 50,
-        "step": NS // 100,
-        "save": NS // 50,
-        "watts": 2.0,
-    }
+        "name": name, "title": name, "peak_bytes": 50_000_000, "limit_bytes": 100_000_000,
+        "creation": NS // 20, "load": NS // 20, "first_step": NS // 50, "step": NS // 100,
+        "save": NS // 50, "watts": 2.0,
+    }  # fmt: skip
     return FleetDevice(**usual | changes)
 
 

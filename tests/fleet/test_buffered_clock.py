@@ -155,13 +155,9 @@ def test_slower_devices_never_change_the_model_earlier(
     own = fleet.federation
     patient = with_federation(
         fleet_of(seed=fleet.seed, population={"clients": fleet.population.clients}),
-        clients=own.clients,
-        buffer=own.buffer,
-        rounds=own.rounds,
-        deadline="10000 h",
-        days=3000,
+        clients=own.clients, buffer=own.buffer, rounds=own.rounds, deadline="10000 h", days=3000,
         most_staleness=1000,
-    )
+    )  # fmt: skip
     able = phone.model_copy(update={"limit_bytes": None, "window": None})
     slower = able.model_copy(
         update={
@@ -236,13 +232,9 @@ def test_an_asynchronous_federation_is_what_its_order_by_hand_gives(folder: Path
     for number, (client, version) in enumerate(by_hand, 1):
         sent = {name: array.astype(np.float32) for name, array in models[version].items()}
         answer = federation.trainer.train(
-            sent,
-            federation.data.arrays,
-            federation.population.client(client).samples(),
-            federation.settings,
-            round_number=version + 1,
-            client=client,
-        )
+            sent, federation.data.arrays, federation.population.client(client).samples(),
+            federation.settings, round_number=version + 1, client=client,
+        )  # fmt: skip
         share = (1 + number - 1 - version) ** -0.5
         models.append(
             {

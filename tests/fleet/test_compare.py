@@ -96,15 +96,12 @@ def with_accuracies(result: FleetResult, *accuracies: float) -> FleetResult:
     return result.model_copy(update={"seeds": seeds})
 
 
-@pytest.mark.parametrize(
-    ("head", "direction"),
-    [
-        ((0.51, 0.53, 0.55), "within noise"),
-        ((0.60, 0.62, 0.64), "better"),
-        ((0.40, 0.42, 0.44, 0.46), "worse"),
-        ((0.51, 0.55), "better"),  # two seeds do not say what is chance
-    ],
-)
+@pytest.mark.parametrize(("head", "direction"), [
+    ((0.51, 0.53, 0.55), "within noise"),
+    ((0.60, 0.62, 0.64), "better"),
+    ((0.40, 0.42, 0.44, 0.46), "worse"),
+    ((0.51, 0.55), "better"),  # two seeds do not say what is chance
+])  # fmt: skip
 def test_what_the_seeds_leave_open_is_within_their_spread(
     longer: list[FleetResult], head: tuple[float, ...], direction: str
 ) -> None:
@@ -193,11 +190,9 @@ def test_seeds_are_played_one_after_the_other_and_resumed(work: list[str], tmp_p
 
 
 def test_the_command_compares(
-    short: list[FleetResult],
-    longer: list[FleetResult],
-    tmp_path: Path,
+    short: list[FleetResult], longer: list[FleetResult], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     for name, results in (("base", short), ("head", longer)):
         (tmp_path / f"{name}.json").write_text(join_seeds(results).to_json())
     both = [str(tmp_path / "base.json"), str(tmp_path / "head.json")]

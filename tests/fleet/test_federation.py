@@ -169,15 +169,12 @@ def test_a_stopped_federation_goes_on_to_the_same_bits(
         assert array.tobytes() == state.arrays[name].tobytes()
 
 
-@pytest.mark.parametrize(
-    ("federation", "count"),
-    [
-        ("buffer = 4\nmost_staleness = 3", 3),
-        pytest.param("minimum = 6", 3, marks=pytest.mark.sweep),
-        pytest.param("minimum = 6", 50, marks=pytest.mark.sweep),
-        pytest.param("buffer = 4\nmost_staleness = 3", 50, marks=pytest.mark.sweep),
-    ],
-)
+@pytest.mark.parametrize(("federation", "count"), [
+    ("buffer = 4\nmost_staleness = 3", 3),
+    pytest.param("minimum = 6", 3, marks=pytest.mark.sweep),
+    pytest.param("minimum = 6", 50, marks=pytest.mark.sweep),
+    pytest.param("buffer = 4\nmost_staleness = 3", 50, marks=pytest.mark.sweep),
+])  # fmt: skip
 def test_a_killed_command_goes_on_to_the_same_bits(
     folder: Path, tmp_path: Path, federation: str, count: int
 ) -> None:

@@ -129,12 +129,9 @@ def test_settings_over_a_budget_are_left_early_and_never_among_the_best(folder: 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_budget_that_cannot_be_judged_is_not_kept(
-    strict: bool,
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    strict: bool, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     """The power of the devices is unknown, and so is the energy."""
     devices = [device("web/phone", watts=None)]
     command_file = importlib.import_module("odtpack.cli.fleet")
@@ -201,22 +198,14 @@ def test_the_command_prints_what_to_write(
     assert "more than the 6" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("federation", "clients", "wanted"),
-    [
-        ("clients = 6\nminimum = 5", 3, {"clients": 3, "minimum": 2}),
-        ("clients = 4\nbuffer = 2", 6, {"clients": 6, "buffer": 3}),
-    ],
-    ids=["rounds", "buffer"],
-)
+@pytest.mark.parametrize(("federation", "clients", "wanted"), [
+    ("clients = 6\nminimum = 5", 3, {"clients": 3, "minimum": 2}),
+    ("clients = 4\nbuffer = 2", 6, {"clients": 6, "buffer": 3}),
+], ids=["rounds", "buffer"])  # fmt: skip
 def test_what_is_printed_is_what_was_played(
-    federation: str,
-    clients: int,
-    wanted: dict[str, int],
-    folder: Path,
-    tmp_path: Path,
+    federation: str, clients: int, wanted: dict[str, int], folder: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     """Pasted over the fleet file's, it is valid."""
     path = tmp_path / "fleet.toml"
     tables = UNJUDGED.replace("clients = 6\nminimum = 6", federation)

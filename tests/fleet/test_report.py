@@ -141,20 +141,17 @@ def test_the_command_ends_as_the_budgets_do(work: Path, capsys: pytest.CaptureFi
     assert {p.name for p in (work / "package-fleet").iterdir()} == {"state.npz", "federated.ckpt"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["--report", "pdf:x"], "report-format-unknown"),
-        (["--report", "html"], "report-path-missing"),
-        (["--report", "html:-"], "report-not-text"),
-        (["--report", "json:-", "--json"], "report-twice"),
-        (["--report", "json:{work}/digits.npz"], "cannot-write"),
-        (["--report", "json:{work}/absent/x.json"], "cannot-write"),
-        (["--out", "{work}/digits.npz"], "cannot-write"),
-        (["--times", "{work}/absent.json"], "result-missing"),
-        (["--resume"], "fleet-state"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code"), [
+    (["--report", "pdf:x"], "report-format-unknown"),
+    (["--report", "html"], "report-path-missing"),
+    (["--report", "html:-"], "report-not-text"),
+    (["--report", "json:-", "--json"], "report-twice"),
+    (["--report", "json:{work}/digits.npz"], "cannot-write"),
+    (["--report", "json:{work}/absent/x.json"], "cannot-write"),
+    (["--out", "{work}/digits.npz"], "cannot-write"),
+    (["--times", "{work}/absent.json"], "result-missing"),
+    (["--resume"], "fleet-state"),
+])  # fmt: skip
 def test_what_cannot_be_done_is_said_before_anything_runs(
     work: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: str
 ) -> None:

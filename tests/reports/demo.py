@@ -95,14 +95,11 @@ def rich(result: SimulationResult) -> SimulationResult:
         )
     ]
     return changed(
-        result,
-        policy=Policy(sessions_per_day=1.0, save_every=20, state="background"),
-        training={"curve": _curve(), "metric_interval": (0.9518, 0.9762)},
-        latency_host=host,
-        memory={"phases": phases},
-        devices=[_device(device) for device in result.devices],
+        result, policy=Policy(sessions_per_day=1.0, save_every=20, state="background"),
+        training={"curve": _curve(), "metric_interval": (0.9518, 0.9762)}, latency_host=host,
+        memory={"phases": phases}, devices=[_device(device) for device in result.devices],
         interruption=interruption(),
-    )
+    )  # fmt: skip
 
 
 def interruption() -> InterruptionInfo:

@@ -53,13 +53,10 @@ def campaign(
     steps: int | list[int] = 100, checkpoint_bytes: int = MB, at: tuple[int, ...] = (),
 ) -> DeviceCampaign:  # fmt: skip
     return run_campaign(
-        device,
-        times,
-        policy or Policy(),
-        steps=[steps] if isinstance(steps, int) else steps,
+        device, times, policy or Policy(), steps=[steps] if isinstance(steps, int) else steps,
         checkpoint_bytes=checkpoint_bytes,
         curve=[EvaluationPoint(step=step, loss=1.0, metric=0.5) for step in at],
-    )
+    )  # fmt: skip
 
 
 def triple(figure: Interval | None) -> tuple[float, float, float]:

@@ -54,12 +54,9 @@ BACKWARD = [
 
 
 def make_result(
-    names: Sequence[str] | None = None,
-    *,
-    scale: float = 1.0,
-    policy: Policy | None = None,
+    names: Sequence[str] | None = None, *, scale: float = 1.0, policy: Policy | None = None,
     app: bool = False,
-) -> SimulationResult:
+) -> SimulationResult:  # fmt: skip
     """A result without checks.
 
     Args:
@@ -71,25 +68,17 @@ def make_result(
     """
     policy = policy or Policy()
     breakdown = MemoryBreakdown(
-        parameters=4_820_000,
-        gradients=4_820_000,
-        optimizer_state=9_640_000,
-        inputs=int(1_605_632 * scale),
-        activations=int(151_400_000 * scale),
-        session=6_200_000,
-    )
+        parameters=4_820_000, gradients=4_820_000, optimizer_state=9_640_000,
+        inputs=int(1_605_632 * scale), activations=int(151_400_000 * scale), session=6_200_000,
+    )  # fmt: skip
     predicted = PredictedMemory(peak_bytes=breakdown.total, breakdown=breakdown)
     measured = int(breakdown.total * 1.021)
     memory = MemoryInfo(
-        predicted=predicted,
-        measured_peak_bytes=measured,
-        phases=_phases(breakdown, measured),
-        timeline=_timeline(breakdown),
-        tensors_at_peak=_tensors(breakdown),
-        changes=_changes(breakdown),
-        shapes={"input": [64, 1, 28, 28], "labels": [64]},
+        predicted=predicted, measured_peak_bytes=measured, phases=_phases(breakdown, measured),
+        timeline=_timeline(breakdown), tensors_at_peak=_tensors(breakdown),
+        changes=_changes(breakdown), shapes={"input": [64, 1, 28, 28], "labels": [64]},
         sharing="shared",
-    )
+    )  # fmt: skip
     generator = np.random.default_rng(7)
     host_step = 41.3
     steps = host_step * generator.lognormal(0.0, 0.03, STEPS - 1)
@@ -201,13 +190,10 @@ def _timeline(breakdown: MemoryBreakdown) -> list[TimelinePoint]:
         side = "features" if forward else "grad/features"
         points.append(
             TimelinePoint(
-                index=index,
-                node=f"{side}.{index}/{op_type}",
-                op_type=op_type,
-                live_bytes=live,
+                index=index, node=f"{side}.{index}/{op_type}", op_type=op_type, live_bytes=live,
                 part="forward" if forward else "backward",
             )
-        )
+        )  # fmt: skip
     return points
 
 
@@ -253,13 +239,9 @@ def _operators() -> list[OperatorCost]:
 
 
 def _device(
-    profile: DeviceProfile,
-    predicted: int,
-    measured: int,
-    host_step: float,
-    policy: Policy,
+    profile: DeviceProfile, predicted: int, measured: int, host_step: float, policy: Policy,
     app: bool,
-) -> DeviceResult:
+) -> DeviceResult:  # fmt: skip
     limit = profile.memory_limit(policy.state)
     entitled = profile.memory.app_limit_entitled
     limit_bytes = profile.memory_limit_bytes(policy.state)

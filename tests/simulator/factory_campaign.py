@@ -101,16 +101,9 @@ def campaign(
     ]
     share = energy.scaled(1.0 / battery_j) if energy is not None and battery_j else None
     return DeviceCampaign(
-        active_s=active,
-        sessions=sessions,
-        days=days,
-        energy_j=energy,
-        battery_share=share,
+        active_s=active, sessions=sessions, days=days, energy_j=energy, battery_share=share,
         battery_share_per_session=share and share.scaled(1.0 / sessions.typical),
-        written_bytes=written,
-        written_bytes_per_day=per_day,
-        throttled_share=Interval(low=0.0, typical=0.35, high=0.8),
-        repeated_steps=repeated,
-        curve=curve,
-        not_judged=missing,
-    )
+        written_bytes=written, written_bytes_per_day=per_day,
+        throttled_share=Interval(low=0.0, typical=0.35, high=0.8), repeated_steps=repeated,
+        curve=curve, not_judged=missing,
+    )  # fmt: skip

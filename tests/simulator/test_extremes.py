@@ -98,18 +98,15 @@ def results(draw: st.DrawFn) -> SimulationResult:
     latency |= {"not_judged": "unknown"}
     result = on_devices(BASE, latency=latency, campaign=whole, memory=memory)
     result = changed(
-        result,
-        package=package,
-        data=data,
+        result, package=package, data=data,
         policy=Policy(
             state=draw(st.sampled_from(["foreground", "background"])),
             save_every=draw(st.sampled_from([None, 1, 2**31])),
             sessions_per_day=draw(st.sampled_from([5e-324, 1.0, 1440.0])),
         ),
-        training=training,
-        latency_host={"p50_ms": known(), "p90_ms": known()},
+        training=training, latency_host={"p50_ms": known(), "p90_ms": known()},
         memory={"predicted": PredictedMemory(peak_bytes=parts.total, breakdown=parts)},
-    )
+    )  # fmt: skip
     return SimulationResult.model_validate_json(result.to_json())  # as a file brings it
 
 

@@ -179,22 +179,19 @@ def test_a_package_with_frozen_weights() -> None:
     assert "float16" not in text
 
 
-@pytest.mark.parametrize(
-    ("losses", "words"),
-    [
-        ([2.0, 1.0, 0.5], "still falling, by 50.0 % in the last 10 steps: train more"),
-        ([2.0, 0.5, 0.9], "lowest after 10 of 240 steps, at 0.5: train fewer"),
-        ([0.5, 2.0, 0.9], "lowest before the first step, at 0.5: lower the learning rate"),
-        ([0.0, 2.0, 0.9], "lowest before the first step, at 0: lower the learning rate"),
-        ([2.0, 0.5, 0.499], "no longer falls"),
-        ([1.38, 1.292], "still falling, by 6.4 % in the last 10 steps: train more"),
-        (
-            [1.38, 1.379],
-            "too few evaluations to tell whether the loss still falls: train more steps, or",
-        ),
-        ([0.5, 0.9], "lowest before the first step, at 0.5: lower the learning rate"),
-    ],
-)
+@pytest.mark.parametrize(("losses", "words"), [
+    ([2.0, 1.0, 0.5], "still falling, by 50.0 % in the last 10 steps: train more"),
+    ([2.0, 0.5, 0.9], "lowest after 10 of 240 steps, at 0.5: train fewer"),
+    ([0.5, 2.0, 0.9], "lowest before the first step, at 0.5: lower the learning rate"),
+    ([0.0, 2.0, 0.9], "lowest before the first step, at 0: lower the learning rate"),
+    ([2.0, 0.5, 0.499], "no longer falls"),
+    ([1.38, 1.292], "still falling, by 6.4 % in the last 10 steps: train more"),
+    (
+        [1.38, 1.379],
+        "too few evaluations to tell whether the loss still falls: train more steps, or",
+    ),
+    ([0.5, 0.9], "lowest before the first step, at 0.5: lower the learning rate"),
+])  # fmt: skip
 def test_what_the_curve_says(losses: list[float], words: str) -> None:
     curve = [EvaluationPoint(step=10 * i, loss=loss) for i, loss in enumerate(losses)]
     assert words in advised(changed(BASE, training={"curve": curve}), "final_loss", "0.01")
@@ -213,13 +210,10 @@ def test_without_a_curve_the_training_losses_speak() -> None:
 def play(policy: Policy, steps: int = BASE.data.steps) -> DeviceCampaign:
     assert BASE.latency_host.checkpoint_bytes is not None
     return run_campaign(
-        load_profile(DEVICE),
-        BASE.devices[0].latency,
-        policy,
+        load_profile(DEVICE), BASE.devices[0].latency, policy,
         steps=[steps // policy.pieces + (i < steps % policy.pieces) for i in range(policy.pieces)],
-        checkpoint_bytes=BASE.latency_host.checkpoint_bytes,
-        curve=[],
-    )
+        checkpoint_bytes=BASE.latency_host.checkpoint_bytes, curve=[],
+    )  # fmt: skip
 
 
 def played(policy: Policy) -> SimulationResult:

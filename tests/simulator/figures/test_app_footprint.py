@@ -66,22 +66,15 @@ def test_the_process_is_held_to_the_limit(room: int, outcome: str) -> None:
     assert "150 MB of the app (assumed) and 7.80 MB of ONNX Runtime's library" in check.message
 
 
-@pytest.mark.parametrize(
-    ("text", "app"),
-    [
-        ('[budgets]\napp_footprint = "50 MB"', 50_000_000),
-        (
-            '[budgets]\napp_footprint = "50 MB"\n[class.android]\napp_footprint = "60 MiB"',
-            60 * 2**20,
-        ),
-        (
-            '[class.android]\napp_footprint = "60 MB"\n'
-            f'[device."{PIXEL}"]\napp_footprint = "70 MB"',
-            70_000_000,
-        ),
-        ('[class.ios]\napp_footprint = "60 MB"', 150_000_000),
-    ],
-)
+@pytest.mark.parametrize(("text", "app"), [
+    ('[budgets]\napp_footprint = "50 MB"', 50_000_000),
+    ('[budgets]\napp_footprint = "50 MB"\n[class.android]\napp_footprint = "60 MiB"', 60 * 2**20),
+    (
+        '[class.android]\napp_footprint = "60 MB"\n' f'[device."{PIXEL}"]\napp_footprint = "70 MB"',
+        70_000_000,
+    ),
+    ('[class.ios]\napp_footprint = "60 MB"', 150_000_000),
+])  # fmt: skip
 def test_the_narrowest_table_says_what_the_app_holds(text: str, app: int) -> None:
     budgets = parse_budgets(text.encode())
     (device,) = judge(make_result([PIXEL], app=True), budgets).devices
@@ -223,14 +216,11 @@ def test_what_the_app_holds_is_not_left_to_the_training() -> None:
     assert (memory.kit, memory.sharing) == ("swift", "shared")
 
 
-@pytest.mark.parametrize(
-    ("name", "state"),
-    [
-        ("apple/iphone-xr", "foreground"),  # nobody measured it there
-        ("samsung/galaxy-a12", "foreground"),  # Android has none
-        ("apple/iphone-15-pro", "background"),
-    ],
-)
+@pytest.mark.parametrize(("name", "state"), [
+    ("apple/iphone-xr", "foreground"),  # nobody measured it there
+    ("samsung/galaxy-a12", "foreground"),  # Android has none
+    ("apple/iphone-15-pro", "background"),
+])  # fmt: skip
 def test_where_the_entitlement_changes_nothing(name: str, state: AppState) -> None:
     plain, entitled = (
         memory_of(name, Policy(state=state, entitled=given)) for given in (False, True)

@@ -95,21 +95,18 @@ def test_a_limit_that_depends_on_the_device_says_both_ends() -> None:
     assert "2.00 MB at worst: it depends on the device" in found.message
 
 
-@pytest.mark.parametrize(
-    ("budget", "metric", "status"),
-    [
-        ('peak_memory = "183840200 B"', "peak_memory", "fail"),
-        ('peak_memory = "183840201 B"', "peak_memory", "pass"),
-        ('memory_headroom = "95 %"', "memory_headroom", "pass"),
-        ('memory_headroom = "96 %"', "memory_headroom", "fail"),
-        ('package_size = "5361200 B"', "package_size", "pass"),
-        ('package_size = "5361199 B"', "package_size", "fail"),
-        ("final_loss = 0.1142", "final_loss", "pass"),
-        ("final_loss = 0.1141", "final_loss", "fail"),
-        ("accuracy_floor = 0.9659", "accuracy_floor", "pass"),
-        ("accuracy_floor = 0.966", "accuracy_floor", "fail"),
-    ],
-)
+@pytest.mark.parametrize(("budget", "metric", "status"), [
+    ('peak_memory = "183840200 B"', "peak_memory", "fail"),
+    ('peak_memory = "183840201 B"', "peak_memory", "pass"),
+    ('memory_headroom = "95 %"', "memory_headroom", "pass"),
+    ('memory_headroom = "96 %"', "memory_headroom", "fail"),
+    ('package_size = "5361200 B"', "package_size", "pass"),
+    ('package_size = "5361199 B"', "package_size", "fail"),
+    ("final_loss = 0.1142", "final_loss", "pass"),
+    ("final_loss = 0.1141", "final_loss", "fail"),
+    ("accuracy_floor = 0.9659", "accuracy_floor", "pass"),
+    ("accuracy_floor = 0.966", "accuracy_floor", "fail"),
+])  # fmt: skip
 def test_limits_are_inclusive(budget: str, metric: str, status: str) -> None:
     found = check(judged(make_result([DEVICE]), f"[budgets]\n{budget}"), metric)
     assert found.status == status
@@ -132,15 +129,12 @@ def test_tokens_are_those_of_a_step_that_occurs(step_samples: int, tokens: int) 
     assert changed(make_result([DEVICE]), data=data).data.tokens_per_step == tokens
 
 
-@pytest.mark.parametrize(
-    ("budget", "metric", "status"),
-    [
-        ('time_per_1000_tokens = "30 s"', "time_per_1000_tokens", "pass"),
-        ('time_per_1000_tokens = "29 s"', "time_per_1000_tokens", "fail"),
-        ('adapter_size = "4096 B"', "adapter_size", "pass"),
-        ('adapter_size = "4095 B"', "adapter_size", "fail"),
-    ],
-)
+@pytest.mark.parametrize(("budget", "metric", "status"), [
+    ('time_per_1000_tokens = "30 s"', "time_per_1000_tokens", "pass"),
+    ('time_per_1000_tokens = "29 s"', "time_per_1000_tokens", "fail"),
+    ('adapter_size = "4096 B"', "adapter_size", "pass"),
+    ('adapter_size = "4095 B"', "adapter_size", "fail"),
+])  # fmt: skip
 def test_a_language_model_is_judged_by_tokens_and_adapter(
     budget: str, metric: str, status: str
 ) -> None:
@@ -159,14 +153,11 @@ def test_other_data_have_no_tokens_and_other_packages_no_adapter() -> None:
     assert "no adapter" in adapter.message
 
 
-@pytest.mark.parametrize(
-    ("floor", "state", "words"),
-    [
-        ("20 %", "pass", "of 500 MB to 1.00 GB stay free"),
-        ("60 %", "warn", "(58.8 to 79.4 %) of 500 MB to 1.00 GB stay free: the low end is under"),
-        ("80 %", "fail", "allowed is at least 80 %"),
-    ],
-)
+@pytest.mark.parametrize(("floor", "state", "words"), [
+    ("20 %", "pass", "of 500 MB to 1.00 GB stay free"),
+    ("60 %", "warn", "(58.8 to 79.4 %) of 500 MB to 1.00 GB stay free: the low end is under"),
+    ("80 %", "fail", "allowed is at least 80 %"),
+])  # fmt: skip
 def test_headroom_has_the_low_end_of_the_limit(floor: str, state: str, words: str) -> None:
     memory = {"limit_bytes": 10**9, "limit_low_bytes": 5 * 10**8, "predicted_peak_bytes": 2 * 10**8}
     changes = [PlannedChange(micro_batch=1, peak_bytes=198_000_000)]
@@ -186,39 +177,29 @@ def test_headroom_at_its_limit_keeps_it(free: int) -> None:
         assert check(judged(one_device(**memory), budget), "memory_headroom").status == "pass"
 
 
-@pytest.mark.parametrize(
-    ("interval", "status", "level", "verdict"),
-    [
-        ((10, 20, 30), "pass", "error", "pass"),
-        ((10, 20, 30.1), "fail", "warn", "warn"),
-        ((10, 30.1, 40), "fail", "error", "fail"),
-        ((31, 32, 33), "fail", "error", "fail"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("budget", "metric"),
-    [
-        ('step_latency = "30 ms"', "step_latency"),
-        ('step_latency_p90 = "30 ms"', "step_latency_p90"),
-        ('first_step = "30 ms"', "first_step"),
-        ('time_to_finish = "30 s"', "time_to_finish"),
-        ('energy = "30 J"', "energy"),
-        ('battery_share = "30 %"', "battery_share"),
-        ('battery_per_session = "30 %"', "battery_per_session"),
-        ("sessions = 30", "sessions"),
-        ("days = 30", "days"),
-        ('written_per_day = "30 B"', "written_per_day"),
-        ("repeated_steps = 30", "repeated_steps"),
-    ],
-)
+@pytest.mark.parametrize(("interval", "status", "level", "verdict"), [
+    ((10, 20, 30), "pass", "error", "pass"),
+    ((10, 20, 30.1), "fail", "warn", "warn"),
+    ((10, 30.1, 40), "fail", "error", "fail"),
+    ((31, 32, 33), "fail", "error", "fail"),
+])  # fmt: skip
+@pytest.mark.parametrize(("budget", "metric"), [
+    ('step_latency = "30 ms"', "step_latency"),
+    ('step_latency_p90 = "30 ms"', "step_latency_p90"),
+    ('first_step = "30 ms"', "first_step"),
+    ('time_to_finish = "30 s"', "time_to_finish"),
+    ('energy = "30 J"', "energy"),
+    ('battery_share = "30 %"', "battery_share"),
+    ('battery_per_session = "30 %"', "battery_per_session"),
+    ("sessions = 30", "sessions"),
+    ("days = 30", "days"),
+    ('written_per_day = "30 B"', "written_per_day"),
+    ("repeated_steps = 30", "repeated_steps"),
+])  # fmt: skip
 def test_figures_of_a_device_are_judged_as_intervals(
-    interval: tuple[float, float, float],
-    status: str,
-    level: str,
-    verdict: str,
-    budget: str,
+    interval: tuple[float, float, float], status: str, level: str, verdict: str, budget: str,
     metric: str,
-) -> None:
+) -> None:  # fmt: skip
     result = judged(with_latency(*interval), f"[budgets]\n{budget}")
     found = check(result, metric)
     assert (found.status, found.level, result.verdict) == (status, level, verdict)
@@ -428,17 +409,14 @@ def test_what_a_figure_leaves_out_is_said() -> None:
     assert (energy.status, time.status) == ("pass", "pass")
 
 
-@pytest.mark.parametrize(
-    ("own", "app", "on_gpu", "status", "level"),
-    [
-        (900, 1000, 900, "pass", "warn"),  # what the processor needs is elsewhere
-        (900, 1000, 901, "fail", "error"),
-        (None, 1000, 400, "pass", "warn"),  # beside 600 of the app
-        (None, 1000, 401, "fail", "warn"),
-        (None, 1000, 1001, "fail", "error"),
-        (None, None, 1001, "not judged", "warn"),
-    ],
-)
+@pytest.mark.parametrize(("own", "app", "on_gpu", "status", "level"), [
+    (900, 1000, 900, "pass", "warn"),  # what the processor needs is elsewhere
+    (900, 1000, 901, "fail", "error"),
+    (None, 1000, 400, "pass", "warn"),  # beside 600 of the app
+    (None, 1000, 401, "fail", "warn"),
+    (None, 1000, 1001, "fail", "error"),
+    (None, None, 1001, "not judged", "warn"),
+])  # fmt: skip
 def test_memory_of_a_gpu(
     own: int | None, app: int | None, on_gpu: int, status: str, level: str
 ) -> None:
@@ -470,20 +448,17 @@ def test_a_peak_that_the_system_warns_of(peak: int, status: str, verdict: str) -
     assert "low_memory_warning" not in [c.metric for c in unknown.devices[0].checks]
 
 
-@pytest.mark.parametrize(
-    ("budget", "verdict", "metrics"),
-    [
-        ('"1 GB"', "pass", {"peak_memory": "pass"}),
-        ('["1 GB", "+5 %"]', "not judged", None),
-        ('"1 MB"', "fail", {"peak_memory": "fail"}),
-        ('"+5 %"', "not judged", {"memory_limit": "not judged", "peak_memory": "not judged"}),
-        (
-            '{ limit = "1 GB", level = "warn" }',
-            "not judged",
-            {"memory_limit": "not judged", "peak_memory": "pass"},
-        ),
-    ],
-)
+@pytest.mark.parametrize(("budget", "verdict", "metrics"), [
+    ('"1 GB"', "pass", {"peak_memory": "pass"}),
+    ('["1 GB", "+5 %"]', "not judged", None),
+    ('"1 MB"', "fail", {"peak_memory": "fail"}),
+    ('"+5 %"', "not judged", {"memory_limit": "not judged", "peak_memory": "not judged"}),
+    (
+        '{ limit = "1 GB", level = "warn" }',
+        "not judged",
+        {"memory_limit": "not judged", "peak_memory": "pass"},
+    ),
+])  # fmt: skip
 def test_a_budget_stands_in_for_a_limit_that_nobody_knows(
     budget: str, verdict: str, metrics: dict[str, str] | None
 ) -> None:

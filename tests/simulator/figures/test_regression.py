@@ -42,17 +42,14 @@ def slower(factor: float, spread: float = 0.01) -> SimulationResult:
     return rebuilt(changed(result, latency_host={"p50_ms": p50}), factor)
 
 
-@pytest.mark.parametrize(
-    ("head", "value", "limit", "status"),
-    [
-        (100_000_000, '"+0 %"', 100e6, "pass"),
-        (105_000_000, '"+5 %"', 105e6, "pass"),
-        (105_000_001, '"+5 %"', 105e6, "fail"),
-        (105_000_000, '"+5 MB"', 105e6, "pass"),
-        (105_000_001, '"+5 MB"', 105e6, "fail"),
-        (90_000_000, '"+0 %"', 100e6, "pass"),
-    ],
-)
+@pytest.mark.parametrize(("head", "value", "limit", "status"), [
+    (100_000_000, '"+0 %"', 100e6, "pass"),
+    (105_000_000, '"+5 %"', 105e6, "pass"),
+    (105_000_001, '"+5 %"', 105e6, "fail"),
+    (105_000_000, '"+5 MB"', 105e6, "pass"),
+    (105_000_001, '"+5 MB"', 105e6, "fail"),
+    (90_000_000, '"+0 %"', 100e6, "pass"),
+])  # fmt: skip
 def test_what_may_grow(head: int, value: str, limit: float, status: str) -> None:
     base = with_memory(predicted_peak_bytes=100_000_000)
     check, _ = against(with_memory(predicted_peak_bytes=head), base, "peak_memory", value)
@@ -62,16 +59,13 @@ def test_what_may_grow(head: int, value: str, limit: float, status: str) -> None
     assert check.budget_location == "budgets.toml:2"
 
 
-@pytest.mark.parametrize(
-    ("key", "head", "value", "limit", "status"),
-    [
-        ("accuracy_floor", 0.9405, '"-1 %"', 0.9405, "pass"),
-        ("accuracy_floor", 0.9404, '"-1 %"', 0.9405, "fail"),
-        ("accuracy_floor", 0.94, '"-0.01"', 0.94, "pass"),
-        ("accuracy_floor", 0.9399, '"-0.01"', 0.94, "fail"),
-        ("accuracy_floor", 0.99, '"-0 %"', 0.95, "pass"),
-    ],
-)
+@pytest.mark.parametrize(("key", "head", "value", "limit", "status"), [
+    ("accuracy_floor", 0.9405, '"-1 %"', 0.9405, "pass"),
+    ("accuracy_floor", 0.9404, '"-1 %"', 0.9405, "fail"),
+    ("accuracy_floor", 0.94, '"-0.01"', 0.94, "pass"),
+    ("accuracy_floor", 0.9399, '"-0.01"', 0.94, "fail"),
+    ("accuracy_floor", 0.99, '"-0 %"', 0.95, "pass"),
+])  # fmt: skip
 def test_what_may_fall(key: str, head: float, value: str, limit: float, status: str) -> None:
     check, _ = against(with_metric(head), with_metric(0.95), key, value)
     assert check.limit == pytest.approx(limit, abs=1e-12)
@@ -122,15 +116,12 @@ def test_a_result_is_no_worse_than_itself(metric: object) -> None:
     assert check.baseline == check.actual == check.limit
 
 
-@pytest.mark.parametrize(
-    ("head_factor", "status", "level"),
-    [
-        (1.04, "pass", "error"),  # within 5 %, whatever the noise
-        (1.06, "fail", "warn"),  # beyond by 1 %, and both leave 2 % open
-        (1.08, "fail", "error"),
-        (1.5, "fail", "error"),
-    ],
-)
+@pytest.mark.parametrize(("head_factor", "status", "level"), [
+    (1.04, "pass", "error"),  # within 5 %, whatever the noise
+    (1.06, "fail", "warn"),  # beyond by 1 %, and both leave 2 % open
+    (1.08, "fail", "error"),
+    (1.5, "fail", "error"),
+])  # fmt: skip
 def test_times_beyond_the_noise(head_factor: float, status: str, level: str) -> None:
     check, _ = against(slower(head_factor), slower(1.0), "step_latency", '"+5 %"')
     assert (check.status, check.level) == (status, level)

@@ -68,14 +68,10 @@ def products_of_conv(x: Shape, w: Shape, out: Shape, groups: int) -> int:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    groups=st.integers(1, 3),
-    per_group=st.tuples(st.integers(1, 3), st.integers(1, 2)),
-    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    stride=st.integers(1, 3),
-    dilation=st.integers(1, 2),
-    pad=st.integers(0, 2),
-    batch=st.integers(1, 2),
-)
+    groups=st.integers(1, 3), per_group=st.tuples(st.integers(1, 3), st.integers(1, 2)),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)), stride=st.integers(1, 3),
+    dilation=st.integers(1, 2), pad=st.integers(0, 2), batch=st.integers(1, 2),
+)  # fmt: skip
 def test_conv(
     groups: int, per_group: tuple[int, int], kernel: tuple[int, int], stride: int, dilation: int,
     pad: int, batch: int,

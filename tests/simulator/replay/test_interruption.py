@@ -42,11 +42,9 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured o
 
 class TestPlan:
     @given(
-        steps=st.integers(1, 500),
-        save_every=st.integers(1, 600),
-        count=st.integers(0, 40),
+        steps=st.integers(1, 500), save_every=st.integers(1, 600), count=st.integers(0, 40),
         seed=st.integers(0, 2**31 - 1),
-    )
+    )  # fmt: skip
     @settings(max_examples=50)
     def test_every_kind_at_places_where_it_can_be(
         self, steps: int, save_every: int, count: int, seed: int
