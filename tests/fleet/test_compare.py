@@ -11,27 +11,20 @@ import pytest
 
 from odtpack.cli import main
 from odtpack_simulator.figures.compare import Change, Comparison
-from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetBudgets
 from odtpack_simulator.fleet.judge import compare_fleets, join_seeds, judge_fleet
 from odtpack_simulator.fleet.result import FleetResult, SeedPoint, band, load_fleet_result, seed_run
 from odtpack_simulator.reports import render_report as render_fleet_report
-from tests.fleet.fleets import device, fleet_of, write_digits
+from tests.fleet.fleets import command, device, fleet_of, played
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_digits(tmp_path_factory.mktemp("digits"))
 
 
 def play(
     folder: Path, seed: int, budgets: FleetBudgets | None = None, **tables: Any
 ) -> FleetResult:
     fleet = fleet_of(seed=seed, **tables)
-    devices = [device("acme/one"), device("acme/two")]
-    found, _ = Federation(folder / "package", folder / "digits.npz", fleet, devices).simulate()
+    found = played(folder, fleet, [device("acme/one"), device("acme/two")])
     return judge_fleet(found, budgets or FleetBudgets())
 
 
@@ -167,10 +160,8 @@ def work(folder: Path, tmp_path: Path) -> list[str]:
         "seed = 5\n[population]\nclients = 8\n[training]\nlearning_rate = 0.1\n"
         "[federation]\nclients = 4\nrounds = 2\n"
     )
-    return [
-        *("fleet", "run", str(folder / "package"), "--data", str(folder / "digits.npz")),
-        *("--fleet", str(tmp_path / "fleet.toml"), "--out", str(tmp_path / "run"), "--jobs", "1"),
-    ]
+    files = ("--fleet", tmp_path / "fleet.toml", "--out", tmp_path / "run")
+    return command(folder, "run", *files)
 
 
 def test_seeds_are_played_one_after_the_other_and_resumed(work: list[str], tmp_path: Path) -> None:

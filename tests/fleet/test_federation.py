@@ -38,8 +38,10 @@ from odtpack_simulator.replay.executor import LocalExecutor, RayExecutor
 from tests.fleet.fleets import (
     IDEAL,
     UNJUDGED,
+    command,
     device,
     fleet_of,
+    on_digits,
     write_digits,
     write_normalized,
     write_states,
@@ -62,14 +64,9 @@ BUFFERED = SKEWED | {"federation": {"clients": 6, "buffer": 4, "most_staleness":
 FLEETS = pytest.mark.parametrize("tables", [SKEWED, BUFFERED], ids=["rounds", "buffer"])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_digits(tmp_path_factory.mktemp("digits"))
-
-
 def make(folder: Path, fleet: FleetFile) -> Federation:
     devices = [device("acme/one"), device("acme/two", step=50_000_000, limit_bytes=None)]
-    return Federation(folder / "package", folder / "digits.npz", fleet, devices)
+    return on_digits(folder, fleet, devices)
 
 
 def text_of(result: FleetResult) -> str:
@@ -183,14 +180,11 @@ def test_a_killed_command_goes_on_to_the_same_bits(
     text = UNJUDGED.replace("rounds = 3", f"rounds = {rounds}").replace("minimum = 6", federation)
     (tmp_path / "fleet.toml").write_text(text.replace("samples = [20, 40]", "samples = 60"))
 
-    def command(out: Path, *more: str) -> list[str]:
-        return [
-            *(sys.executable, "-m", "odtpack", "fleet", "run", str(folder / "package")),
-            *("--data", str(folder / "digits.npz"), "--fleet", str(tmp_path / "fleet.toml")),
-            *("--out", str(out), "--jobs", "1", *more),
-        ]
+    def words(out: Path, *more: str) -> list[str]:
+        files = ("--fleet", tmp_path / "fleet.toml", "--out", out, *more)
+        return [sys.executable, "-m", "odtpack", *command(folder, "run", *files)]
 
-    subprocess.run(command(tmp_path / "whole"), check=True, capture_output=True)
+    subprocess.run(words(tmp_path / "whole"), check=True, capture_output=True)
     out = tmp_path / "killed"
     state = out / "state.npz"
     delays = random.Random(0)
@@ -198,7 +192,7 @@ def test_a_killed_command_goes_on_to_the_same_bits(
     while kills < count:
         resume = ["--resume"] if state.exists() else []
         seen = state.stat().st_mtime_ns if resume else 0
-        process = subprocess.Popen(command(out, *resume), stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(words(out, *resume), stderr=subprocess.DEVNULL)
         while process.poll() is None and (not state.exists() or state.stat().st_mtime_ns == seen):
             time.sleep(0.002)
         time.sleep(delays.uniform(0, 0.15))
@@ -207,7 +201,7 @@ def test_a_killed_command_goes_on_to_the_same_bits(
             break  # it came to its end
         kills += 1
     assert kills > count / 2
-    subprocess.run(command(out, "--resume"), check=True, capture_output=True)
+    subprocess.run(words(out, "--resume"), check=True, capture_output=True)
     whole, resumed = (
         (folder / "federated.ckpt").read_bytes() for folder in (tmp_path / "whole", out)
     )
@@ -297,7 +291,7 @@ def test_a_fleet_that_is_never_there_ends_without_a_round(folder: Path) -> None:
 def test_a_client_that_diverges_is_refused_with_a_reason(folder: Path) -> None:
     text = IDEAL.replace("learning_rate = 0.1", "learning_rate = 1e6").replace("= 3\n", "= 1\n", 1)
     fleet = parse_fleet(text.encode())
-    result, state = Federation(folder / "package", folder / "digits.npz", fleet).simulate()
+    result, state = on_digits(folder, fleet).simulate()
     assert result.ends()["refused"] > 0
     assert any("NaN" in reason or "norm" in reason for reason in result.rounds[0].refused)
     for array in state.arrays.values():
@@ -469,7 +463,7 @@ def test_running_variances_stay_above_zero(
     text = IDEAL.replace("rounds = 3", f'rounds = 8\nstrategy = "{strategy}"')
     text = text.replace("minimum = 6", counted).replace("epochs = 2", f"epochs = {epochs}")
     fleet = parse_fleet(text.encode())
-    result, state = Federation(tmp_path / "package", tmp_path / "digits.npz", fleet).simulate()
+    result, state = on_digits(tmp_path, fleet).simulate()
     assert state.arrays["norm_running_var"].min() >= 0
     assert sum(result.staleness()[1:]) > 0 or "buffer" not in counted
     losses = [each.loss for each in result.rounds]
@@ -509,7 +503,7 @@ def test_a_client_without_a_finite_loss_is_refused(folder: Path, tmp_path: Path)
         images, labels = file["input"], file["labels"]
     text = IDEAL.replace("rounds = 3", "rounds = 1").replace("= 0.5", "= 0.001")  # a label each
     fleet = parse_fleet(text.encode())
-    whole = Federation(folder / "package", folder / "digits.npz", fleet)
+    whole = on_digits(folder, fleet)
     held = [set(labels[whole.population.client(number).samples()]) for number in range(6)]
     alone = next(
         number
@@ -532,10 +526,7 @@ def test_private_clients_repeat_and_all_of_them_answer(tmp_path: Path) -> None:
     many = text.replace("clients = 6", "clients = 60").replace("rounds = 3", "rounds = 1")
     fleet = parse_fleet(many.encode())
     one, two = (
-        Federation(tmp_path / "package", tmp_path / "digits.npz", fleet).simulate(
-            executor=LocalExecutor(jobs)
-        )
-        for jobs in (1, 2)
+        on_digits(tmp_path, fleet).simulate(executor=LocalExecutor(jobs)) for jobs in (1, 2)
     )
     assert text_of(one[0]) == text_of(two[0])
     for name, array in one[1].arrays.items():
@@ -548,7 +539,7 @@ def test_a_state_that_unpacks_to_too_much_is_refused_before(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet = parse_fleet(IDEAL.replace("rounds = 3", "rounds = 1").encode())
-    federation = Federation(folder / "package", folder / "digits.npz", fleet)
+    federation = on_digits(folder, fleet)
     path = tmp_path / "state.npz"
     federation.simulate(state_path=path)
     with np.load(path) as file:
@@ -723,15 +714,13 @@ def forward(p: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     return functional.linear(x.flatten(1), p["fc.weight"], p["fc.bias"])
 
 
-def test_twenty_rounds_are_those_of_pytorch(tmp_path: Path) -> None:
-    write_digits(tmp_path)
+def test_twenty_rounds_are_those_of_pytorch(folder: Path) -> None:
     text = IDEAL.replace("rounds = 3", f"rounds = {ROUNDS}").replace("epochs = 2", "epochs = 1")
     text = text.replace("samples = [20, 40]", "samples = [80, 100]")
     text = text.replace("learning_rate = 0.1", f"learning_rate = {RATE}")
-    fleet = Federation(tmp_path / "package", tmp_path / "digits.npz", parse_fleet(text.encode()))
+    fleet = on_digits(folder, parse_fleet(text.encode()))
     result, state = fleet.simulate()
-
-    data = np.load(tmp_path / "digits.npz")
+    data = np.load(folder / "digits.npz")
     images, labels = torch.from_numpy(data["input"]), torch.from_numpy(data["labels"])
     model = {name: torch.from_numpy(array.copy()) for name, array in fleet.initial.items()}
     clients = [fleet.population.client(number).samples() for number in range(6)]
@@ -818,40 +807,39 @@ def test_an_error_ends_calls_and_never_this_process(address: str) -> None:
     assert executor.map(str, range(9)) == list("012345678")
 
 
-def test_two_nodes_come_to_the_bits_of_this_process(address: str, tmp_path: Path) -> None:
-    folder = write_digits(tmp_path)
+def test_two_nodes_come_to_the_bits_of_this_process(
+    address: str, folder: Path, tmp_path: Path
+) -> None:
     executor = RayExecutor(address)
     assert executor.jobs == 2
     assert len(set(executor.in_order(whose, [(number,) for number in range(16)]))) == 2
     with pytest.raises(OdtpackError, match="number 99"):
         list(executor.in_order(whose, [(1,), (99,), (2,)]))
-    files, fleet = (folder / "package", folder / "digits.npz"), parse_fleet(IDEAL.encode())
-    here, state = Federation(*files, fleet).simulate()
-    there, other = Federation(*files, fleet).simulate(executor=executor)
+    fleet = parse_fleet(IDEAL.encode())
+    here, state = on_digits(folder, fleet).simulate()
+    there, other = on_digits(folder, fleet).simulate(executor=executor)
     assert there.rounds == here.rounds
     assert other.arrays.keys() == state.arrays.keys()
     for name, array in state.arrays.items():
         assert array.tobytes() == other.arrays[name].tobytes(), name
     (tmp_path / "fleet.toml").write_text(UNJUDGED)
-    command = ["fleet", "run", str(files[0]), "--data", str(files[1])]
-    command += ["--fleet", str(tmp_path / "fleet.toml"), "--out", str(tmp_path / "run")]
-    assert main([*command, "--ray", address]) == 0
+    files = ("--fleet", tmp_path / "fleet.toml", "--out", tmp_path / "run")
+    words = ["fleet", "run", folder / "package", "--data", folder / "digits.npz", *files]
+    assert main([*map(str, words), "--ray", address]) == 0
     trained = CheckpointState.load_checkpoint(tmp_path / "run" / "federated.ckpt")
     for name, array in state.arrays.items():
         np.testing.assert_array_equal(trained.parameters[name].data, array)
 
 
 def test_a_cluster_that_does_not_answer_is_said_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("ray", reason="Ray has no build for this Python")
-    folder = write_digits(tmp_path)
     (tmp_path / "fleet.toml").write_text(IDEAL)
-    command = ["fleet", "run", str(folder / "package"), "--data", str(folder / "digits.npz")]
-    command += ["--fleet", str(tmp_path / "fleet.toml"), "--ray", "127.0.0.1:1"]
-    assert main(command) == 2
+    more = ("--fleet", tmp_path / "fleet.toml", "--ray", "127.0.0.1:1")
+    assert main(command(folder, "run", *more)) == 2
     assert "ray-unreachable" in capsys.readouterr().err
-    assert not (tmp_path / "package-fleet").exists()
+    assert not (folder / "package-fleet").exists()
 
 
 @pytest.mark.parametrize("every", [1, 5])
@@ -874,5 +862,5 @@ def test_ideal_devices_are_lost_too(folder: Path) -> None:
     """They take no time, and a lost one gives no answer all the same."""
     population = {"clients": 40, "lost": 1.0, "data": {"samples": [10, 40]}}
     fleet = fleet_of(population=population, federation={"clients": 5, "minimum": 1, "rounds": 2})
-    result, _ = Federation(folder / "package", folder / "digits.npz", fleet).simulate()
+    result, _ = on_digits(folder, fleet).simulate()
     assert [each.ends["lost"] for each in result.rounds] == [5, 5]
