@@ -36,8 +36,7 @@ from odtpack_simulator.values.units import (
 )
 from tests.reports.demo import stored_result
 from tests.simulator.changed import changed, on_devices
-from tests.simulator.factory import make_result
-from tests.simulator.factory_campaign import same
+from tests.simulator.factory import make_result, same
 
 
 def printed(result: SimulationResult) -> str:

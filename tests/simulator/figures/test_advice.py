@@ -17,8 +17,7 @@ from odtpack_simulator.result import (
 )
 from odtpack_simulator.values.units import Interval, format_bytes
 from tests.simulator.changed import changed, on_devices
-from tests.simulator.factory import make_result
-from tests.simulator.factory_campaign import same
+from tests.simulator.factory import make_result, same
 
 DEVICE = "google/pixel-8a"
 BASE = make_result([DEVICE])

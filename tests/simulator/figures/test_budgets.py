@@ -23,8 +23,7 @@ from odtpack_simulator.result import Policy, SimulationResult, Subject
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import Interval
 from tests.simulator.changed import changed, on_devices
-from tests.simulator.factory import make_result
-from tests.simulator.factory_campaign import same
+from tests.simulator.factory import make_result, same
 
 DOCUMENT = Path(__file__).parents[3] / "docs/formats/budgets.md"
 EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)[0]

@@ -20,8 +20,7 @@ from odtpack_simulator.reports.comparison import (
 )
 from odtpack_simulator.result import DeviceCampaign, DeviceResult, Policy, SimulationResult
 from tests.simulator.changed import changed, on_devices
-from tests.simulator.factory import make_result, rebuilt
-from tests.simulator.factory_campaign import same
+from tests.simulator.factory import make_result, rebuilt, same
 
 DEVICE = "google/pixel-8a"
 

@@ -20,8 +20,7 @@ from odtpack_simulator.result import (
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import Interval, Quantity
 from tests.simulator.changed import changed, on_devices
-from tests.simulator.factory import make_result
-from tests.simulator.factory_campaign import same
+from tests.simulator.factory import make_result, same
 
 DEVICE = "google/pixel-8a"
 
