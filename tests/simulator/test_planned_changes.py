@@ -24,7 +24,8 @@ from tests import zoo
 from tests.packaging_tools import generate, trainable_names
 from tests.simulator.changed import changed
 from tests.simulator.graphs import weighted
-from tests.simulator.packages import Case, Cases, make_case, make_profile
+from tests.simulator.packages import Case, Cases, make_case
+from tests.simulator.profiles import make_profile
 from tests.sweep import split
 
 ROWS, WIDTH = 70_000, 16

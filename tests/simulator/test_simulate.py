@@ -38,7 +38,8 @@ from tests.refused import refused
 from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
 from tests.simulator.graphs import weighted
-from tests.simulator.packages import Case, make_profile
+from tests.simulator.packages import Case
+from tests.simulator.profiles import make_profile
 from tests.training.test_not_finite import rooted
 
 PROFILES = [

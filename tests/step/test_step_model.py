@@ -38,7 +38,7 @@ from tests import zoo
 from tests.model_text import LEVELS, run, run_in_place, session
 from tests.packaging_tools import batch, open_training, statistic_names
 from tests.refused import refused
-from tests.simulator.packages import make_profile
+from tests.simulator.profiles import make_profile
 from tests.torch_twins import twin
 from tests.training.tables import tables
 

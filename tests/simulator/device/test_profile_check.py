@@ -1,6 +1,7 @@
 """What a profile judges, what it does not, and what looks odd in it."""
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import get_args
 
@@ -21,7 +22,9 @@ from odtpack_simulator.device.profile import (
 from odtpack_simulator.device.profile import parse_profile as parse_bytes
 from odtpack_simulator.device.profile_check import check_profile
 from odtpack_simulator.latency import device_rates
-from odtpack_simulator.values.units import Interval, Quantity
+from odtpack_simulator.values.units import Quantity
+from tests.simulator.factory import same
+from tests.simulator.profiles import figure, made_profile
 
 DOCUMENT = Path(__file__).parents[3] / "docs/formats/device-profile.md"
 EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)[0]
@@ -200,10 +203,6 @@ MEASURED_COPIES = [
 ]
 
 
-def point(value: float) -> Interval:
-    return Interval(low=value, typical=value, high=value)
-
-
 @pytest.mark.parametrize(("core", "rate", "peak"), MEASURED_SHARES)
 def test_the_share_of_a_product_holds_what_was_measured(
     core: str, rate: float, peak: float
@@ -218,7 +217,7 @@ def test_the_share_of_a_product_holds_what_was_measured(
 def test_one_rule_for_copies_holds_what_was_measured(
     core: str, vendor: str, rate: float, chips: float, clock: float
 ) -> None:
-    found = copy_rate(core_kind(core, vendor, []), point(chips), point(clock))
+    found = copy_rate(core_kind(core, vendor, []), same(chips), same(clock))
     assert found.low <= rate <= found.high
     assert found.high / found.low <= 3
     assert 1 / 1.5 <= found.typical / rate <= 1.5
@@ -234,22 +233,12 @@ def test_kernels_are_told_apart() -> None:
 
 
 def from_data_sheet(**cpu: object) -> DeviceProfile:
-    def figure(value: float, unit: str, **more: object) -> dict[str, object]:
-        return {"value": value, "unit": unit, "kind": "published", "source": "data sheet", **more}
-
-    content = {
-        "schema_version": 1, "name": "amd/epyc", "title": "EPYC", "vendor": "AMD", "os": "linux",
-        "validated": False, "memory": {"dram_bandwidth": figure(204.8, "GB/s")},
-        "cpu": {
-            "fp32_peak": figure(224.0, "GFLOPS", threads=2),
-            "training_threads": figure(1, "cores"),
-            "clusters": [
-                {"core": "Zen 3", "cores": figure(2, "cores"), "clock": figure(3.5, "GHz")}
-            ],
-            **cpu,
-        },
-    }  # fmt: skip
-    return DeviceProfile.model_validate(content)
+    sheet = partial(figure, kind="published", source="data sheet")
+    zen = {"core": "Zen 3", "cores": sheet(2, "cores"), "clock": sheet(3.5, "GHz")}
+    cpu = {"fp32_peak": sheet(224.0, "GFLOPS", threads=2), "training_threads": sheet(1, "cores"),
+           "clusters": [zen], **cpu}  # fmt: skip
+    memory = {"dram_bandwidth": sheet(204.8, "GB/s")}
+    return made_profile("amd/epyc", memory=memory, cpu=cpu).model_copy(update={"vendor": "AMD"})
 
 
 def test_a_data_sheet_is_enough_for_times() -> None:

@@ -13,19 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from odtpack_simulator.device.profile import (
-    DeviceProfile,
-    list_profiles,
-    load_profile,
-    parse_profile,
-)
+from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.latency import HostTiming, Steadiness, carry, measure_host, steadiness
 from odtpack_simulator.measure.host import WaitingClock, others_seconds
 from odtpack_simulator.result import DeviceLatency, HostLatency
 from odtpack_simulator.values.units import Interval
 from tests.calibrated import as_it_is
 from tests.refused import refused
-from tests.simulator.packages import Cases, make_profile
+from tests.simulator.packages import Case, Cases
+from tests.simulator.profiles import figure, made_profile, make_profile
 from tests.simulator.timings import GIGA, row, timing
 
 INTERVALS = (
@@ -40,10 +36,6 @@ def changed(device: DeviceProfile, **sections: dict[str, object]) -> DeviceProfi
     for section, figures in sections.items():
         content[section] = content.get(section, {}) | figures
     return DeviceProfile.model_validate(content)
-
-
-def figure(value: float, unit: str, **more: object) -> dict[str, object]:
-    return {"value": value, "unit": unit, "kind": "assumed", "source": "made up", **more}
 
 
 def cluster(cores: int, clock: float, peak: float | None = None) -> dict[str, object]:
@@ -440,20 +432,8 @@ class TestHost:
 
 # Whether other programs disturbed a timing: on made-up times, and beside real ones.
 
-_FIGURE = 'kind = "assumed", source = "made up for a test"'
-EXACT = parse_profile(
-    f"""
-schema_version = 1
-name = "test/exact"
-title = "A device whose rates are known exactly"
-vendor = "Test"
-os = "linux"
-validated = false
-memory = {{ bandwidth = {{ value = 4, unit = "GB/s", {_FIGURE} }} }}
-cpu = {{ fp32_gemm = {{ value = 20, threads = 1, unit = "GFLOPS", {_FIGURE} }} }}
-""".encode(),
-    "exact.toml",
-)
+GEMM = figure(20, "GFLOPS", threads=1)
+EXACT = made_profile("test/exact", memory__bandwidth=4, cpu__fp32_gemm=GEMM)
 RATES = ((1e11, 1e11), (1e10, 1e10))
 
 
@@ -532,12 +512,11 @@ class TestSteadiness:
 
 
 def test_a_busy_machine_has_no_time_on_a_device() -> None:
-    device = EXACT
-    quiet = carry(timing(), device)
-    busy = carry(timing(steps_ms=[50.0] * 12, waited_ms=[40.0] * 12), device)
+    quiet = carry(timing(), EXACT)
+    busy = carry(timing(steps_ms=[50.0] * 12, waited_ms=[40.0] * 12), EXACT)
     assert busy.step_ms is None
     assert str(busy.not_judged).startswith("this machine was busy: ")
-    wider = carry(timing(steps_ms=[14.0] * 12, waited_ms=[4.0] * 12), device)
+    wider = carry(timing(steps_ms=[14.0] * 12, waited_ms=[4.0] * 12), EXACT)
     assert wider.step_ms.low < quiet.step_ms.low
     assert "which widens the interval" in wider.basis
 
@@ -616,20 +595,17 @@ def load(processes: int, cores: set[int] | None = None) -> Iterator[None]:
             process.join()
 
 
-@pytest.mark.parametrize("name", ["mlp"])
 @as_it_is()
-def test_the_same_package_with_and_without_load(case: Cases, name: str, tmp_path: Path) -> None:
+def test_the_same_package_with_and_without_load(mlp: Case, tmp_path: Path) -> None:
     """Intervals that overlap, or no verdict: a busy machine must not make a package slower."""
-    device = EXACT
 
-    def timed(folder: str) -> tuple[HostTiming, DeviceLatency]:
+    def timed(folder: str) -> DeviceLatency:
         (tmp_path / folder).mkdir()
-        host = measure_host(case(name).job(tmp_path / folder, task="time"))
-        return host, carry(host, device)
+        return carry(measure_host(mlp.job(tmp_path / folder, task="time")), EXACT)
 
-    _, alone = timed("alone")
+    alone = timed("alone")
     with load(5 * (os.cpu_count() or 1)):
-        _, beside = timed("beside")
+        beside = timed("beside")
     if alone.step_ms is None or beside.step_ms is None:
         assert "this machine was busy" in f"{alone.not_judged}{beside.not_judged}"
         return
