@@ -25,6 +25,7 @@ from odtpack_simulator.values.figure import Check
 from tests.refused import refused
 from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
+from tests.simulator.judged import check, judged
 
 PIXEL = "google/pixel-8a"
 
@@ -38,8 +39,7 @@ def with_memory(result: SimulationResult, **changes: object) -> SimulationResult
 
 
 def limit_check(result: SimulationResult) -> Check:
-    (device,) = result.devices
-    return next(check for check in device.checks if check.metric == "memory_limit")
+    return check(result, "memory_limit")
 
 
 def test_every_system_has_a_stated_default_with_its_source() -> None:
@@ -59,11 +59,11 @@ def test_the_process_is_held_to_the_limit(room: int, outcome: str) -> None:
         make_result([PIXEL], app=True), predicted_peak_bytes=100_000_000, limit_bytes=limit,
         limit_low_bytes=limit, held_bytes=None,
     )  # fmt: skip
-    judged = judge(result)
-    check = limit_check(judged)
-    assert judged.devices[0].memory.outcome == outcome
-    assert check.actual == 100_000_000 + 150_000_000 + RUNTIME_LIBRARY_BYTES
-    assert "150 MB of the app (assumed) and 7.80 MB of ONNX Runtime's library" in check.message
+    found = judge(result)
+    assert found.devices[0].memory.outcome == outcome
+    assert limit_check(found).actual == 100_000_000 + 150_000_000 + RUNTIME_LIBRARY_BYTES
+    words = "150 MB of the app (assumed) and 7.80 MB of ONNX Runtime's library"
+    assert words in limit_check(found).message
 
 
 @pytest.mark.parametrize(("text", "app"), [
@@ -84,10 +84,10 @@ def test_the_narrowest_table_says_what_the_app_holds(text: str, app: int) -> Non
 
 def test_where_the_budgets_say_it_the_report_names_the_line() -> None:
     budgets = parse_budgets(b'[budgets]\napp_footprint = "50 MB"', "limits.toml")
-    judged = judge(make_result([PIXEL], app=True), budgets)
-    assert judged.devices[0].memory.app_source == "limits.toml:2"
-    assert "50.0 MB of the app (by the budgets)" in limit_check(judged).message
-    assert "limits.toml:2" in render_report(judged, "html").decode()
+    found = judge(make_result([PIXEL], app=True), budgets)
+    assert found.devices[0].memory.app_source == "limits.toml:2"
+    assert "50.0 MB of the app (by the budgets)" in limit_check(found).message
+    assert "limits.toml:2" in render_report(found, "html").decode()
 
 
 @pytest.mark.parametrize("value", ["50", "50000000", '"50 s"', '"-5 MB"', "[1]"])
@@ -108,20 +108,18 @@ def test_a_replay_that_was_ended_is_not_judged_with_more_room() -> None:
     )  # fmt: skip
     assert limit_check(judge(result)).status == "fail"
     for more, status in ((1, "not judged"), (0, "fail"), (-1, "fail")):
-        text = f'[budgets]\napp_footprint = "{150_000_000 - more} B"'
-        judged = judge(result, parse_budgets(text.encode()))
-        assert limit_check(judged).status == status
-        assert limit_check(judge(judged)).status == status  # nothing was lost
+        found = judged(result, f'[budgets]\napp_footprint = "{150_000_000 - more} B"')
+        assert limit_check(found).status == status
+        assert limit_check(judge(found)).status == status  # nothing was lost
 
 
 def test_budgets_that_say_what_the_app_holds_count_the_kit_as_well() -> None:
     result = make_result([PIXEL])
     peak = result.devices[0].memory.predicted_peak_bytes
     assert limit_check(judge(result)).actual == peak
-    judged = judge(result, parse_budgets(b'[budgets]\napp_footprint = "50 MB"'))
-    runtime = runtime_bytes("kotlin", "android", peak)
-    assert limit_check(judged).actual == peak + 50_000_000 + runtime
-    assert "the kotlin kit's process (24.0 MB and 25 % of the peak)" in limit_check(judged).message
+    found = limit_check(judged(result, '[budgets]\napp_footprint = "50 MB"'))
+    assert found.actual == peak + 50_000_000 + runtime_bytes("kotlin", "android", peak)
+    assert "the kotlin kit's process (24.0 MB and 25 % of the peak)" in found.message
 
 
 def test_a_process_takes_no_more_than_what_is_counted() -> None:
@@ -137,10 +135,9 @@ def test_a_process_takes_no_more_than_what_is_counted() -> None:
 
 
 def test_an_app_that_takes_the_limit_by_itself() -> None:
-    budgets = parse_budgets(b'[budgets]\napp_footprint = "5 GB"')
-    check = limit_check(judge(make_result([PIXEL], app=True), budgets))
-    assert check.status == "fail"
-    assert "app_footprint" in str(check.advice)
+    result = judged(make_result([PIXEL], app=True), '[budgets]\napp_footprint = "5 GB"')
+    assert limit_check(result).status == "fail"
+    assert "app_footprint" in str(limit_check(result).advice)
 
 
 def bar(app: int, runtime: int, training: int, limit: int | None) -> str:

@@ -35,7 +35,8 @@ from tests.packaging_tools import open_training
 from tests.refused import refused
 from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
-from tests.simulator.figures.test_judge import DEVICE, check, judged
+from tests.simulator.figures.test_judge import DEVICE
+from tests.simulator.judged import check, judged
 from tests.simulator.packages import Case, Cases
 from tests.sweep import split
 
