@@ -2,7 +2,6 @@
 
 import re
 from functools import partial
-from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -19,24 +18,12 @@ from odtpack_simulator.device.profile import (
     load_profile,
     profile_toml,
 )
-from odtpack_simulator.device.profile import parse_profile as parse_bytes
 from odtpack_simulator.device.profile_check import check_profile
 from odtpack_simulator.latency import device_rates
 from odtpack_simulator.values.units import Quantity
+from tests.simulator.device.test_profile import EXAMPLE, changed, parse
 from tests.simulator.factory import same
 from tests.simulator.profiles import figure, made_profile
-
-DOCUMENT = Path(__file__).parents[3] / "docs/formats/device-profile.md"
-EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)[0]
-
-
-def parse(text: str) -> DeviceProfile:
-    return parse_bytes(text.encode(), "example.toml")
-
-
-def changed(change: tuple[str, str]) -> DeviceProfile:
-    assert EXAMPLE.count(change[0]) == 1, change[0]
-    return parse(EXAMPLE.replace(*change))
 
 
 def without(key: str) -> DeviceProfile:
@@ -118,12 +105,12 @@ ODD: list[tuple[str, tuple[str, str]]] = [
 
 @pytest.mark.parametrize(("words", "change"), ODD, ids=[words for words, _ in ODD])
 def test_what_looks_odd_is_a_warning(words: str, change: tuple[str, str]) -> None:
-    warnings = check_profile(changed(change)).warnings
+    warnings = check_profile(parse(changed(*change))).warnings
     assert any(words in warning for warning in warnings), warnings
 
 
 def test_power_that_is_higher_at_rest_judges_no_energy() -> None:
-    report = check_profile(changed(("idle = { value = 0.3", "idle = { value = 5")))
+    report = check_profile(parse(changed("idle = { value = 0.3", "idle = { value = 5")))
     lacking = {item.subject: item.lacking for item in report.not_judged}
     for subject in ("energy", "share of the battery"):
         assert lacking[subject] == ["power.load above power.idle"]

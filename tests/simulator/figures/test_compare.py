@@ -70,17 +70,10 @@ def test_a_result_against_itself() -> None:
     (times(1.0), times(1.1), "step_latency", 10.0, "worse"),
     (times(1.0), times(0.8), "time_to_finish", -20.0, "better"),
     # A metric within the interval of the head's, and outside of it.
-    (
-        learned(0.95, 0.1, (0.9, 0.97)),
-        learned(0.93, 0.1, (0.91, 0.96)),
-        "accuracy_floor",
-        -2.1,
-        "within noise",
-    ),
-    (
-        learned(0.95, 0.1, (0.94, 0.96)), learned(0.93, 0.1, (0.92, 0.94)), "accuracy_floor", -2.1,
-        "worse",
-    ),
+    (learned(0.95, 0.1, (0.9, 0.97)), learned(0.93, 0.1, (0.91, 0.96)),
+     "accuracy_floor", -2.1, "within noise"),
+    (learned(0.95, 0.1, (0.94, 0.96)), learned(0.93, 0.1, (0.92, 0.94)),
+     "accuracy_floor", -2.1, "worse"),
     (learned(0.9, 0.2, (0.8, 0.95)), learned(0.9, 0.1, (0.8, 0.95)), "final_loss", -50, "better"),
     (learned(0.9, 0.0, (0, 1)), learned(0.9, 0.1, (0, 1)), "final_loss", None, "worse"),
 ])  # fmt: skip

@@ -280,23 +280,20 @@ class TestEnd:
             run_training_child(mlp.job(tmp_path, epochs=200), on_message=interrupt)
 
     @linux
-    def test_silent(self, mlp: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("odtpack_simulator.replay.replay._STALL_SECONDS", 2)
-        interrupt = Interrupt(lambda pid: os.kill(pid, signal.SIGSTOP))
-        job = mlp.job(tmp_path, epochs=200)
-        with refused("replay-stalled", "silent for 2 s"):
-            run_training_child(job, on_message=interrupt)
-        assert not is_running(interrupt.pid)
-
-    @linux
-    def test_stopped(self, mlp: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(("patience", "seconds", "words"), [
+        ("odtpack_simulator.replay.replay._STALL_SECONDS", 2, "silent for 2 s"),
+        ("odtpack_runtime.apart.worker.STOPPED_SECONDS", 1.0, "SIGSTOP"),
+    ], ids=["silent", "stopped"])  # fmt: skip
+    def test_stalled(
+        self, patience: str, seconds: float, words: str, mlp: Case, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
         """It may be silent for long, but not because somebody stopped it."""
-        monkeypatch.setattr(worker, "STOPPED_SECONDS", 1.0)
+        monkeypatch.setattr(patience, seconds)
         interrupt = Interrupt(lambda pid: os.kill(pid, signal.SIGSTOP))
-        job = mlp.job(tmp_path, epochs=200)
         start = time.monotonic()
-        with refused("replay-stalled", "SIGSTOP"):
-            run_training_child(job, on_message=interrupt)
+        with refused("replay-stalled", words):
+            run_training_child(mlp.job(tmp_path, epochs=200), on_message=interrupt)
         assert time.monotonic() - start < 60
         assert not is_running(interrupt.pid)
 
