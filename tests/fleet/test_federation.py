@@ -620,15 +620,9 @@ def test_only_sound_answers_are_averaged(package: Path, tmp_path: Path) -> None:
         True, False, False, True, False, False, False, False, False, False, False, True,
     ]  # fmt: skip
     for index, words in (
-        (1, "NaN"),
-        (4, "should be"),
-        (5, "times the round"),
-        (6, "samples"),
-        (7, "'a'"),
-        (8, "beyond 2^63"),
-        (9, "beyond 2^63"),
-        (10, "is nan"),
-    ):
+        (1, "NaN"), (4, "should be"), (5, "times the round"), (6, "samples"), (7, "'a'"),
+        (8, "beyond 2^63"), (9, "beyond 2^63"), (10, "is nan"),
+    ):  # fmt: skip
         assert words in str(reasons[index]), reasons
     wanted = values(package / "checkpoint") + 0.125
     np.testing.assert_allclose(values(tmp_path / "mean"), wanted, rtol=1e-5, atol=1e-6)

@@ -71,11 +71,9 @@ def test_a_mistake_is_named_with_its_line(old: str, new: str, line: int | None, 
 def test_a_file_that_is_no_fleet_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     for content, code in (
-        (b"\xff", "fleet-malformed"),
-        (b"a = ", "fleet-malformed"),
-        (b"[" * 5000, "fleet-malformed"),
-        (b"#" * 300_000, "fleet-too-large"),
-    ):
+        (b"\xff", "fleet-malformed"), (b"a = ", "fleet-malformed"),
+        (b"[" * 5000, "fleet-malformed"), (b"#" * 300_000, "fleet-too-large"),
+    ):  # fmt: skip
         path.write_bytes(content)
         with refused(code):
             read_fleet(path)

@@ -183,14 +183,10 @@ def test_hostile_names_stay_text(html: str) -> None:
     assert "49" not in re.findall(r"\{\{7\*7\}\}|49\x00", page.text)
 
 
-@pytest.mark.parametrize(
-    "result",
-    [
-        make_result([]), judge(make_result([])), make_result(["web/phone"]),
-        judge(make_result(["google/pixel-8a"])),
-    ],
-    ids=["no devices", "no devices, judged", "not judged", "no budgets"],
-)  # fmt: skip
+@pytest.mark.parametrize("result", [
+    make_result([]), judge(make_result([])), make_result(["web/phone"]),
+    judge(make_result(["google/pixel-8a"])),
+], ids=["no devices", "no devices, judged", "not judged", "no budgets"])  # fmt: skip
 def test_sparse_results(result: SimulationResult) -> None:
     page = Page(render_html(result).decode("utf-8"))
     assert set(SECTIONS) <= set(page.ids())

@@ -37,9 +37,7 @@ def test_the_documented_example_lacks_three_figures_and_warns_of_nothing() -> No
     assert report.warnings == []
     assert {item.subject: (item.lacking, item.why) for item in report.not_judged} == {
         "memory in the background": (["memory.app_limit_background"], []),
-        "low memory warning": (
-            ["memory.low_memory_warning"], ["the system warns by pressure"],
-        ),
+        "low memory warning": (["memory.low_memory_warning"], ["the system warns by pressure"]),
         "background windows": (["background_window"], ["not tried"]),
     }  # fmt: skip
     assert len(report.judged) == 7

@@ -157,10 +157,8 @@ def test_new_and_removed_devices() -> None:
     base, head = make_result([DEVICE, "raspberrypi/pi-4"]), make_result(["apple/iphone-15-pro"])
     comparison = compare(base, head)
     assert [(d.name, d.presence) for d in comparison.devices] == [
-        ("apple/iphone-15-pro", "new"),
-        (DEVICE, "removed"),
-        ("raspberrypi/pi-4", "removed"),
-    ]
+        ("apple/iphone-15-pro", "new"), (DEVICE, "removed"), ("raspberrypi/pi-4", "removed"),
+    ]  # fmt: skip
     assert all(d.figures == [] for d in comparison.devices)
     for text in (render_text(comparison), render_markdown(comparison)):
         assert "only in the head: Apple iPhone 15 Pro" in text

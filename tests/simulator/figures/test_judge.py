@@ -158,10 +158,8 @@ def test_headroom_at_its_limit_keeps_it(free: int) -> None:
 
 
 @pytest.mark.parametrize(("interval", "status", "level", "verdict"), [
-    ((10, 20, 30), "pass", "error", "pass"),
-    ((10, 20, 30.1), "fail", "warn", "warn"),
-    ((10, 30.1, 40), "fail", "error", "fail"),
-    ((31, 32, 33), "fail", "error", "fail"),
+    ((10, 20, 30), "pass", "error", "pass"), ((10, 20, 30.1), "fail", "warn", "warn"),
+    ((10, 30.1, 40), "fail", "error", "fail"), ((31, 32, 33), "fail", "error", "fail"),
 ])  # fmt: skip
 @pytest.mark.parametrize(("budget", "metric"), [
     ('step_latency = "30 ms"', "step_latency"),

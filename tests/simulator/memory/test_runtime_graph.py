@@ -453,12 +453,10 @@ def test_saved_optimized_model(name: str, case: Cases, tmp_path: Path) -> None:
 def test_model_that_was_not_changed_is_sorted() -> None:
     """A model without anything to optimize is saved in the order of its file."""
     nodes = [
-        onnx.helper.make_node("Neg", ["x"], ["a"]),
-        onnx.helper.make_node("Exp", ["a"], ["b"]),
-        onnx.helper.make_node("Sqrt", ["a"], ["c"]),
-        onnx.helper.make_node("Abs", ["x"], ["d"]),
+        onnx.helper.make_node("Neg", ["x"], ["a"]), onnx.helper.make_node("Exp", ["a"], ["b"]),
+        onnx.helper.make_node("Sqrt", ["a"], ["c"]), onnx.helper.make_node("Abs", ["x"], ["d"]),
         onnx.helper.make_node("Add", ["b", "c"], ["e"]),
-    ]
+    ]  # fmt: skip
     graph = onnx.helper.make_graph(nodes, "g", [], [])
     saved = onnx.GraphProto.FromString(graph.SerializeToString())
     sort_saved_model(saved, graph)
@@ -496,11 +494,9 @@ def test_values_of_bodies_that_are_called_like_outer_ones_are_renamed() -> None:
     assert other.node[1].input == ["a/inner"]
     inner = [attribute.g.node for attribute in other.node[2].attribute]
     assert [(list(node.input), list(node.output)) for nodes in inner for node in nodes] == [
-        (["a/inner"], ["own/inner"]),
-        (["own/inner"], ["z"]),
-        (["own"], ["a/inner/inner"]),
+        (["a/inner"], ["own/inner"]), (["own/inner"], ["z"]), (["own"], ["a/inner/inner"]),
         (["a/inner/inner"], ["z"]),
-    ]
+    ]  # fmt: skip
 
 
 def test_what_is_computed_in_float32_has_the_name_of_the_model_where_that_is_gone() -> None:
