@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.synchronize import Semaphore
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -447,57 +448,59 @@ def judged(
     )
 
 
+STEADY: dict[str, tuple[Steadiness, dict[str, Any]]] = {
+    "a quiet machine changes nothing": (
+        judged([10.0, 11.0, 10.5], [0.0, 0.1, 0.0]),
+        {"steps_ms": (10.0, 11.0, 10.5), "low": 1, "high": 1, "busy": None, "note": ""}),
+    # Nothing waits and the calibrations agree, since the neighbour was there all the time.
+    "a neighbour on the core may have doubled every step": (
+        judged([10.0] * 10, [0.0] * 10, others=1.3),
+        {"low": 0.5, "high": 1, "busy": None,
+         "said": "other programs had 100% of the other cores"}),
+    "a small neighbour": (judged([10.0] * 10, [0.0] * 10, others=0.05), {"note": ""}),
+    "disturbed steps are left out where enough others are left": (
+        judged([10.0] * 8 + [40.0] * 4, [0.0] * 8 + [30.0] * 4),
+        {"steps_ms": (10.0,) * 8, "low": 1, "high": 1, "busy": None, "waited": 120 / 240,
+         "said": "50% of their time"}),
+    "steps without their waiting widen the interval downwards": (
+        judged([14.0] * 10, [4.0] * 10),
+        {"steps_ms": (10.0,) * 10, "low": 1 / (1 + 4 / 14), "high": 1, "busy": None}),
+    "waiting most of the time is not judged": (
+        judged([50.0] * 10, [40.0] * 10),
+        {"why": "this machine was busy: steps waited 80% of their time"}),
+    # Waiting may begin before the step: it can be all of its time, or more.
+    "steps that did little but wait say nothing": (
+        judged([10.0] * 6 + [12.0] * 6, [2.0] * 6 + [15.0] * 6), {"least": 8.0, "why": ""}),
+    "some steps that did little but wait": (
+        judged([10.0] * 9 + [12.0] * 3, [2.0] * 9 + [15.0] * 3),
+        {"steps_ms": (8.0,) * 9, "busy": None}),
+    "steps that only waited": (judged([10.0] * 5, [10.0] * 5), {"steps_ms": (10.0,) * 5}),
+    "a machine that was slower before than after": (
+        judged([10.0] * 10, [0.0] * 10, ((1e11, 6.4e10), (1e10, 1e10))),
+        {"busy": None, "high": 1.25, "low": 0.8}),
+    "a machine that was much slower before than after": (
+        judged([10.0] * 10, [0.0] * 10, ((1e11, 3e10), (1e10, 1e10))), {"why": ""}),
+    "what the host of a virtual machine took": (
+        judged([10.0] * 10, [0.0] * 10, stolen=0.1), {"high": 1.1, "said": "took 10%"}),
+    "no step is no machine to blame": (judged([0.0], [0.0]), {"steps_ms": (0.0,)}),
+}  # fmt: skip
+
+
 class TestSteadiness:
-    def test_a_quiet_machine_changes_nothing(self) -> None:
-        found = judged([10.0, 11.0, 10.5], [0.0, 0.1, 0.0])
-        assert found.steps_ms == (10.0, 11.0, 10.5)
-        assert (found.low, found.high, found.busy, found.note) == (1, 1, None, "")
-
-    def test_a_neighbour_on_the_core_may_have_doubled_every_step(self) -> None:
-        """Nothing waits and the calibrations agree, since the neighbour was there all the time."""
-        found = judged([10.0] * 10, [0.0] * 10, others=1.3)
-        assert (found.low, found.high, found.busy) == (0.5, 1, None)
-        assert "other programs had 100% of the other cores" in found.note
-        assert judged([10.0] * 10, [0.0] * 10, others=0.05).note == ""
-
-    def test_disturbed_steps_are_left_out_where_enough_others_are_left(self) -> None:
-        found = judged([10.0] * 8 + [40.0] * 4, [0.0] * 8 + [30.0] * 4)
-        assert found.steps_ms == (10.0,) * 8
-        assert (found.low, found.high, found.busy) == (1, 1, None)
-        assert found.waited == pytest.approx(120 / 240)
-        assert "50% of their time" in found.note
-
-    def test_steps_without_their_waiting_widen_the_interval_downwards(self) -> None:
-        found = judged([14.0] * 10, [4.0] * 10)
-        assert found.steps_ms == (10.0,) * 10
-        assert found.low == pytest.approx(1 / (1 + 4 / 14))
-        assert (found.high, found.busy) == (1, None)
-
-    def test_waiting_most_of_the_time_is_not_judged(self) -> None:
-        found = judged([50.0] * 10, [40.0] * 10)
-        assert found.busy.startswith("this machine was busy: steps waited 80% of their time")
-
-    def test_steps_that_did_little_but_wait_say_nothing(self) -> None:
-        """Waiting may begin before the step: it can be all of its time, or more."""
-        found = judged([10.0] * 6 + [12.0] * 6, [2.0] * 6 + [15.0] * 6)
-        assert min(found.steps_ms) == 8.0
-        assert found.busy is not None  # most of the time went into waiting
-        kept = judged([10.0] * 9 + [12.0] * 3, [2.0] * 9 + [15.0] * 3)
-        assert kept.steps_ms == (8.0,) * 9
-        assert kept.busy is None
-        assert judged([10.0] * 5, [10.0] * 5).steps_ms == (10.0,) * 5
-
-    def test_a_machine_that_was_slower_before_than_after(self) -> None:
-        found = judged([10.0] * 10, [0.0] * 10, ((1e11, 6.4e10), (1e10, 1e10)))
-        assert found.busy is None
-        assert found.high == pytest.approx(1.25)
-        assert found.low == pytest.approx(0.8)
-        assert judged([10.0] * 10, [0.0] * 10, ((1e11, 3e10), (1e10, 1e10))).busy is not None
-
-    def test_what_the_host_of_a_virtual_machine_took(self) -> None:
-        found = judged([10.0] * 10, [0.0] * 10, stolen=0.1)
-        assert found.high == pytest.approx(1.1)
-        assert "took 10%" in found.note
+    @pytest.mark.parametrize("name", STEADY)
+    def test_made_up_times(self, name: str) -> None:
+        found, wanted = STEADY[name]
+        for key, value in wanted.items():
+            if key == "said":
+                assert value in found.note
+            elif key == "why":
+                assert found.busy is not None
+                assert found.busy.startswith(value)
+            elif key == "least":
+                assert min(found.steps_ms) == value
+            else:
+                number = isinstance(value, float)
+                assert getattr(found, key) == (pytest.approx(value) if number else value), key
 
     @pytest.mark.parametrize(("gain", "known"), [(1.1, False), (1.9, True)])
     def test_two_virtual_cores_that_are_one_are_not_judged(self, gain: float, known: bool) -> None:
@@ -506,9 +509,6 @@ class TestSteadiness:
         assert (found.busy is None) == known
         if not known:
             assert "2 threads computed only 1.1 times as fast as one" in str(found.busy)
-
-    def test_no_step_is_no_machine_to_blame(self) -> None:
-        assert judged([0.0], [0.0]).steps_ms == (0.0,)
 
 
 def test_a_busy_machine_has_no_time_on_a_device() -> None:

@@ -174,14 +174,10 @@ class TestTraining:
         assert CheckpointState.load_checkpoint(tmp_path / "checkpoint").optimizer.step == 2
 
     def test_without_evaluations(self, mlp: Case, measured: ReplayResult, tmp_path: Path) -> None:
+        """And the checkpoint that is saved continues."""
         result = run_training_child(mlp.job(tmp_path, evaluate=False))
         assert result.curve == []
         assert result.losses == measured.losses
-
-    def test_saves_a_checkpoint_that_continues(
-        self, mlp: Case, measured: ReplayResult, tmp_path: Path
-    ) -> None:
-        run_training_child(mlp.job(tmp_path))
         state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
         assert state.optimizer.step == measured.steps_done
 
@@ -335,25 +331,22 @@ class TestEnd:
 class TestErrors:
     """Mistakes of the package or the data arrive as what they are."""
 
-    def test_missing_model(self, mlp: Case, tmp_path: Path) -> None:
+    def test_models(self, mlp: Case, tmp_path: Path) -> None:
         with refused("model-not-found", r"no model .*gone\.onnx", where=tmp_path / "gone.onnx"):
             run_training_child(mlp.job(tmp_path, training_model=str(tmp_path / "gone.onnx")))
-
-    def test_broken_model(self, mlp: Case, tmp_path: Path) -> None:
         (tmp_path / "broken.onnx").write_bytes(b"nonsense")
         with refused("model-not-loadable") as caught:
             run_training_child(mlp.job(tmp_path, eval_model=str(tmp_path / "broken.onnx")))
         assert caught.value.hint
 
-    def test_bad_labels(self, mlp: Case, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(("file", "code", "words"), [
+        ("labels.npy", "label-out-of-range", "label 77"),
+        ("absent.npy", "replay-crashed", "FileNotFoundError"),
+    ])  # fmt: skip
+    def test_labels(self, mlp: Case, tmp_path: Path, file: str, code: str, words: str) -> None:
         np.save(tmp_path / "labels.npy", np.full_like(mlp.labels, 77))
-        data = {**mlp.job(tmp_path).data, "labels": str(tmp_path / "labels.npy")}
-        with refused("label-out-of-range", "label 77"):
-            run_training_child(mlp.job(tmp_path, data=data))
-
-    def test_other_failures_name_the_exception(self, mlp: Case, tmp_path: Path) -> None:
-        data = {**mlp.job(tmp_path).data, "labels": str(tmp_path / "absent.npy")}
-        with refused("replay-crashed", "FileNotFoundError"):
+        data = {**mlp.job(tmp_path).data, "labels": str(tmp_path / file)}
+        with refused(code, words):
             run_training_child(mlp.job(tmp_path, data=data))
 
     def test_child_that_does_not_start(
