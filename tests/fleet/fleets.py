@@ -1,6 +1,6 @@
 """Packages, data and fleets for tests of federations."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from odtpack.build import build_package
 from odtpack.optimizers import OPTIMIZERS
 from odtpack_simulator.fleet.devices import FleetDevice
 from odtpack_simulator.fleet.federation import Federation
-from odtpack_simulator.fleet.fleet_file import FleetFile, make_fleet
+from odtpack_simulator.fleet.fleet_file import FleetFile, make_fleet, parse_fleet
 from odtpack_simulator.fleet.population import FleetData, split_data
 from odtpack_simulator.fleet.result import FleetResult
 from tests.model_text import parsed
@@ -122,6 +122,21 @@ def command(folder: Path, verb: str, *more: object) -> list[str]:
     """``odtpack fleet run`` or ``fit`` on the digits, in this process."""
     given = ("--data", folder / "digits.npz", "--jobs", 1, *more)
     return ["fleet", verb, str(folder / "package"), *map(str, given)]
+
+
+def ideal(*changes: tuple[str, object]) -> FleetFile:
+    """:data:`IDEAL` with other words, each in all places."""
+    text = IDEAL
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, str(new))
+    return parse_fleet(text.encode())
+
+
+def assert_same_bits(arrays: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> None:
+    assert arrays.keys() == other.keys()
+    for name, array in arrays.items():
+        assert array.tobytes() == other[name].tobytes(), name
 
 
 def toy_data(samples: int = 50, classes: int = 4) -> FleetData:

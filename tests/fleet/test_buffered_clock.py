@@ -15,7 +15,7 @@ from odtpack_simulator.fleet.fleet_file import FederationTable, FleetFile
 from odtpack_simulator.fleet.population import NS, Population
 from odtpack_simulator.fleet.round_clock import ENDS, BufferedClock, PlayedRound, RoundClock
 from odtpack_simulator.fleet.updates import discounted
-from tests.fleet.fleets import device, fleet_of, on_digits, toy_data
+from tests.fleet.fleets import assert_same_bits, device, fleet_of, on_digits, toy_data
 from tests.fleet.test_round_clock import clock_of, fleets, phones
 
 DATA = toy_data()
@@ -197,8 +197,7 @@ def test_with_a_buffer_for_all_who_work_alike_the_bits_are_those_of_synchronous_
         federation = on_digits(folder, own, [phone, phone])
         both.append(federation.simulate())
     (wanted, synchronous), (found, asynchronous) = both
-    for name, array in synchronous.arrays.items():
-        assert asynchronous.arrays[name].tobytes() == array.tobytes(), name
+    assert_same_bits(synchronous.arrays, asynchronous.arrays)
     assert [each.staleness for each in found.rounds] == [[5]] * 4
     assert [each.model_copy(update={"staleness": []}) for each in found.rounds] == wanted.rounds
 

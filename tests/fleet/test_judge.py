@@ -16,20 +16,21 @@ from odtpack.optimizers import OPTIMIZERS
 from odtpack_simulator.figures.compare import Change
 from odtpack_simulator.fleet import federation as federation_module
 from odtpack_simulator.fleet.federation import Federation
-from odtpack_simulator.fleet.fleet_file import FleetBudgets, parse_fleet
+from odtpack_simulator.fleet.fleet_file import FleetBudgets
 from odtpack_simulator.fleet.judge import compare_fleets, fleet_figures, join_seeds, judge_fleet
 from odtpack_simulator.fleet.result import FleetResult, RoundRecord, seed_runs
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.fleet import headline
 from odtpack_simulator.values.figure import Check
-from tests.fleet.fleets import IDEAL, command, device, fleet_of, on_digits, played
+from tests.fleet.fleets import IDEAL, command, device, fleet_of, ideal, on_digits, played
 
 
 @pytest.fixture(scope="module")
 def learned(folder: Path) -> FleetResult:
     """Six clients with labels of all kinds, which learn in three rounds."""
-    text = IDEAL.replace("dirichlet = 0.5\n", "").replace("rate = 0.1", "rate = 0.3")
-    return played(folder, parse_fleet(text.replace("epochs = 2", "epochs = 4").encode()))
+    return played(folder, ideal(
+        ("dirichlet = 0.5\n", ""), ("rate = 0.1", "rate = 0.3"), ("epochs = 2", "epochs = 4"),
+    ))  # fmt: skip
 
 
 def broken(result: FleetResult, count: int = 1, **figures: Any) -> FleetResult:
@@ -46,7 +47,6 @@ def check_of(result: FleetResult, metric: str) -> Check:
 
 def test_the_last_round_counts_whatever_its_loss(learned: FleetResult) -> None:
     before = learned.rounds[-1].accuracy
-    assert before is not None
     assert before > 0.05
     result = judge_fleet(broken(learned), FleetBudgets(accuracy=before))
     assert result.verdict == "fail"
@@ -81,7 +81,7 @@ def test_fewer_held_out_samples_than_a_fixed_batch_are_not_judged(
     build_package(model, tmp_path / "fixed", loss="cross_entropy", optimizer=OPTIMIZERS["sgd"]())
     digits = np.load(folder / "digits.npz")
     np.savez(tmp_path / "few.npz", **{name: digits[name][:100] for name in digits})
-    fleet = parse_fleet(IDEAL.replace("[20, 40]", "70").encode())
+    fleet = ideal(("[20, 40]", 70))
     found, _ = Federation(tmp_path / "fixed", tmp_path / "few.npz", fleet).simulate()
     assert [each.evaluated for each in found.rounds] == [False] * 3
     result = judge_fleet(found, FleetBudgets(final_loss=1.0, accuracy=0.5, rounds=2))
@@ -113,8 +113,6 @@ def test_a_fleet_that_learns_passes(learned: FleetResult) -> None:
         ("answers", "finite_loss", "learns"), "pass"
     )
     fall = learned.held_out_fall
-    assert fall is not None
-    assert learned.loss_before is not None
     assert fall.fall == pytest.approx(learned.loss_before - learned.rounds[-1].loss, rel=1e-3)
     assert fall.samples == learned.plan.held_out_samples
 
@@ -124,8 +122,7 @@ def test_a_fleet_that_learns_passes(learned: FleetResult) -> None:
     [("0", "raise training.learning_rate"), ("30", "lower training.learning_rate")],
 )
 def test_a_fleet_that_learns_nothing_fails(folder: Path, rate: str, hint: str) -> None:
-    fleet = parse_fleet(IDEAL.replace("rate = 0.1", f"rate = {rate}").encode())
-    found = played(folder, fleet)
+    found = played(folder, ideal(("rate = 0.1", f"rate = {rate}")))
     result = judge_fleet(found, FleetBudgets())
     assert result.verdict == "fail"
     learns = check_of(result, "learns")
@@ -282,7 +279,6 @@ def test_advice_does_not_ask_for_more_of_what_costs_too_much(
 ) -> None:
     budgets = FleetBudgets(traffic_per_device="1 B", accuracy=1.0, participation="100 %")
     spent = learned.energy_j
-    assert spent is not None
     result = costly(learned, disturbed).model_copy(
         update={"energy_j": spent.model_copy(update={"most": 9.0})}
     )

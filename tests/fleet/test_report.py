@@ -79,7 +79,6 @@ def test_the_page_is_whole_and_shows_the_figures(result: FleetResult) -> None:
     assert "One <b>&" in shown
     text = " ".join(shown.split())
     accuracy = result.rounds[-1].accuracy
-    assert accuracy is not None
     assert f"{100 * accuracy:.1f} %" in text
     for stage in way(result):
         assert stage.figures[0][1] in text

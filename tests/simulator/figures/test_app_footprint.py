@@ -206,7 +206,6 @@ def test_an_entitled_app_is_held_to_its_own_limit() -> None:
 
 def test_what_the_app_holds_is_not_left_to_the_training() -> None:
     memory = memory_of("apple/iphone-15-pro", Policy())
-    assert memory.limit_bytes is not None
     assert memory.room_bytes == memory.limit_bytes - 150_000_000 - RUNTIME_LIBRARY_BYTES
     assert memory.need_bytes == 1 + 150_000_000 + RUNTIME_LIBRARY_BYTES
     assert (memory.kit, memory.sharing) == ("swift", "shared")

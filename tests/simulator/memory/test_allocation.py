@@ -207,7 +207,6 @@ def verify(graph: RuntimeGraph, plan: Allocation) -> None:
         assert buffer.first <= index <= buffer.last
         assert read.get(name, index) <= buffer.last, f"{name} is read after it was freed"
         nbytes = graph.values[name].nbytes
-        assert nbytes is not None
         assert nbytes <= buffer.nbytes
     for buffer in plan.buffers:
         tensors = sorted(buffer.tensors, key=lambda name: written[name])
