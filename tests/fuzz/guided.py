@@ -28,6 +28,7 @@ def main() -> None:
     arguments, _ = parser.parse_known_args()
     folder = Path(tempfile.mkdtemp(prefix="odtpack-fuzz-"))
     watch = Watch(arguments.only, folder, learn=arguments.keep)
+    watch.begin()
     for data in watch.seeds:
         keep(folder / "corpus", data)
     end = time.monotonic() + arguments.minutes * 60

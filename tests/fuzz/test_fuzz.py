@@ -35,8 +35,8 @@ def test_the_corpus_and_some_more(reader: str, traced: None, tmp_path: Path) -> 
     for seed in READERS[reader].seeds():
         assert outcome(reader, seed, tmp_path) == "read"
     found = replay(reader, FEW, seed=1)
-    assert found["defects"] == []
-    assert sum(found["ends"].values()) >= FEW  # type: ignore[attr-defined]
+    assert found.defects == []
+    assert found.ends.total() >= FEW
 
 
 @pytest.mark.sweep
