@@ -6,8 +6,6 @@ next build; one that crashed, stalled, was killed, or was started in another env
 does not.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

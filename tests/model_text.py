@@ -1,7 +1,6 @@
 """Models from ONNX's text form, and what ONNX Runtime computes of them."""
 
-from __future__ import annotations
-
+import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -62,6 +61,13 @@ def session(
     return onnxruntime.InferenceSession(
         proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
+
+
+def kernels(opened: onnxruntime.InferenceSession) -> list[dict[str, Any]]:
+    """The profile's events of kernels that ran, each with the name of its node."""
+    events, suffix = json.loads(Path(opened.end_profiling()).read_text()), "_kernel_time"
+    found = [each for each in events if each["name"].endswith(suffix)]
+    return [each | {"name": each["name"].removesuffix(suffix)} for each in found]
 
 
 def drawn(

@@ -5,8 +5,6 @@ tests of single kernels run them in a program of their own (``runtime/native_cas
 these sanitizers, or for ARM64 and emulated. ``make native-check`` does all three.
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import math

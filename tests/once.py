@@ -1,7 +1,5 @@
 """Folders that all test processes of a run share: the first that needs one makes it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -4,8 +4,6 @@
 autograd gives the gradient of any value with respect to any initializer or ``Constant``.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

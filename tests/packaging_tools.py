@@ -1,7 +1,5 @@
 """Builds packages from zoo models and opens them, for tests and benchmarks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """What of a decoder's weights is packed in a file, what ONNX Runtime packs of it by itself, and how
 such files are damaged."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

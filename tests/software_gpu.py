@@ -1,7 +1,5 @@
 """The Vulkan driver in software that Debian's Chromium brings, for the WebGPU provider."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Of many cases of one question ``make test`` asks a part, and ``make sweep`` the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 

@@ -5,8 +5,6 @@ project. There each does what it should, and the tests that go through all losse
 rules, metrics, formats and devices pass as before.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A build option is declared once: recipe, command line and Python call follow from it."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from pathlib import Path

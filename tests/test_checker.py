@@ -1,7 +1,5 @@
 """Every model that the product writes passes the ONNX checker, with full shape inference."""
 
-from __future__ import annotations
-
 import gc
 import json
 import weakref

@@ -1,7 +1,5 @@
 """CONTRIBUTING followed literally: a loss in one file, used from the command line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

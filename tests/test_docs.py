@@ -1,7 +1,5 @@
 """The documentation tells the truth: its commands run, its links lead somewhere."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """What a model file declares, names and leaves unsaid does not lead a build astray."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Old releases of ONNX Runtime are set up, and what cannot be is said in a sentence."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

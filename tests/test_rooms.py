@@ -1,7 +1,5 @@
 """The runtime needs three libraries. Who imports whom is in pyproject.toml (import-linter)."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import sys

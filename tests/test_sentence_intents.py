@@ -1,7 +1,5 @@
 """The example with a real sentence encoder: it computes BERT, and its head learns intents."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

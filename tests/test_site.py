@@ -1,7 +1,5 @@
 """The documentation site: its links are adapted, and what checks the built site finds mistakes."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import time

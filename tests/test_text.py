@@ -1,7 +1,5 @@
 """Samples of conversations have the tokens of transformers, and train as PyTorch trains on them."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The way of a model through the files of a build does not become longer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

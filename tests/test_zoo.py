@@ -1,7 +1,5 @@
 """The reference models against their PyTorch twins and against facts published elsewhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

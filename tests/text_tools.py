@@ -1,7 +1,5 @@
 """Tokenizers that are trained on the spot, and texts in many scripts, from a seed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

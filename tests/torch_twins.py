@@ -5,8 +5,6 @@ ONNX model into it. The module tree gives every parameter the name it has in the
 ``dict(twin(model).named_parameters())`` is keyed by ONNX names and has the ONNX shapes.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the tests of adapters share: models, and PEFT if it is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -4,8 +4,6 @@ The nodes, names and shapes are those of its models for CPUs with GroupQueryAtte
 are then quantized by ONNX Runtime's own tool, which the builder calls too.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

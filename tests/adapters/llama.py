@@ -1,7 +1,5 @@
 """A language model of Llama's shape, small: RMSNorm, rotary embeddings, shared keys, SwiGLU."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Weights in 8 bits that a model makes numbers of by itself: each is a layer."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

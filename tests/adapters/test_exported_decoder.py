@@ -1,7 +1,5 @@
 """Decoders train as they are exported, with contributed operators, few bits and a cache."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Adapters to and from PEFT's files and ONNX Runtime's, and into the model's weights."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """Ten steps of AdamW on an adapter agree with PEFT on PyTorch, which runs in float64."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """onnxruntime-genai itself writes the decoder, and generates with what was trained on it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

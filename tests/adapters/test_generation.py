@@ -1,7 +1,5 @@
 """Decoders generate with the adapters that were trained for them, from the training's weights."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Vectors before the tokens: against PyTorch, and to and from PEFT's files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

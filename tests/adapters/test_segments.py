@@ -1,7 +1,5 @@
 """A package of segments trains as PEFT does, and as the package with one model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models that exporters wrote train as PEFT trains the models they were exported from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

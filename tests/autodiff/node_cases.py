@@ -7,8 +7,6 @@ the case's own model: in ONNX Runtime, or, where that has no kernel, in the onnx
 reference implementation in float64.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import warnings

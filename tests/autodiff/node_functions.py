@@ -1,7 +1,5 @@
 """What a model computes: in ONNX Runtime, or in the onnx package's reference implementation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -9,8 +9,6 @@ of L = sum(w y). It runs in ONNX Runtime with graph optimizations off and on, an
 The points are chosen away from kinks by the cases (see ``spread``), not by the tolerances.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence

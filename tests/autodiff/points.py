@@ -1,7 +1,5 @@
 """Points at which gradients are compared: reproducible, and away from kinks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ numbers, or numbers away from a kink, is fed from 2 + tanh, which lies between 1
 constant signs or offsets; so no tolerance has to excuse a kink.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ reference implementation covers whole (peepholes, clip, lengths, functions of th
 Functions that PyTorch has are also computed by its own modules, at the end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

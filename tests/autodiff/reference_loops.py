@@ -5,8 +5,6 @@ axis that they have; its own Scan knows neither directions nor axes. The bodies 
 the evaluator.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

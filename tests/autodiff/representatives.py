@@ -6,8 +6,6 @@ behave alike: of these the first is taken. Of tables that cross every attribute 
 rank. Every operator and every version of a rule stays.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from odtpack.autodiff import REGISTRY

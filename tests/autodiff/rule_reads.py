@@ -1,7 +1,5 @@
 """What gradient rules read of their nodes, from their source: names and values of attributes."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

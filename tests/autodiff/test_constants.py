@@ -1,7 +1,5 @@
 """Constants that rules write grow no faster than what they are about."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ A case is a whole model in ONNX text. Its gradients run in ONNX Runtime with opt
 off and on, in float32, and once in float64.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

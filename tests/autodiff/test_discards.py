@@ -4,8 +4,6 @@ The gradients are held to central differences, in float64, of the ONNX reference
 implementation. PyTorch's autograd is not an oracle here: it multiplies zero by NaN.
 """
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

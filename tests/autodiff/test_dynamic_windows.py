@@ -1,7 +1,5 @@
 """One gradient graph serves planes of every size."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest

@@ -1,7 +1,5 @@
 """A rule that a user registers for an operator that odtpack does not differentiate."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every registered rule against PyTorch and finite differences; see ``oracle``."""
 
-from __future__ import annotations
-
 import collections
 import functools
 from collections.abc import Callable

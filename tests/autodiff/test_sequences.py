@@ -1,7 +1,5 @@
 """Sequence operators whose members are known become Split, Concat or nothing at all."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest

@@ -9,8 +9,6 @@ constants, casts and kernels are of that type, and that does not depend on the n
 the attributes. So only the representatives of the table are run in a type.
 """
 
-from __future__ import annotations
-
 import collections
 import math
 from collections.abc import Callable

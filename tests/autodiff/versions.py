@@ -1,7 +1,5 @@
 """Repeats every case at every opset at which the definition of its operator changed."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import functools

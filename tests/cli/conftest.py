@@ -1,7 +1,5 @@
 """A small model, its data and its package, and a way to run a command."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

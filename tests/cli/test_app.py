@@ -1,7 +1,5 @@
 """Help, versions, usage errors, bugs, and what goes to which stream."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

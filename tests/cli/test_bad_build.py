@@ -1,7 +1,5 @@
 """What cannot be built gets one clear error, exit code 2, and leaves nothing behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

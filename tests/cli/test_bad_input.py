@@ -1,7 +1,5 @@
 """Bad input gets one clear error, exit code 2, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

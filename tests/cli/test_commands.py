@@ -1,7 +1,5 @@
 """What the commands do when all is well."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """``odtpack config`` and ``odtpack ort``, and ORT format in ``build`` and ``export``."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``odtpack data prepare``: what it prints, and what it refuses, in one clear error."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

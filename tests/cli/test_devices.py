@@ -1,7 +1,5 @@
 """``odtpack devices check``, ``measure`` and ``import``."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -3,8 +3,6 @@
 A command that is stopped says so, leaves nothing over, and keeps what it has trained.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """The example projects run as their pages say, and their CI runs the same commands."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """What would train in silence is said: unreached parameters, and gradients that stay zero."""
 
-from __future__ import annotations
-
 import json
 import textwrap
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``odtpack head`` gives an encoder the head that PyTorch would."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``odtpack judge`` and ``odtpack compare``: results judged and compared without measuring."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``odtpack ops``: the support table, and what stands in a model's way."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Where output goes: what a command found to stdout, messages to stderr; and shell completion."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

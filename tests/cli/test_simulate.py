@@ -1,7 +1,5 @@
 """``odtpack simulate`` and ``odtpack demo``: real replays, judged."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """``odtpack build`` prints what trains, by name and group, in at most five lines."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

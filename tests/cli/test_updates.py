@@ -1,7 +1,5 @@
 """Optimizers, groups, accumulation and schedules on the command line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

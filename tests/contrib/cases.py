@@ -1,7 +1,5 @@
 """Contributed operators, each with the formula of its kernel in PyTorch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

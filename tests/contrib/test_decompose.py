@@ -1,7 +1,5 @@
 """Contributed operators in standard ones: the kernel's results, and the formula's gradients."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What ``quantize_dynamic`` writes: the kernels' values, and the gradient of the numbers behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Exports a module as a file, as users do, by either of PyTorch's exporters."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path

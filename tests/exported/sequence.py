@@ -1,7 +1,5 @@
 """Models of text, sound and behaviour in plain PyTorch, small, as people write them."""
 
-from __future__ import annotations
-
 import math
 
 import torch

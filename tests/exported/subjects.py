@@ -1,7 +1,5 @@
 """The models, what they are fed and how each is trained."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 

@@ -3,8 +3,6 @@
 Each is put behind a linear layer, whose gradient is held to PyTorch's in float64.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

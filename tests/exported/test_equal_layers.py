@@ -3,8 +3,6 @@
 Both exporters store equal tensors once. Held to PyTorch's own losses in float64.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable

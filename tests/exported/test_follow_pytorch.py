@@ -1,7 +1,5 @@
 """Models that PyTorch's exporters write are built as they are, and train as in PyTorch."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import warnings

@@ -3,8 +3,6 @@
 The oracle is PyTorch in float64: the loss after eight steps is its loss.
 """
 
-from __future__ import annotations
-
 import copy
 import itertools
 import re

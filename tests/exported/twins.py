@@ -1,7 +1,5 @@
 """Ten steps of PyTorch in float64, and which of its parameters an exported initializer is."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """Image models in plain PyTorch, small, as people write them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

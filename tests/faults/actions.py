@@ -1,7 +1,5 @@
 """What faults are made in: each action, and how to see what it left."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import hashlib

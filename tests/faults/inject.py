@@ -5,8 +5,6 @@ with :func:`environment` has it in front of the C library, and so have its child
 :class:`Control` in any of them says what is to go wrong.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import json
@@ -142,12 +140,9 @@ def run_faults(
                 *(sys.executable, "-m", "tests.faults.run", action, str(folder / "faults")),
                 *("--every", str(every), *chosen),
             ],
-            env=environment(library, control),
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
+            env=environment(library, control), stdout=subprocess.PIPE, stderr=errors, text=True,
         ) as process,
-    ):
+    ):  # fmt: skip
         assert process.stdout is not None
         for line in process.stdout:
             yield json.loads(line)

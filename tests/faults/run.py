@@ -5,8 +5,6 @@
 line of JSON, with what is wrong about its end, if anything is.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

@@ -4,8 +4,6 @@
 as many, and ``make faults`` at every call.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from pathlib import Path

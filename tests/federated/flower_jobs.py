@@ -3,8 +3,6 @@
 python -m tests.federated.flower_jobs JOB.json
 """
 
-from __future__ import annotations
-
 import io
 import json
 import logging

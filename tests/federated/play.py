@@ -1,7 +1,5 @@
 """Starts jobs of ``flower_jobs.py`` in the environment of Flower."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

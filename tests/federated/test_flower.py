@@ -1,7 +1,5 @@
 """Flower plays the ClientApp: what it learns, whom it refuses, and what a fleet makes of it."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

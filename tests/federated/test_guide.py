@@ -1,7 +1,5 @@
 """The app of the guide, on a SuperLink and two SuperNodes in processes of their own."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """A small classifier of images with data, and what a search stands on."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -11,9 +9,10 @@ import pytest
 
 from odtpack.fit.search_context import SearchContext, make_search_context
 from odtpack.recipe import BuildSpec
-from odtpack_simulator.device.profile import DeviceProfile, parse_profile
+from odtpack_simulator.device.profile import DeviceProfile
 from tests import zoo
 from tests.cli.conftest import Run, run
+from tests.simulator.profiles import figure, made_profile
 
 __all__ = ["Run", "run"]
 
@@ -48,16 +47,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 def device(name: str, *, gflops: float, watts: float) -> DeviceProfile:
     """A made-up device without a memory limit, of which time and energy are known."""
-    figure = 'kind = "assumed", source = "made up for a test"'
-    lines = [
-        "schema_version = 1", f'name = "test/{name}"', f'title = "Test {name}"', 'vendor = "Test"',
-        'os = "linux"', "validated = false", "[memory]",
-        f'bandwidth = {{ value = 4, low = 2, high = 8, unit = "GB/s", {figure} }}', "[cpu]",
-        f'fp32_gemm = {{ value = {gflops}, threads = 1, unit = "GFLOPS", {figure} }}', "[power]",
-        f'idle = {{ value = 1, unit = "W", {figure} }}',
-        f'load = {{ value = {watts}, unit = "W", {figure} }}',
-    ]  # fmt: skip
-    return parse_profile("\n".join(lines).encode(), f"{name}.toml")
+    gemm = figure(gflops, "GFLOPS", threads=1)
+    more = {"power__idle": 1, "power__load": watts, "memory__bandwidth": (2, 4, 8)}
+    return made_profile(f"test/{name}", cpu__fp32_gemm=gemm, **more)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,5 @@
 """What varies, in which order it is tried, and that each candidate is a recipe that builds."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path
@@ -145,16 +143,12 @@ class TestRecipes:
         base = dataclasses.replace(
             ground.base,
             loss_options={"weight": (0.5,) * 10, "ignore_index": -1, "label_smoothing": 1e-07},
-            loss_inputs=("output",),
-            freeze=('conv1.b\\"ias', "umlaut ü\x7f\u2028"),
-            decay_vectors=False,
-            clip_norm=1.5,
-            groups=(("fc.*", 10.0, None), ("conv*", 1.0, 0.25)),
+            loss_inputs=("output",), freeze=('conv1.b\\"ias', "umlaut ü\x7f\u2028"),
+            decay_vectors=False, clip_norm=1.5, groups=(("fc.*", 10.0, None), ("conv*", 1.0, 0.25)),
             schedule=ScheduleSpec("multistep", {"milestones": (3, 5), "gamma": 0.5}),
-            ort_format=OrtFormat((Style.RUNTIME,), (Platform.ARM, Platform.AMD64)),
-            nominal=True,
+            ort_format=OrtFormat((Style.RUNTIME,), (Platform.ARM, Platform.AMD64)), nominal=True,
             onnxruntime="1.20",
-        )
+        )  # fmt: skip
         (tmp_path / "budgets.toml").write_text("[budgets]\nfinal_loss = 1\n")
         limits = {"peak_memory": "1 MB", "class": {"ios": {"final_loss": 2}}}
         for budgets in (None, tmp_path / "budgets.toml", limits):

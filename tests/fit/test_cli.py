@@ -1,7 +1,5 @@
 """``odtpack fit`` from the command line."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -10,11 +8,12 @@ import numpy as np
 import pytest
 
 from odtpack.cli.device.fit import _check_folder, _write
-from odtpack.fit.outcome import Choice, FitResult, Solution
+from odtpack.fit.outcome import FitResult
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.figures.limits import parse_budgets
 from tests.cli.conftest import Run, assert_refused, tree
 from tests.fit.conftest import Files
+from tests.fit.made import SOLUTION, made_fit
 
 NARROW = ["--batch-size", 16, "--optimizer", "sgd", "--lr", 0.02, "--trials", 2, "--finalists", 1]
 
@@ -165,31 +164,8 @@ class TestBadInput:
 def test_a_new_result_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
     """Recipes of the old one go, other files stay, and a changed recipe is not written over."""
     (tmp_path / "package-1").mkdir()
-    empty: dict[str, list[object]] = {
-        key: []
-        for key in (
-            *("devices", "space", "objectives", "not_judged"),
-            *("pareto", "beaten", "over_budget", "left"),
-        )
-    }
-    names = ("samples", "held_out_samples", "candidates", "looked_at", "trained", "seed")
-    counts = dict.fromkeys(names, 0)
-    result = FitResult.model_validate(
-        {"tool_version": "0", "model": "m.onnx", "epochs": 1, **counts, **empty}
-    )
-    chosen = Choice(
-        batch_size=1, micro_batch=1, frozen="nothing", freeze=[], trained_parameters=1,
-        optimizer="sgd", learning_rate=1.0, frozen_dtype="float32",
-    )  # fmt: skip
-    found = [
-        Solution(
-            number=1, choice=chosen, metric=None, loss=1.0, peak_bytes=1, time_s=None,
-            energy_j=None, package_bytes=1, predicted_peak_bytes=1, devices=[], failed=[],
-            recipe=text,
-        )
-        for text in ("first", "second")
-    ]  # fmt: skip
-    old = result.model_copy(update={"pareto": found})
+    result = made_fit()
+    old = made_fit(pareto=[SOLUTION | {"recipe": text} for text in ("first", "second")])
     (tmp_path / "fit.json").write_text(old.to_json())
     for name, text in {"1": "first", "2": "second", "x": "old"}.items():
         (tmp_path / f"recipe-{name}.toml").write_text(text)
@@ -203,9 +179,7 @@ def test_a_new_result_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
         path.unlink() if before is None else path.write_text(before)
     _write(result, tmp_path, _check_folder(tmp_path))
     found = tree(tmp_path)
-    assert set(found) == {
-        *("fit.html", "fit.json", "recipe.schema.json"),
-        *("recipe-x.toml", "package-1"),
-    }
+    left = {"fit.html", "fit.json", "recipe.schema.json", "recipe-x.toml", "package-1"}
+    assert set(found) == left
     assert found["fit.json"] == result.to_json().encode()
     assert found["recipe-x.toml"] == b"old"

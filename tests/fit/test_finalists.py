@@ -1,7 +1,5 @@
 """Figures of simulated candidates, what they are compared by, and what is nearest to a limit."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from fnmatch import fnmatchcase
@@ -20,6 +18,7 @@ from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.result import DeviceCampaign, NotJudged, SimulationResult
 from odtpack_simulator.values.units import Interval
 from tests import zoo
+from tests.fit.made import made_fit
 from tests.simulator.factory import make_result
 from tests.simulator.graphs import weighted
 
@@ -98,11 +97,7 @@ def test_noise_beats_nobody() -> None:
 
 def test_the_result_is_read_back() -> None:
     found = solution(CANDIDATE, made())
-    result = FitResult(
-        tool_version="0", model="m.onnx", devices=NAMES, epochs=1, seed=0, samples=10,
-        held_out_samples=2, space=[], candidates=1, looked_at=1, trained=1, objectives=[],
-        not_judged=[], pareto=[], beaten=[], over_budget=[found], left=[],
-    )  # fmt: skip
+    result = made_fit(over_budget=[found])
     assert FitResult.model_validate_json(result.to_json()) == result
     assert not result.found
     assert result.nearest == found

@@ -1,7 +1,5 @@
 """Searches with real training."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -32,7 +30,7 @@ from tests.fit.conftest import Files, device
 from tests.fit.test_candidates import recipe_of, space_of
 from tests.refused import refused
 from tests.simulator.graphs import weighted
-from tests.simulator.packages import make_profile
+from tests.simulator.profiles import make_profile
 
 FIXED = """
 [parameters]

@@ -1,7 +1,5 @@
 """What Optuna is asked, what it is told, and the search by a table against brute force."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import math
@@ -26,7 +24,7 @@ from tests.cli.conftest import Run, assert_refused
 from tests.fit.conftest import Files
 from tests.fit.test_candidates import space_of
 from tests.refused import refused
-from tests.simulator.packages import make_profile
+from tests.simulator.profiles import make_profile
 
 EPOCHS = 3
 FLOOR, CEILING = 0.6, 1_000_000_000

@@ -1,19 +1,20 @@
 """Packages, data and fleets for tests of federations."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-import onnx.parser
 
 from odtpack.build import build_package
 from odtpack.optimizers import OPTIMIZERS
 from odtpack_simulator.fleet.devices import FleetDevice
-from odtpack_simulator.fleet.fleet_file import FleetFile, make_fleet
+from odtpack_simulator.fleet.federation import Federation
+from odtpack_simulator.fleet.fleet_file import FleetFile, make_fleet, parse_fleet
 from odtpack_simulator.fleet.population import FleetData, split_data
+from odtpack_simulator.fleet.result import FleetResult
+from tests.model_text import parsed
 from tests.zoo.cnn import cnn
 
 NS = 10**9
@@ -51,12 +52,9 @@ def write_digits(
     np.savez(folder / "digits.npz", input=images, labels=digits.target.astype(np.int64))
     onnx.save(cnn(size=8, width=width), folder / "model.onnx")
     build_package(
-        folder / "model.onnx",
-        folder / "package",
-        loss="cross_entropy",
-        optimizer=OPTIMIZERS[optimizer](),
-        **options,
-    )
+        folder / "model.onnx", folder / "package", loss="cross_entropy",
+        optimizer=OPTIMIZERS[optimizer](), **options,
+    )  # fmt: skip
     return folder
 
 
@@ -67,27 +65,17 @@ def write_normalized(folder: Path) -> Path:
     digits = load_digits()
     images = digits.data.astype(np.float32) / 16
     np.savez(folder / "digits.npz", input=images, labels=digits.target.astype(np.int64))
-    model = onnx.parser.parse_model("""
-        <ir_version: 8, opset_import: ["": 17]>
-        normalized (float[N, 64] input) => (float[N, 10] output) {
+    ones, zeros = np.ones(64, np.float32), np.zeros(64, np.float32)
+    values = {"norm_weight": ones, "norm_bias": zeros, "fc_bias": zeros[:10],
+              "norm_running_mean": zeros, "norm_running_var": ones,
+              "fc_weight": np.random.default_rng(1).standard_normal((64, 10)).astype("f4") / 8,
+              }  # fmt: skip
+    model = parsed("""(float[N, 64] input) => (float[N, 10] output) {
             x, mean, variance = BatchNormalization <training_mode = 1> (
                 input, norm_weight, norm_bias, norm_running_mean, norm_running_var)
             output = Gemm (x, fc_weight, fc_bias)
         }
-    """)
-    random = np.random.default_rng(1)
-    values = {
-        "norm_weight": np.ones(64),
-        "norm_bias": np.zeros(64),
-        "norm_running_mean": np.zeros(64),
-        "norm_running_var": np.ones(64),
-        "fc_weight": random.standard_normal((64, 10)) / 8,
-        "fc_bias": np.zeros(10),
-    }
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(value.astype(np.float32), name)
-        for name, value in values.items()
-    )
+    """, **values)  # fmt: skip
     sgd = OPTIMIZERS["sgd"]()
     build_package(model, folder / "package", loss="cross_entropy", optimizer=sgd)
     return folder
@@ -98,8 +86,11 @@ def write_states(folder: Path) -> Path:
     random = np.random.default_rng(1)
     inputs = random.standard_normal((400, 12)).astype(np.float32)
     np.savez(folder / "data.npz", input=inputs, labels=inputs[:, :5].argmax(1))
-    model = onnx.parser.parse_model("""
-        <ir_version: 8, opset_import: ["": 17]>
+    ones, zeros = np.ones(12, np.float32), np.zeros(12, np.float32)
+    values = {"norm_weight": ones, "norm_bias": zeros, "running_mean": zeros, "running_var": ones,
+              "fc_weight": random.standard_normal((12, 5)).astype("f4") / 4,
+              "fc_bias": zeros[:5]}  # fmt: skip
+    model = parsed("""
         stream (float[N, 12] input, float[1, 12] heard) => (float[N, 5] output, float[1, 12] new) {
             axes = Constant <value = int64[1] {0}> ()
             sum = ReduceSum (input, axes)
@@ -111,19 +102,41 @@ def write_states(folder: Path) -> Path:
                 x, norm_weight, norm_bias, running_mean, running_var)
             output = Gemm (y, fc_weight, fc_bias)
         }
-    """)
-    values = {name: np.zeros(12) for name in ("norm_bias", "running_mean")}
-    values |= {name: np.ones(12) for name in ("norm_weight", "running_var")}
-    values |= {"fc_weight": random.standard_normal((12, 5)) / 4, "fc_bias": np.zeros(5)}
-    model.graph.initializer.extend(
-        onnx.numpy_helper.from_array(value.astype(np.float32), name)
-        for name, value in values.items()
-    )
+    """, **values)  # fmt: skip
     build_package(
         model, folder / "package", loss="cross_entropy", optimizer=OPTIMIZERS["adamw"](),
         inputs={"heard": "carry:new"}, precision="mixed",
     )  # fmt: skip
     return folder
+
+
+def on_digits(folder: Path, fleet: FleetFile, devices: Sequence[FleetDevice] = ()) -> Federation:
+    return Federation(folder / "package", folder / "digits.npz", fleet, devices)
+
+
+def played(folder: Path, fleet: FleetFile, devices: Sequence[FleetDevice] = ()) -> FleetResult:
+    return on_digits(folder, fleet, devices).simulate()[0]
+
+
+def command(folder: Path, verb: str, *more: object) -> list[str]:
+    """``odtpack fleet run`` or ``fit`` on the digits, in this process."""
+    given = ("--data", folder / "digits.npz", "--jobs", 1, *more)
+    return ["fleet", verb, str(folder / "package"), *map(str, given)]
+
+
+def ideal(*changes: tuple[str, object]) -> FleetFile:
+    """:data:`IDEAL` with other words, each in all places."""
+    text = IDEAL
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, str(new))
+    return parse_fleet(text.encode())
+
+
+def assert_same_bits(arrays: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray]) -> None:
+    assert arrays.keys() == other.keys()
+    for name, array in arrays.items():
+        assert array.tobytes() == other[name].tobytes(), name
 
 
 def toy_data(samples: int = 50, classes: int = 4) -> FleetData:
@@ -135,17 +148,10 @@ def toy_data(samples: int = 50, classes: int = 4) -> FleetData:
 def device(name: str = "acme/one", **changes: Any) -> FleetDevice:
     """A phone: a step takes 10 ms, a session 100 ms before it and 20 ms after it, at 2 W."""
     usual: dict[str, Any] = {
-        "name": name,
-        "title": name,
-        "peak_bytes": 50_000_000,
-        "limit_bytes": 100_000_000,
-        "creation": NS // 20,
-        "load": NS // 20,
-        "first_step": NS // 50,
-        "step": NS // 100,
-        "save": NS // 50,
-        "watts": 2.0,
-    }
+        "name": name, "title": name, "peak_bytes": 50_000_000, "limit_bytes": 100_000_000,
+        "creation": NS // 20, "load": NS // 20, "first_step": NS // 50, "step": NS // 100,
+        "save": NS // 50, "watts": 2.0,
+    }  # fmt: skip
     return FleetDevice(**usual | changes)
 
 

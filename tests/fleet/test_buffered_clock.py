@@ -1,7 +1,5 @@
 """Asynchronous rounds: who is at work when, what becomes of each, and what an answer weighs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from odtpack_simulator.fleet.devices import IDEAL, FleetDevice
-from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FederationTable, FleetFile
 from odtpack_simulator.fleet.population import NS, Population
 from odtpack_simulator.fleet.round_clock import ENDS, BufferedClock, PlayedRound, RoundClock
 from odtpack_simulator.fleet.updates import discounted
-from tests.fleet.fleets import device, fleet_of, toy_data, write_digits
+from tests.fleet.fleets import assert_same_bits, device, fleet_of, on_digits, toy_data
 from tests.fleet.test_round_clock import clock_of, fleets, phones
 
 DATA = toy_data()
@@ -157,13 +154,9 @@ def test_slower_devices_never_change_the_model_earlier(
     own = fleet.federation
     patient = with_federation(
         fleet_of(seed=fleet.seed, population={"clients": fleet.population.clients}),
-        clients=own.clients,
-        buffer=own.buffer,
-        rounds=own.rounds,
-        deadline="10000 h",
-        days=3000,
+        clients=own.clients, buffer=own.buffer, rounds=own.rounds, deadline="10000 h", days=3000,
         most_staleness=1000,
-    )
+    )  # fmt: skip
     able = phone.model_copy(update={"limit_bytes": None, "window": None})
     slower = able.model_copy(
         update={
@@ -191,11 +184,6 @@ def test_staleness_discounts_an_update() -> None:
     np.testing.assert_array_equal(discounted(answer, begun, current, 3, ())["w"], [6.5, 9.0])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_digits(tmp_path_factory.mktemp("digits"))
-
-
 @pytest.mark.parametrize("phone", [IDEAL, device()], ids=["ideal", "equal"])
 @pytest.mark.parametrize("strategy", ["fedavg", "fedadam"])
 def test_with_a_buffer_for_all_who_work_alike_the_bits_are_those_of_synchronous_rounds(
@@ -206,11 +194,10 @@ def test_with_a_buffer_for_all_who_work_alike_the_bits_are_those_of_synchronous_
     for fleet in (together, buffer):
         table = fleet.federation.model_copy(update={"strategy": strategy})
         own = fleet.model_copy(update={"federation": table})
-        federation = Federation(folder / "package", folder / "digits.npz", own, [phone, phone])
+        federation = on_digits(folder, own, [phone, phone])
         both.append(federation.simulate())
     (wanted, synchronous), (found, asynchronous) = both
-    for name, array in synchronous.arrays.items():
-        assert asynchronous.arrays[name].tobytes() == array.tobytes(), name
+    assert_same_bits(synchronous.arrays, asynchronous.arrays)
     assert [each.staleness for each in found.rounds] == [[5]] * 4
     assert [each.model_copy(update={"staleness": []}) for each in found.rounds] == wanted.rounds
 
@@ -227,7 +214,7 @@ def test_an_asynchronous_federation_is_what_its_order_by_hand_gives(folder: Path
         device("fast", step=NS // 2, first_step=NS // 2, creation=0, load=0, save=0),
         device("slow", step=5 * NS // 4, first_step=5 * NS // 4, creation=0, load=0, save=0),
     ]
-    federation = Federation(folder / "package", folder / "digits.npz", toy, devices)
+    federation = on_digits(folder, toy, devices)
     result, state = federation.simulate()
     by_hand = [(0, 0), (0, 1), (1, 0), (0, 2), (0, 4), (1, 3), (0, 5)]
     seconds = [1, 2, 2.5, 3, 4, 5, 5]
@@ -238,13 +225,9 @@ def test_an_asynchronous_federation_is_what_its_order_by_hand_gives(folder: Path
     for number, (client, version) in enumerate(by_hand, 1):
         sent = {name: array.astype(np.float32) for name, array in models[version].items()}
         answer = federation.trainer.train(
-            sent,
-            federation.data.arrays,
-            federation.population.client(client).samples(),
-            federation.settings,
-            round_number=version + 1,
-            client=client,
-        )
+            sent, federation.data.arrays, federation.population.client(client).samples(),
+            federation.settings, round_number=version + 1, client=client,
+        )  # fmt: skip
         share = (1 + number - 1 - version) ** -0.5
         models.append(
             {

@@ -1,7 +1,5 @@
 """Two federations side by side, and one with several seeds."""
 
-from __future__ import annotations
-
 import json
 import math
 import statistics
@@ -13,33 +11,20 @@ import pytest
 
 from odtpack.cli import main
 from odtpack_simulator.figures.compare import Change, Comparison
-from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetBudgets
 from odtpack_simulator.fleet.judge import compare_fleets, join_seeds, judge_fleet
-from odtpack_simulator.fleet.result import (
-    FleetResult,
-    SeedPoint,
-    band,
-    load_fleet_result,
-    seed_run,
-)
+from odtpack_simulator.fleet.result import FleetResult, SeedPoint, band, load_fleet_result, seed_run
 from odtpack_simulator.reports import render_report as render_fleet_report
-from tests.fleet.fleets import device, fleet_of, write_digits
+from tests.fleet.fleets import command, device, fleet_of, played
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_digits(tmp_path_factory.mktemp("digits"))
 
 
 def play(
     folder: Path, seed: int, budgets: FleetBudgets | None = None, **tables: Any
 ) -> FleetResult:
     fleet = fleet_of(seed=seed, **tables)
-    devices = [device("acme/one"), device("acme/two")]
-    found, _ = Federation(folder / "package", folder / "digits.npz", fleet, devices).simulate()
+    found = played(folder, fleet, [device("acme/one"), device("acme/two")])
     return judge_fleet(found, budgets or FleetBudgets())
 
 
@@ -104,15 +89,12 @@ def with_accuracies(result: FleetResult, *accuracies: float) -> FleetResult:
     return result.model_copy(update={"seeds": seeds})
 
 
-@pytest.mark.parametrize(
-    ("head", "direction"),
-    [
-        ((0.51, 0.53, 0.55), "within noise"),
-        ((0.60, 0.62, 0.64), "better"),
-        ((0.40, 0.42, 0.44, 0.46), "worse"),
-        ((0.51, 0.55), "better"),  # two seeds do not say what is chance
-    ],
-)
+@pytest.mark.parametrize(("head", "direction"), [
+    ((0.51, 0.53, 0.55), "within noise"),
+    ((0.60, 0.62, 0.64), "better"),
+    ((0.40, 0.42, 0.44, 0.46), "worse"),
+    ((0.51, 0.55), "better"),  # two seeds do not say what is chance
+])  # fmt: skip
 def test_what_the_seeds_leave_open_is_within_their_spread(
     longer: list[FleetResult], head: tuple[float, ...], direction: str
 ) -> None:
@@ -178,10 +160,8 @@ def work(folder: Path, tmp_path: Path) -> list[str]:
         "seed = 5\n[population]\nclients = 8\n[training]\nlearning_rate = 0.1\n"
         "[federation]\nclients = 4\nrounds = 2\n"
     )
-    return [
-        *("fleet", "run", str(folder / "package"), "--data", str(folder / "digits.npz")),
-        *("--fleet", str(tmp_path / "fleet.toml"), "--out", str(tmp_path / "run"), "--jobs", "1"),
-    ]
+    files = ("--fleet", tmp_path / "fleet.toml", "--out", tmp_path / "run")
+    return command(folder, "run", *files)
 
 
 def test_seeds_are_played_one_after_the_other_and_resumed(work: list[str], tmp_path: Path) -> None:
@@ -201,11 +181,9 @@ def test_seeds_are_played_one_after_the_other_and_resumed(work: list[str], tmp_p
 
 
 def test_the_command_compares(
-    short: list[FleetResult],
-    longer: list[FleetResult],
-    tmp_path: Path,
+    short: list[FleetResult], longer: list[FleetResult], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     for name, results in (("base", short), ("head", longer)):
         (tmp_path / f"{name}.json").write_text(join_seeds(results).to_json())
     both = [str(tmp_path / "base.json"), str(tmp_path / "head.json")]

@@ -1,7 +1,5 @@
 """``odtpack fleet fit``: what may vary, what is left behind and why, and what is found."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import re
@@ -22,9 +20,8 @@ from odtpack.fit.federated import (
     fit_fleet,
     fleet_space,
 )
-from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetFile
-from tests.fleet.fleets import UNJUDGED, device, fleet_of, write_digits
+from tests.fleet.fleets import UNJUDGED, command, device, fleet_of, on_digits, played
 from tests.refused import refused
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,11 +31,6 @@ TABLES: dict[str, Any] = {
     "federation": {"clients": 6, "minimum": 3, "rounds": 9},
     "training": {"learning_rate": 0.1, "batch_size": 16},
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_digits(tmp_path_factory.mktemp("digits"))
 
 
 def request_of(folder: Path, fleet: FleetFile, **more: Any) -> FleetFitRequest:
@@ -95,11 +87,9 @@ def test_what_is_found_is_what_its_federation_comes_to(
     assert len(finished) == 2
     for each in finished:
         own = by_number[each.number].of(fleet)
-        played, _ = Federation(
-            folder / "package", folder / "digits.npz", own, DEVICES
-        ).simulate()  # fmt: skip
-        assert each.rounds == len(played.rounds) == 9
-        assert each.figures == figures_of(played, fleet.budgets)
+        found = played(folder, own, DEVICES)
+        assert each.rounds == len(found.rounds) == 9
+        assert each.figures == figures_of(found, fleet.budgets)
     accuracies = [each.figures.accuracy for each in result.best]
     assert accuracies == sorted(accuracies, reverse=True)
     for each in result.left:
@@ -111,9 +101,7 @@ def test_settings_over_a_budget_are_left_early_and_never_among_the_best(folder: 
     """Many clients a round choose a device more often, and send more."""
     few = FleetSettings(1, 3, 1, 0.1)
     many = [FleetSettings(2, 50, 1, 0.1), FleetSettings(3, 50, 1, 0.3)]
-    payload = Federation(
-        folder / "package", folder / "digits.npz", fleet_of(**TABLES), DEVICES
-    ).payload  # fmt: skip
+    payload = on_digits(folder, fleet_of(**TABLES), DEVICES).payload
     budgets = {"traffic_per_device": f"{5 * payload} B", "learns": False}
     fleet = fleet_of(**TABLES, budgets=budgets)
     result = fit_fleet(request_of(folder, fleet, space=[few, *many], trials=3, finalists=1))
@@ -131,12 +119,9 @@ def test_settings_over_a_budget_are_left_early_and_never_among_the_best(folder: 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_a_budget_that_cannot_be_judged_is_not_kept(
-    strict: bool,
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    strict: bool, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     """The power of the devices is unknown, and so is the energy."""
     devices = [device("web/phone", watts=None)]
     command_file = importlib.import_module("odtpack.cli.fleet")
@@ -144,11 +129,8 @@ def test_a_budget_that_cannot_be_judged_is_not_kept(
     path = tmp_path / "fleet.toml"
     tables = UNJUDGED.replace("clients = 6", 'clients = 6\ndevice = [{ profile = "web/phone" }]', 1)
     path.write_text(tables + 'energy_per_device = "1 J"\n')
-    command = [
-        *("fleet", "fit", str(folder / "package"), "--data", str(folder / "digits.npz")),
-        *("--fleet", str(path), "--jobs", "1", "--trials", "1"),
-    ]
-    assert main([*command, *(["--strict"] if strict else [])]) == (1 if strict else 0)
+    more = ["--fleet", path, "--trials", 1, *["--strict"] * strict]
+    assert main(command(folder, "fit", *more)) == (1 if strict else 0)
     shown = capsys.readouterr().out
     assert "Within the budgets that could be judged" in shown
     assert "not judged: the power of web/phone is unknown" in shown
@@ -163,15 +145,8 @@ def test_every_seed_must_keep_the_budgets(folder: Path) -> None:
         assert result.seeds == seeds
         assert result.rungs == []
         (found[seeds],) = everyone(result)
-    runs = [
-        Federation(
-            folder / "package",
-            folder / "digits.npz",
-            settings[0].of(fleet.model_copy(update={"seed": seed})),
-            DEVICES,
-        ).simulate()[0]
-        for seed in range(3)
-    ]
+    seeded = [settings[0].of(fleet.model_copy(update={"seed": seed})) for seed in range(3)]
+    runs = [played(folder, each, DEVICES) for each in seeded]
     accuracies = [run.rounds[-1].accuracy or 0.0 for run in runs]
     assert found[1].figures.accuracy == accuracies[0]
     assert found[3].figures.accuracy == pytest.approx(sum(accuracies) / 3)
@@ -183,12 +158,9 @@ def test_the_command_prints_what_to_write(
 ) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(UNJUDGED + "accuracy = 0.05\n")
-    command = [
-        *("fleet", "fit", str(folder / "package"), "--data", str(folder / "digits.npz")),
-        *("--fleet", str(path), "--jobs", "1", "--trials", "2", "--finalists", "2"),
-        *("--clients", "6", "--lr", "0.1", "--lr", "0.2", "--epochs", "1"),
-    ]
-    assert main([*command, "--json"]) == 0
+    asked = ("--clients", 6, "--lr", 0.1, "--lr", 0.2, "--epochs", 1)
+    words = command(folder, "fit", "--fleet", path, "--trials", 2, "--finalists", 2, *asked)
+    assert main([*words, "--json"]) == 0
     shown = capsys.readouterr()
     result = FleetFitResult.model_validate_json(shown.out)
     schema = json.loads((ROOT / "docs/schemas/fleet-fit.schema.json").read_text())
@@ -197,38 +169,26 @@ def test_the_command_prints_what_to_write(
     assert f"learning_rate = {first.learning_rate:g}" in shown.err
     assert re.search(r"\[federation\]\s+clients = 6", shown.err)
     path.write_text(UNJUDGED + "accuracy = 1.0\n")
-    assert main(command) == 1
+    assert main(words) == 1
     assert "No candidate meets every budget" in capsys.readouterr().out
-    assert main([*command, "--clients", "7"]) == 2
+    assert main([*words, "--clients", "7"]) == 2
     assert "more than the 6" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("federation", "clients", "wanted"),
-    [
-        ("clients = 6\nminimum = 5", 3, {"clients": 3, "minimum": 2}),
-        ("clients = 4\nbuffer = 2", 6, {"clients": 6, "buffer": 3}),
-    ],
-    ids=["rounds", "buffer"],
-)
+@pytest.mark.parametrize(("federation", "clients", "wanted"), [
+    ("clients = 6\nminimum = 5", 3, {"clients": 3, "minimum": 2}),
+    ("clients = 4\nbuffer = 2", 6, {"clients": 6, "buffer": 3}),
+], ids=["rounds", "buffer"])  # fmt: skip
 def test_what_is_printed_is_what_was_played(
-    federation: str,
-    clients: int,
-    wanted: dict[str, int],
-    folder: Path,
-    tmp_path: Path,
+    federation: str, clients: int, wanted: dict[str, int], folder: Path, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:
+) -> None:  # fmt: skip
     """Pasted over the fleet file's, it is valid."""
     path = tmp_path / "fleet.toml"
     tables = UNJUDGED.replace("clients = 6\nminimum = 6", federation)
     path.write_text(tables)
-    command = [
-        *("fleet", "fit", str(folder / "package"), "--data", str(folder / "digits.npz")),
-        *("--fleet", str(path), "--jobs", "1", "--trials", "1", "--json"),
-        *("--clients", str(clients), "--lr", "0.1234567", "--epochs", "1"),
-    ]
-    assert main(command) == 0
+    asked = ("--clients", clients, "--lr", 0.1234567, "--epochs", 1)
+    assert main(command(folder, "fit", "--fleet", path, "--trials", 1, "--json", *asked)) == 0
     shown = capsys.readouterr()
     printed = tomllib.loads(shown.err.partition("for the fleet file:\n")[2])
     assert printed == {"training": {"epochs": 1, "learning_rate": 0.1234567}, "federation": wanted}
@@ -238,5 +198,5 @@ def test_what_is_printed_is_what_was_played(
     pasted = FleetFile.model_validate(
         {**fleet.model_dump(exclude_unset=True), "federation": {"rounds": 3, **wanted}}
     )
-    played = FleetSettings(1, clients, 1, 0.1234567).of(fleet)
-    assert pasted.federation.model_dump() == played.federation.model_dump()
+    own = FleetSettings(1, clients, 1, 0.1234567).of(fleet)
+    assert pasted.federation.model_dump() == own.federation.model_dump()

@@ -1,7 +1,5 @@
 """What a federation must do without any budget, and what its checks say."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -18,29 +16,21 @@ from odtpack.optimizers import OPTIMIZERS
 from odtpack_simulator.figures.compare import Change
 from odtpack_simulator.fleet import federation as federation_module
 from odtpack_simulator.fleet.federation import Federation
-from odtpack_simulator.fleet.fleet_file import FleetBudgets, FleetFile, parse_fleet
+from odtpack_simulator.fleet.fleet_file import FleetBudgets
 from odtpack_simulator.fleet.judge import compare_fleets, fleet_figures, join_seeds, judge_fleet
 from odtpack_simulator.fleet.result import FleetResult, RoundRecord, seed_runs
 from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.fleet import headline
 from odtpack_simulator.values.figure import Check
-from tests.fleet.fleets import IDEAL, device, fleet_of, write_digits
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_digits(tmp_path_factory.mktemp("digits"))
-
-
-def play(folder: Path, fleet: FleetFile, *devices: Any) -> FleetResult:
-    return Federation(folder / "package", folder / "digits.npz", fleet, devices).simulate()[0]
+from tests.fleet.fleets import IDEAL, command, device, fleet_of, ideal, on_digits, played
 
 
 @pytest.fixture(scope="module")
 def learned(folder: Path) -> FleetResult:
     """Six clients with labels of all kinds, which learn in three rounds."""
-    text = IDEAL.replace("dirichlet = 0.5\n", "").replace("rate = 0.1", "rate = 0.3")
-    return play(folder, parse_fleet(text.replace("epochs = 2", "epochs = 4").encode()))
+    return played(folder, ideal(
+        ("dirichlet = 0.5\n", ""), ("rate = 0.1", "rate = 0.3"), ("epochs = 2", "epochs = 4"),
+    ))  # fmt: skip
 
 
 def broken(result: FleetResult, count: int = 1, **figures: Any) -> FleetResult:
@@ -57,7 +47,6 @@ def check_of(result: FleetResult, metric: str) -> Check:
 
 def test_the_last_round_counts_whatever_its_loss(learned: FleetResult) -> None:
     before = learned.rounds[-1].accuracy
-    assert before is not None
     assert before > 0.05
     result = judge_fleet(broken(learned), FleetBudgets(accuracy=before))
     assert result.verdict == "fail"
@@ -83,18 +72,19 @@ def test_a_loss_that_was_not_finite_once_does_not_ask_for_a_higher_rate(
     assert point is None or point.round > 1
 
 
-def test_fewer_held_out_samples_than_a_fixed_batch_are_not_judged(tmp_path: Path) -> None:
-    write_digits(tmp_path)
-    model = onnx.load(tmp_path / "model.onnx")
+def test_fewer_held_out_samples_than_a_fixed_batch_are_not_judged(
+    folder: Path, tmp_path: Path
+) -> None:
+    model = onnx.load(folder / "model.onnx")
     for each in (*model.graph.input, *model.graph.output):
         each.type.tensor_type.shape.dim[0].dim_value = 64
     build_package(model, tmp_path / "fixed", loss="cross_entropy", optimizer=OPTIMIZERS["sgd"]())
-    digits = np.load(tmp_path / "digits.npz")
+    digits = np.load(folder / "digits.npz")
     np.savez(tmp_path / "few.npz", **{name: digits[name][:100] for name in digits})
-    fleet = parse_fleet(IDEAL.replace("[20, 40]", "70").encode())
-    played, _ = Federation(tmp_path / "fixed", tmp_path / "few.npz", fleet).simulate()
-    assert [each.evaluated for each in played.rounds] == [False] * 3
-    result = judge_fleet(played, FleetBudgets(final_loss=1.0, accuracy=0.5, rounds=2))
+    fleet = ideal(("[20, 40]", 70))
+    found, _ = Federation(tmp_path / "fixed", tmp_path / "few.npz", fleet).simulate()
+    assert [each.evaluated for each in found.rounds] == [False] * 3
+    result = judge_fleet(found, FleetBudgets(final_loss=1.0, accuracy=0.5, rounds=2))
     why = "20 held-out samples are fewer than a batch of 64"
     assert check_of(result, "answers").status == "pass"
     for metric in ("finite_loss", "learns", "final_loss", "accuracy", "rounds"):
@@ -123,8 +113,6 @@ def test_a_fleet_that_learns_passes(learned: FleetResult) -> None:
         ("answers", "finite_loss", "learns"), "pass"
     )
     fall = learned.held_out_fall
-    assert fall is not None
-    assert learned.loss_before is not None
     assert fall.fall == pytest.approx(learned.loss_before - learned.rounds[-1].loss, rel=1e-3)
     assert fall.samples == learned.plan.held_out_samples
 
@@ -134,8 +122,7 @@ def test_a_fleet_that_learns_passes(learned: FleetResult) -> None:
     [("0", "raise training.learning_rate"), ("30", "lower training.learning_rate")],
 )
 def test_a_fleet_that_learns_nothing_fails(folder: Path, rate: str, hint: str) -> None:
-    fleet = parse_fleet(IDEAL.replace("rate = 0.1", f"rate = {rate}").encode())
-    found = play(folder, fleet)
+    found = played(folder, ideal(("rate = 0.1", f"rate = {rate}")))
     result = judge_fleet(found, FleetBudgets())
     assert result.verdict == "fail"
     learns = check_of(result, "learns")
@@ -146,13 +133,9 @@ def test_a_fleet_that_learns_nothing_fails(folder: Path, rate: str, hint: str) -
 
 def refusing(result: FleetResult, refused: int) -> FleetResult:
     """The same, with all answers of so many last rounds refused."""
+    why = ["client 1: it holds NaN or infinity"]
     rounds = [
-        each.model_copy(
-            update={
-                "ends": {"refused": each.ends["averaged"]},
-                "refused": ["client 1: it holds NaN or infinity"],
-            }
-        )
+        each.model_copy(update={"ends": {"refused": each.ends["averaged"]}, "refused": why})
         for each in result.rounds[-refused:]
     ]
     return result.model_copy(update={"rounds": [*result.rounds[:-refused], *rounds]})
@@ -208,7 +191,7 @@ def test_every_key_of_the_fleet_file_that_differs_is_noted(folder: Path) -> None
         "traffic": {"compression": 0.5},
     }  # fmt: skip
     devices = device("acme/one"), device("acme/two")
-    base, head = (play(folder, fleet_of(**each), *devices) for each in (tables, other))
+    base, head = (played(folder, fleet_of(**each), devices) for each in (tables, other))
     assert FleetResult.model_validate_json(head.to_json()) == head
     assert "/home/me" not in head.to_json()
     notes = compare_fleets(base, head).notes
@@ -237,7 +220,7 @@ def test_the_clients_of_each_model_are_counted(
         federation={"clients": 60, "rounds": 1},
     )
     devices = [device(name, share=share) for name, share in profiles]
-    federation = Federation(folder / "package", folder / "digits.npz", fleet, devices)
+    federation = on_digits(folder, fleet, devices)
     monkeypatch.setattr(federation_module, "_BLOCK", 7)
     result, _ = federation.simulate()
     models = [federation.population.client(number).model for number in range(60)]
@@ -296,7 +279,6 @@ def test_advice_does_not_ask_for_more_of_what_costs_too_much(
 ) -> None:
     budgets = FleetBudgets(traffic_per_device="1 B", accuracy=1.0, participation="100 %")
     spent = learned.energy_j
-    assert spent is not None
     result = costly(learned, disturbed).model_copy(
         update={"energy_j": spent.model_copy(update={"most": 9.0})}
     )
@@ -336,11 +318,8 @@ def test_annotations_name_the_line_of_the_budget(
     text = IDEAL.replace("rounds = 3", "rounds = 1") + "[budgets]\n# at the end\naccuracy = 1.0\n"
     Path("fleet.toml").write_text(text)
     line = text.splitlines().index("accuracy = 1.0") + 1
-    command = [
-        *("fleet", "run", str(folder / "package"), "--data", str(folder / "digits.npz")),
-        *("--fleet", "fleet.toml", "--jobs", "1", "--out", "out", "--report", "github:-"),
-    ]
-    assert main(command) == 1
+    more = ("--fleet", "fleet.toml", "--out", "out", "--report", "github:-")
+    assert main(command(folder, "run", *more)) == 1
     assert f"::error file=fleet.toml,line={line},title=Accuracy::" in capsys.readouterr().out
 
 

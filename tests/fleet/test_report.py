@@ -1,7 +1,5 @@
 """The report says what the result holds, and the command ends as its budgets do."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -17,7 +15,6 @@ import pytest
 from odtpack.cli import main
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.fleet.devices import devices_of_result
-from odtpack_simulator.fleet.federation import Federation
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, read_fleet
 from odtpack_simulator.fleet.judge import compare_fleets, judge_fleet
 from odtpack_simulator.fleet.result import FleetResult, load_fleet_result
@@ -26,16 +23,11 @@ from odtpack_simulator.reports.fleet import key_figures, way
 from odtpack_simulator.reports.report import FigureRow
 from odtpack_simulator.result import load_result
 from tests.calibrated import as_it_is
-from tests.fleet.fleets import UNJUDGED, device, fleet_of, write_digits
+from tests.fleet.fleets import UNJUDGED, command, device, fleet_of, played
 from tests.refused import refused
 from tests.reports.page import Page
 
 DEVICE = '[[population.device]]\nprofile = "google/pixel-8a"\n'
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_digits(tmp_path_factory.mktemp("digits"))
 
 
 @pytest.fixture(scope="module")
@@ -50,8 +42,8 @@ def result(folder: Path) -> FleetResult:
         federation={"clients": 10, "over_selection": 1.5, "rounds": 3, "deadline": "400 ms"},
     )
     devices = [device("acme/<one>", title="One <b>&"), device("acme/two", limit_bytes=1)]
-    found, _ = Federation(folder / "package", folder / "digits.npz", fleet, devices).simulate()
-    return judge_fleet(found, FleetBudgets(accuracy=0.99, traffic_per_device="1 GB", learns=False))
+    budgets = FleetBudgets(accuracy=0.99, traffic_per_device="1 GB", learns=False)
+    return judge_fleet(played(folder, fleet, devices), budgets)
 
 
 def number(text: str) -> int:
@@ -87,7 +79,6 @@ def test_the_page_is_whole_and_shows_the_figures(result: FleetResult) -> None:
     assert "One <b>&" in shown
     text = " ".join(shown.split())
     accuracy = result.rounds[-1].accuracy
-    assert accuracy is not None
     assert f"{100 * accuracy:.1f} %" in text
     for stage in way(result):
         assert stage.figures[0][1] in text
@@ -118,12 +109,7 @@ def work(folder: Path, tmp_path: Path) -> Path:
 
 
 def run(work: Path, *more: str) -> int:
-    return main(
-        [
-            *("fleet", "run", str(work / "package"), "--data", str(work / "digits.npz")),
-            *("--fleet", str(work / "fleet.toml"), "--jobs", "1", *more),
-        ]
-    )
+    return main(command(work, "run", "--fleet", work / "fleet.toml", *more))
 
 
 def test_the_command_ends_as_the_budgets_do(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,20 +129,17 @@ def test_the_command_ends_as_the_budgets_do(work: Path, capsys: pytest.CaptureFi
     assert {p.name for p in (work / "package-fleet").iterdir()} == {"state.npz", "federated.ckpt"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code"),
-    [
-        (["--report", "pdf:x"], "report-format-unknown"),
-        (["--report", "html"], "report-path-missing"),
-        (["--report", "html:-"], "report-not-text"),
-        (["--report", "json:-", "--json"], "report-twice"),
-        (["--report", "json:{work}/digits.npz"], "cannot-write"),
-        (["--report", "json:{work}/absent/x.json"], "cannot-write"),
-        (["--out", "{work}/digits.npz"], "cannot-write"),
-        (["--times", "{work}/absent.json"], "result-missing"),
-        (["--resume"], "fleet-state"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code"), [
+    (["--report", "pdf:x"], "report-format-unknown"),
+    (["--report", "html"], "report-path-missing"),
+    (["--report", "html:-"], "report-not-text"),
+    (["--report", "json:-", "--json"], "report-twice"),
+    (["--report", "json:{work}/digits.npz"], "cannot-write"),
+    (["--report", "json:{work}/absent/x.json"], "cannot-write"),
+    (["--out", "{work}/digits.npz"], "cannot-write"),
+    (["--times", "{work}/absent.json"], "result-missing"),
+    (["--resume"], "fleet-state"),
+])  # fmt: skip
 def test_what_cannot_be_done_is_said_before_anything_runs(
     work: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: str
 ) -> None:
@@ -190,14 +173,9 @@ def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixtu
         measured = load_result(times)
         if all(each.latency.step_ms is not None for each in measured.devices):
             break
-    models = (
-        '[[population.device]]\nprofile = "google/pixel-8a"\n'
-        '[[population.device]]\nprofile = "samsung/galaxy-a12"\n'
-    )
-    (work / "fleet.toml").write_text(
-        UNJUDGED.replace("[population.data]", models + "[population.data]")
-    )
-
+    models = DEVICE + DEVICE.replace("google/pixel-8a", "samsung/galaxy-a12")
+    text = UNJUDGED.replace("[population.data]", models + "[population.data]")
+    (work / "fleet.toml").write_text(text)
     assert measured.training.learning_rate == 0.5
     fleet = read_fleet(work / "fleet.toml")
     found = devices_of_result(Package.open(work / "package"), measured, fleet, 16)
@@ -216,9 +194,7 @@ def test_costs_are_those_of_a_simulation(work: Path, capsys: pytest.CaptureFixtu
         assert run(work, "--times", str(times), "--out", str(work / name), "--report", report) == 0
     one, two = (load_fleet_result(work / name) for name in ("one.json", "two.json"))
     assert one.model_copy(update={"origin": two.origin}) == two
-    (work / "fleet.toml").write_text(
-        (work / "fleet.toml").read_text().replace("batch_size = 16", "batch_size = 8")
-    )
+    (work / "fleet.toml").write_text(text.replace("batch_size = 16", "batch_size = 8"))
     assert run(work, "--times", str(times)) == 2
     assert "fleet-times" in capsys.readouterr().err
     (work / "fleet.toml").write_text(UNJUDGED)  # of ideal devices
@@ -239,9 +215,7 @@ def test_what_follows_from_disturbed_times_is_not_judged(folder: Path) -> None:
             federation={"clients": 5, "deadline": deadline},
         )
         for why in (None, "this machine was busy: <tests>"):
-            devices = [device(step=200_000_000, disturbed=why)]
-            federation = Federation(folder / "package", folder / "digits.npz", fleet, devices)
-            found, _ = federation.simulate()
+            found = played(folder, fleet, [device(step=200_000_000, disturbed=why)])
             result = judge_fleet(found, budgets)
             checks = {each.metric: each for each in result.checks if each.metric not in always}
             known = {name for name, check in checks.items() if check.status != "not judged"}
@@ -287,8 +261,7 @@ def test_an_asynchronous_federation_is_reported_like_any_other(folder: Path) -> 
         traffic={"up": ["0.01 MB/s", "1 MB/s"]},
     )  # fmt: skip
     devices = [device("acme/fast"), device("acme/slow", step=200_000_000)]
-    found, _ = Federation(folder / "package", folder / "digits.npz", fleet, devices).simulate()
-    judged = judge_fleet(found, FleetBudgets())
+    judged = judge_fleet(played(folder, fleet, devices), FleetBudgets())
     assert {"stale", "unfinished", "lost"} <= set(judged.ends())
     keep_what_is_not_lost(judged)
     assert sum(judged.staleness()) == judged.ends()["averaged"] == 24

@@ -3,8 +3,6 @@
 Damaging sound files at random seldom makes one. They are made, not kept: some are large.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import cache

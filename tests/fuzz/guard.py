@@ -1,7 +1,5 @@
 """Read a hostile file under guard: what it may end in, how long, and with how much memory."""
 
-from __future__ import annotations
-
 import re
 import signal
 import time

@@ -3,8 +3,6 @@
 ``python -m tests.fuzz.run fuzz`` starts it for each reader. A defect does not end it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
@@ -30,6 +28,7 @@ def main() -> None:
     arguments, _ = parser.parse_known_args()
     folder = Path(tempfile.mkdtemp(prefix="odtpack-fuzz-"))
     watch = Watch(arguments.only, folder, learn=arguments.keep)
+    watch.begin()
     for data in watch.seeds:
         keep(folder / "corpus", data)
     end = time.monotonic() + arguments.minutes * 60

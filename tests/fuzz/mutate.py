@@ -1,7 +1,5 @@
 """Damage bytes at random: seeded, so that every input can be had again."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Every reader of what comes from outside, with inputs that it takes, to be damaged."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import io

@@ -7,8 +7,6 @@ elsewhere, and with ``--keep`` adds what ends in a way that was not seen before.
 process of its own: a crash is a finding, and not the end.
 """
 
-from __future__ import annotations
-
 import argparse
 import faulthandler
 import hashlib
@@ -54,19 +52,6 @@ def inputs(reader: str, count: int, seed: int) -> Iterator[bytes]:
         yield mutate([*seeds, *kept] if rng.random() < 0.3 else seeds, rng)
 
 
-def replay(reader: str, count: int, seed: int) -> dict[str, object]:
-    """Read inputs; say how they ended."""
-    ends: Counter[str] = Counter()
-    defects: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="odtpack-fuzz-") as folder:
-        for index, data in enumerate(inputs(reader, count, seed)):
-            try:
-                ends[outcome(reader, data, Path(folder)).split(" ", 1)[0]] += 1
-            except DefectError as error:
-                defects.append(f"{keep(FINDINGS / reader, data)} (input {index}): {error}")
-    return {"reader": reader, "ends": ends, "defects": defects}
-
-
 class Watch:
     """Reads inputs, counts how they end, and keeps those that end in a new way.
 
@@ -75,14 +60,18 @@ class Watch:
         defects: What may not happen, with the file of each input.
     """
 
-    def __init__(self, reader: str, folder: Path, *, learn: bool) -> None:
+    def __init__(self, reader: str, folder: Path, *, learn: bool = False) -> None:
         self._reader, self._folder, self._learn = reader, folder, learn
-        kept = [data for data in corpus(reader) if len(data) < _LARGEST_SEED]
-        self.seeds = [*READERS[reader].seeds(), *kept]
+        self.seeds: list[bytes] = []
         self.ends: Counter[str] = Counter()
         self.defects: list[str] = []
         self._seen: set[str] = set()
-        for data in [*self.seeds, *READERS[reader].costly()]:
+
+    def begin(self) -> None:
+        """Begin with what is known, and note how it ends."""
+        kept = [data for data in corpus(self._reader) if len(data) < _LARGEST_SEED]
+        self.seeds = [*READERS[self._reader].seeds(), *kept]
+        for data in [*self.seeds, *READERS[self._reader].costly()]:
             self.read(data, new=False)
 
     def read(self, data: bytes, *, new: bool = True) -> None:
@@ -93,28 +82,36 @@ class Watch:
             self.defects.append(f"{keep(FINDINGS / self._reader, data)}: {error}")
             return
         self.ends[mark.split(" ", 1)[0]] += 1
-        if mark not in self._seen:
-            self._seen.add(mark)
-            if not new:
-                return
+        if new and mark not in self._seen:
             self.seeds.append(data)
             if self._learn and len(data) < _LARGEST_SEED:
                 keep(CORPUS / self._reader, data)
+        self._seen.add(mark)
 
     def found(self) -> str:
         """What was found, as JSON."""
         return json.dumps({"reader": self._reader, "ends": self.ends, "defects": self.defects})
 
 
-def fuzz(reader: str, seconds: float, *, learn: bool) -> str:
-    """Read random inputs for a while; return what was found, as JSON."""
+def replay(reader: str, count: int, seed: int) -> Watch:
+    """Read inputs; see how they ended."""
+    with tempfile.TemporaryDirectory(prefix="odtpack-fuzz-") as folder:
+        watch = Watch(reader, Path(folder))
+        for data in inputs(reader, count, seed):
+            watch.read(data, new=False)
+    return watch
+
+
+def fuzz(reader: str, seconds: float, *, learn: bool) -> Watch:
+    """Read random inputs for a while."""
     rng = random.Random()
     end = time.monotonic() + seconds
     with tempfile.TemporaryDirectory(prefix="odtpack-fuzz-") as folder:
         watch = Watch(reader, Path(folder), learn=learn)
+        watch.begin()
         while time.monotonic() < end:
             watch.read(mutate(watch.seeds, rng))
-    return watch.found()
+    return watch
 
 
 def keep(folder: Path, data: bytes) -> Path:
@@ -125,20 +122,18 @@ def keep(folder: Path, data: bytes) -> Path:
     return path
 
 
-def apart(arguments: list[str]) -> dict[str, object]:
+def apart(module: str, arguments: list[str]) -> tuple[Counter[str], list[str]]:
     """Run this module, or that which coverage guides, in a process of its own."""
-    module = "tests.fuzz.guided" if ENGINES[-1] in arguments else "tests.fuzz.run"
     done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         capture_output=True, text=True, errors="replace", check=False, env=os.environ,
     )  # fmt: skip
-    reader = arguments[arguments.index("--only") + 1]
     try:
-        found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+        found = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         reason = f"exit {done.returncode}: {done.stderr[-1500:]}"
-        return {"reader": reader, "ends": {}, "defects": [reason] if done.returncode else []}
-    return found
+        return Counter(), [reason] if done.returncode else []
+    return Counter(found["ends"]), found["defects"]
 
 
 _SHOWN = 20  # defects in the output; all inputs are kept
@@ -159,33 +154,28 @@ def main() -> int:
         parser.error("atheris is not installed (pip install atheris)")
     readers = arguments.reader or list(READERS)
     if arguments.only is not None:
-        reader = arguments.only
         if arguments.command == "replay":
             tracemalloc.start(1)
-            print(json.dumps(replay(reader, arguments.count, arguments.seed)))
+            watch = replay(arguments.only, arguments.count, arguments.seed)
         else:
-            print(fuzz(reader, arguments.minutes * 60, learn=arguments.keep))
+            watch = fuzz(arguments.only, arguments.minutes * 60, learn=arguments.keep)
+        print(watch.found())
         return 0
+    guided = arguments.command == "fuzz" and arguments.engine == "atheris"
+    module = "tests.fuzz.guided" if guided else "tests.fuzz.run"
     shares = sum(READERS[reader].share for reader in readers)
     total, defects = 0, []
     for reader in readers:
         count = round(arguments.count * READERS[reader].share / shares)
-        words = [arguments.command, "--only", reader, "--count", str(count)]
-        words += ["--minutes", str(arguments.minutes / len(readers))]
-        words += ["--seed", str(arguments.seed)]
-        if arguments.command == "fuzz":
-            words += ["--engine", arguments.engine]
-        found = apart([*words, *(["--keep"] if arguments.keep else [])])
-        ends = found["ends"]
-        assert isinstance(ends, dict)
-        assert isinstance(found["defects"], list)
-        defects += [f"{reader}: {defect}" for defect in found["defects"]]
-        total += sum(ends.values()) + len(found["defects"])
+        minutes = arguments.minutes / len(readers)
+        own = ["--only", reader, "--count", str(count), "--minutes", str(minutes)]
+        ends, wrong = apart(module, [*sys.argv[1:], *own])  # of an option the last one counts
+        defects += [f"{reader}: {defect}" for defect in wrong]
+        total += ends.total() + len(wrong)
         read = ends.pop("read", 0)
         print(
-            f"{reader:<12}{read:>7} read{sum(ends.values()):>7} refused"
-            f"{len(found['defects']):>4} defects   "
-            + ", ".join(f"{code} {n}" for code, n in Counter(ends).most_common(3)),
+            f"{reader:<12}{read:>7} read{ends.total():>7} refused{len(wrong):>4} defects   "
+            + ", ".join(f"{code} {n}" for code, n in ends.most_common(3)),
             flush=True,
         )
     print(f"{total} hostile inputs over {len(readers)} readers, {len(defects)} defects")

@@ -4,8 +4,6 @@
 more, and ``make fuzz MINUTES=5`` goes on with random ones.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import tracemalloc
@@ -37,8 +35,8 @@ def test_the_corpus_and_some_more(reader: str, traced: None, tmp_path: Path) -> 
     for seed in READERS[reader].seeds():
         assert outcome(reader, seed, tmp_path) == "read"
     found = replay(reader, FEW, seed=1)
-    assert found["defects"] == []
-    assert sum(found["ends"].values()) >= FEW  # type: ignore[attr-defined]
+    assert found.defects == []
+    assert found.ends.total() >= FEW
 
 
 @pytest.mark.sweep

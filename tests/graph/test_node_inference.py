@@ -1,7 +1,5 @@
 """What was found of one node is taken for another only if nothing tells them apart."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 

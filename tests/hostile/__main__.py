@@ -1,7 +1,5 @@
 """Write the corpus: ``python -m tests.hostile --out DIR``."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

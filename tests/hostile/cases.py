@@ -1,7 +1,5 @@
 """What a case of the corpus is, and the decision that every reader shares."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,11 +1,10 @@
 """Hostile checkpoints: lengths, offsets, vtables, shared tables, lost digests, counts."""
 
-from __future__ import annotations
-
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
@@ -168,9 +167,7 @@ def _foreign() -> Iterator[Made]:
         yield f"foreign_type_{code}", of({"code": code}), ("checkpoint-dtype", *CORRUPT)
     yield "foreign_strings", of({"code": 8}), ("checkpoint-dtype", *CORRUPT)
     yield "foreign_name_twice", of({}, {}), CORRUPT
-    made = Foreign()
-    one = made.tensor()
-    yield "foreign_table_twice", made.finish([one, one]), CORRUPT
+    yield "foreign_table_twice", shared_table(2), CORRUPT
     made = Foreign()
     one = made.tensor()
     yield "foreign_trainable_and_frozen", made.finish([one], [one]), CORRUPT
@@ -190,34 +187,30 @@ def _foreign() -> Iterator[Made]:
 
 
 def _foreign_groups() -> Iterator[Made]:
-    def of(*groups: tuple[str, int], moments: int = 0, name: str = "w") -> bytes:
+    def of(
+        *groups: tuple[str, int], moments: Sequence[str] = (), name: str = "w", times: int = 1,
+        **of_moment: Any,
+    ) -> bytes:  # fmt: skip
         made = Foreign()
         entries = []
         for label, step in groups:
-            tensors = [made.tensor(f"momentum{index}") for index in range(moments)]
+            tensors = [made.tensor(each, **of_moment) for each in moments]
             states = [made.state(name, tensors)] if moments else []
             entries.append(made.group(label, states, step))
-        vector = made.vector(entries)
+        vector = made.vector(entries * times)
         return made.finish([made.tensor()], groups=vector)
 
-    yield "groups_one", of(("group0", 1), moments=2), ()
+    first = ["momentum0"]
+    yield "groups_one", of(("group0", 1), moments=[*first, "momentum1"]), ()
     yield "groups_name", of(("group1", 1)), CORRUPT
     yield "groups_step_negative", of(("group0", -1)), CORRUPT
     yield "groups_steps_differ", of(("group0", 1), ("group1", 2)), CORRUPT
-    yield "groups_moment_twice", of(("group0", 1), ("group1", 1), moments=1), CORRUPT
-    yield "groups_of_no_parameter", of(("group0", 1), moments=1, name="v"), CORRUPT
-    made = Foreign()
-    state = made.state("w", [made.tensor("momentum1")])
-    vector = made.vector([made.group("group0", [state])])
-    yield "groups_moment_name", made.finish([made.tensor()], groups=vector), CORRUPT
-    made = Foreign()
-    state = made.state("w", [made.tensor("momentum0", (3,), raw=bytes(12))])
-    vector = made.vector([made.group("group0", [state])])
-    yield "groups_moment_shape", made.finish([made.tensor()], groups=vector), CORRUPT
-    made = Foreign()
-    group = made.group("group0")
-    vector = made.vector([group, group])
-    yield "groups_table_twice", made.finish([made.tensor()], groups=vector), CORRUPT
+    yield "groups_moment_twice", of(("group0", 1), ("group1", 1), moments=first), CORRUPT
+    yield "groups_of_no_parameter", of(("group0", 1), moments=first, name="v"), CORRUPT
+    yield "groups_moment_name", of(("group0", 1), moments=["momentum1"]), CORRUPT
+    other = of(("group0", 1), moments=first, dims=(3,), raw=bytes(12))
+    yield "groups_moment_shape", other, CORRUPT
+    yield "groups_table_twice", of(("group0", 1), times=2), CORRUPT
 
 
 def _foreign_properties() -> Iterator[Made]:

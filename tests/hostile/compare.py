@@ -4,8 +4,6 @@
 comes from :mod:`tests.kits.hostile_kits`.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -1,7 +1,5 @@
 """What a checkpoint holds, as one digest that readers of any language can compute."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 

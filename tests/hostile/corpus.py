@@ -1,7 +1,5 @@
 """Writes the corpus of hostile packages, checkpoints and manifests, with the decision on each."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

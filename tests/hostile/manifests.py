@@ -1,7 +1,5 @@
 """Hostile manifests: text, numbers, sizes, session options, schedules, names."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Iterator
@@ -297,60 +295,50 @@ def _schedules(good: Content) -> Iterator[Any]:
     def schedule(kind: Any, settings: Any, rate: Any = 0.01) -> Content:
         return _set(good, "schedule", {"kind": kind, "settings": settings, "learning_rate": rate})
 
-    wrong: dict[str, Content] = {
-        "kind_unknown": schedule("exponential", {}),
-        "kind_proto": schedule("__proto__", {}),
-        "kind_constructor": schedule("constructor", {}),
-        "kind_number": schedule(1, {}),
-        "settings_list": schedule("cosine", []),
-        "settings_text": schedule("cosine", "floor"),
-        "setting_unknown": schedule("cosine", {"gamma": 0.5}),
-        "setting_proto": schedule("cosine", {"__proto__": 1}),
-        "floor_text": schedule("cosine", {"floor": "0.1"}),
-        "floor_null": schedule("cosine", {"floor": None}),
-        "floor_negative": schedule("cosine", {"floor": -0.1}),
-        "floor_2": schedule("cosine", {"floor": 2}),
-        "floor_object": schedule("cosine", {"floor": {}}),
-        "gamma_text": schedule("step", {"period": 2, "gamma": "0.5"}),
-        "gamma_0": schedule("step", {"period": 2, "gamma": 0}),
-        "gamma_above_1": schedule("step", {"period": 2, "gamma": 1.5}),
-        "gamma_huge": schedule("step", {"period": 2, "gamma": 1e300}),
-        "period_0": schedule("step", {"period": 0}),
-        "period_negative": schedule("step", {"period": -3}),
-        "period_half": schedule("step", {"period": 1.5}),
-        "period_text": schedule("step", {"period": "2"}),
-        "period_absent": schedule("step", {}),
-        "warmup_negative": schedule("linear", {"warmup_steps": -1}),
-        "warmup_half": schedule("linear", {"warmup_steps": 0.5}),
-        "warmup_huge": schedule("linear", {"warmup_steps": _HUGE}),
-        "warmup_after_end": schedule("linear", {"warmup_steps": 9, "total_steps": 8}),
-        "total_0": schedule("linear", {"total_steps": 0}),
-        "milestones_empty": schedule("multistep", {"milestones": []}),
-        "milestones_falling": schedule("multistep", {"milestones": [3, 1]}),
-        "milestones_text": schedule("multistep", {"milestones": ["1"]}),
-        "milestones_number": schedule("multistep", {"milestones": 3}),
-        "milestones_negative": schedule("multistep", {"milestones": [-1]}),
-        "milestones_half": schedule("multistep", {"milestones": [1.5]}),
-        "milestones_absent": schedule("multistep", {}),
-        "text": _set(good, "schedule", "cosine"),
-        "list": _set(good, "schedule", []),
-    }
+    wrong: dict[Any, dict[str, Any]] = {
+        "exponential": {"kind_unknown": {}}, "__proto__": {"kind_proto": {}},
+        "constructor": {"kind_constructor": {}}, 1: {"kind_number": {}},
+        "cosine": {
+            "settings_list": [], "settings_text": "floor", "setting_unknown": {"gamma": 0.5},
+            "setting_proto": {"__proto__": 1}, "floor_text": {"floor": "0.1"},
+            "floor_null": {"floor": None}, "floor_negative": {"floor": -0.1},
+            "floor_2": {"floor": 2}, "floor_object": {"floor": {}},
+        },
+        "step": {
+            "gamma_text": {"period": 2, "gamma": "0.5"}, "gamma_0": {"period": 2, "gamma": 0},
+            "gamma_above_1": {"period": 2, "gamma": 1.5},
+            "gamma_huge": {"period": 2, "gamma": 1e300}, "period_0": {"period": 0},
+            "period_negative": {"period": -3}, "period_half": {"period": 1.5},
+            "period_text": {"period": "2"}, "period_absent": {},
+        },
+        "linear": {
+            "warmup_negative": {"warmup_steps": -1}, "warmup_half": {"warmup_steps": 0.5},
+            "warmup_huge": {"warmup_steps": _HUGE}, "total_0": {"total_steps": 0},
+            "warmup_after_end": {"warmup_steps": 9, "total_steps": 8},
+        },
+        "multistep": {
+            "milestones_empty": {"milestones": []}, "milestones_falling": {"milestones": [3, 1]},
+            "milestones_text": {"milestones": ["1"]}, "milestones_number": {"milestones": 3},
+            "milestones_negative": {"milestones": [-1]}, "milestones_half": {"milestones": [1.5]},
+            "milestones_absent": {},
+        },
+    }  # fmt: skip
+    for kind, cases in wrong.items():
+        for name, settings in cases.items():
+            yield f"schedule_{name}", schedule(kind, settings), INVALID
+    for name, value in {"text": "cosine", "list": []}.items():
+        yield f"schedule_{name}", _set(good, "schedule", value), INVALID
     for rate in (0, -1, -0.01, 1e300, 1e39, 1e-46, "0.01", True, [0.1]):
-        wrong[f"rate_{rate}"] = schedule("cosine", {}, rate)
-    for name, content in wrong.items():
-        yield f"schedule_{name}", content, INVALID
-    right: dict[str, Content] = {
-        "constant": schedule("constant", {}),
-        "rate_null": schedule("constant", {}, None),
-        "rate_1": schedule("constant", {}, 1),
-        "step": schedule("step", {"period": 2}),
-        "period_2_0": schedule("step", {"period": 2.0, "gamma": 1}),
-        "linear": schedule("linear", {"warmup_steps": 2, "total_steps": 9.0}),
-        "multistep": schedule("multistep", {"milestones": [1, 2.0, 2], "gamma": 0.5}),
-        "absent": edited(good, lambda content: content.pop("schedule")),
-    }
-    for name, content in right.items():
-        yield f"schedule_{name}", content, ()
+        yield f"schedule_rate_{rate}", schedule("cosine", {}, rate), INVALID
+    for name, given in {
+        "constant": ("constant", {}), "rate_null": ("constant", {}, None),
+        "rate_1": ("constant", {}, 1), "step": ("step", {"period": 2}),
+        "period_2_0": ("step", {"period": 2.0, "gamma": 1}),
+        "linear": ("linear", {"warmup_steps": 2, "total_steps": 9.0}),
+        "multistep": ("multistep", {"milestones": [1, 2.0, 2], "gamma": 0.5}),
+    }.items():  # fmt: skip
+        yield f"schedule_{name}", schedule(*given), ()
+    yield "schedule_absent", edited(good, lambda content: content.pop("schedule")), ()
 
 
 def _keys(good: Content) -> Iterator[Any]:

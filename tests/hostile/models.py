@@ -1,7 +1,5 @@
 """Models that read what is not theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import onnx

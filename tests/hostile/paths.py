@@ -1,7 +1,5 @@
 """Paths of a package's files: what leaves the folder, or is another file on another system."""
 
-from __future__ import annotations
-
 from tests.hostile.cases import everyone
 
 REFUSED = (

@@ -1,7 +1,5 @@
 """Python as a reader of the corpus: ``python -m tests.hostile.python_reader hostile|read DIR``."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

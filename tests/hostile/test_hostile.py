@@ -1,20 +1,13 @@
 """Python decides on every case of the corpus as the corpus says, at a cost that is bounded."""
 
-from __future__ import annotations
-
 import json
-import time
-import tracemalloc
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from odtpack_runtime import OdtpackError
-from odtpack_runtime.checkpoint.format import read_checkpoint
-from odtpack_runtime.package.manifest import Manifest
-from tests.fuzz.guard import MEMORY_BYTES, SECONDS
+from tests.fuzz.guard import outcome
+from tests.fuzz.test_fuzz import traced
 from tests.hostile import python_reader
 from tests.hostile.cases import READERS
 from tests.hostile.checkpoints import many_tensors, plain, shared_table, written
@@ -23,7 +16,9 @@ from tests.hostile.content import content_digest
 from tests.hostile.corpus import INDEX, write_corpus
 from tests.once import made_once
 from tests.runtime.checkpoint_samples import sample
+from tests.sweep import split
 
+__all__ = ["traced"]
 LEAST = 300
 
 
@@ -48,14 +43,10 @@ def test_python_decides_as_the_corpus_says(corpus: Path) -> None:
     found = dict(line.split("\t") for line in python_reader.hostile(corpus))
     assert wrong_decisions(corpus / INDEX, "python", found) == []
     assert {path: path.stat().st_mtime_ns for path in corpus.rglob("*")} == before
-
-
-def test_a_wrong_decision_is_found(corpus: Path) -> None:
-    found = dict(line.split("\t") for line in python_reader.hostile(corpus))
-    found["manifest_byte_order_mark"] = "ok"
-    found["manifest_unchanged"] = "foreign:KeyError"
+    # A wrong decision is found.
+    wrong = {"manifest_byte_order_mark": "ok", "manifest_unchanged": "foreign:KeyError"}
     del found["checkpoint_whole"]
-    assert len(wrong_decisions(corpus / INDEX, "python", found)) == 3
+    assert len(wrong_decisions(corpus / INDEX, "python", found | wrong)) == 3
 
 
 def test_the_digest_of_the_content_tells_contents_apart() -> None:
@@ -76,46 +67,30 @@ def test_damaged_checkpoints_are_refused_or_whole(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(data)
     lines = dict(line.split("\t", 1) for line in python_reader.read(tmp_path))
     assert len(lines) == 800
-    for name, outcome in lines.items():
-        assert not outcome.startswith("foreign:"), name
-        if outcome.startswith("ok") and name.endswith(".ckpt"):
-            assert outcome.split("\t")[1] in contents, name
+    for name, line in lines.items():
+        assert not line.startswith("foreign:"), name
+        if line.startswith("ok") and name.endswith(".ckpt"):
+            assert line.split("\t")[1] in contents, name
 
 
-@pytest.mark.parametrize("make", [shared_table, many_tensors], ids=["one table", "tensors"])
-@pytest.mark.parametrize("count", [20_000, pytest.param(300_000, marks=pytest.mark.sweep)])
-def test_checkpoints_cost_in_proportion(
-    make: Callable[[int], bytes], count: int, tmp_path: Path
-) -> None:
-    data = make(3 * count if make is shared_table else count)
-    path = tmp_path / "state.ckpt"
-    path.write_bytes(data)
-    _bounded(lambda: read_checkpoint(path), data)
+COSTLY: dict[str, tuple[str, Callable[[], bytes]]] = {
+    "one table": ("checkpoint", lambda: shared_table(60_000)),
+    "tensors": ("checkpoint", lambda: many_tensors(20_000)),
+    "one table, often": ("checkpoint", lambda: shared_table(900_000)),
+    "many tensors": ("checkpoint", lambda: many_tensors(300_000)),
+    "60 MiB": ("manifest", lambda: b'{"parameters": [' + b"[]," * 20_000_000 + b"[]]}"),
+    "lists": ("manifest", lambda: b'{"parameters": [' + b"[]," * 1_300_000 + b"[]]}"),
+    "keys": ("manifest", lambda: b'{"loss_options": {'
+             + b",".join(b'"k%d":1' % i for i in range(190_000)) + b"}}"),
+    "quotes": ("manifest", lambda: b'{"a": "' + b'\\"' * 2_000_000),
+    "backslashes": ("manifest", lambda: b'{"a": "' + b"\\" * 4_000_000),
+    "texts": ("manifest", lambda: b'"' * 4_000_000),
+}  # fmt: skip
+LARGEST = ("one table, often", "many tensors")
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b'{"parameters": [' + b"[]," * 20_000_000 + b"[]]}",
-     b'{"parameters": [' + b"[]," * 1_300_000 + b"[]]}",
-     b'{"loss_options": {' + b",".join(b'"k%d":1' % i for i in range(190_000)) + b"}}",
-     b'{"a": "' + b'\\"' * 2_000_000, b'{"a": "' + b"\\" * 4_000_000, b'"' * 4_000_000],
-    ids=["60 MiB", "lists", "keys", "quotes", "backslashes", "texts"],
-)  # fmt: skip
-def test_manifests_cost_in_proportion(data: bytes) -> None:
-    _bounded(lambda: Manifest.from_json(data, "manifest.json"), data)
-
-
-def _bounded(read: Callable[[], object], data: bytes) -> None:
-    """Within the time, of this process alone, and the memory that the threat model promises."""
-    for traced in (False, True):  # tracing takes longer than reading
-        start = time.process_time()
-        if traced:
-            tracemalloc.start(1)
-        with suppress(OdtpackError):  # what it decides is the corpus's affair
-            read()
-        if traced:
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-            assert peak <= 10 * len(data) + MEMORY_BYTES
-        else:
-            assert time.process_time() - start < SECONDS
+@pytest.mark.parametrize("name", split(COSTLY, lambda name: name not in LARGEST))
+def test_what_is_large_costs_in_proportion(name: str, traced: None, tmp_path: Path) -> None:
+    """Within the time and memory of the threat model; what it decides is the corpus's affair."""
+    reader, make = COSTLY[name]
+    outcome(reader, make(), tmp_path)

@@ -1,7 +1,5 @@
 """Where a checkpoint has its tables, fields, offsets and lengths, by the schema alone."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """What the conformance suite trains: a network, how its package is built, and a run."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The conformance suite, written once for all of its tests; and which kits ran, and which not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Builds the C++ kit and its programs once, and runs them."""
 
-from __future__ import annotations
-
 import fcntl
 import functools
 import hashlib

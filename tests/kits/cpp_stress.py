@@ -4,8 +4,6 @@ The kits' programs compare the state bit by bit with that before, or with that a
 in one thread.
 """
 
-from __future__ import annotations
-
 import atexit
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Packs the C# kit, and builds a test program that uses the package, once; runs it under Mono."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import os

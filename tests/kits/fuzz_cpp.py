@@ -6,8 +6,6 @@ It goes on from the kept inputs, its own and those of the Python readers; ``--ke
 that reach new code, as few as do. ``tests/kits/test_cpp.py`` replays them, without clang.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What the tests of the kits share: packages, batches, damaged files, and the same in Python."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

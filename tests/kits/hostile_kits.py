@@ -4,8 +4,6 @@ A program takes ``hostile DIR`` or ``read DIR`` (:mod:`tests.hostile.python_read
 kit whose tools are missing skips, as its other tests do.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """Starts the JavaScript kit in Node, and Python on the same version of ONNX Runtime beside it."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

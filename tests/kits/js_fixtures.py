@@ -1,7 +1,5 @@
 """What the tests of the JavaScript kit share: packages, a batch, the suite, the guide's code."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

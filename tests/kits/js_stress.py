@@ -3,8 +3,6 @@
 ``js`` and ``chromium`` take how often, and raise an AssertionError where a round differs.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

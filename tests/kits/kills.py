@@ -8,8 +8,6 @@ packages, their parameters in float32 with moments; every second one has a data 
     python -m tests.kits.kills --kills 1000 --kit Kotlin Swift
 """
 
-from __future__ import annotations
-
 import argparse
 import random
 import signal

@@ -1,7 +1,5 @@
 """Starts the programs of the Kotlin kit, and Python on the same ONNX Runtime beside it."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """What the benchmark of every kit has to write, whatever its language."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

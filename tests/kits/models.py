@@ -1,7 +1,5 @@
 """Small networks for the conformance suite of the training kits."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper

@@ -5,8 +5,6 @@ It reads no metadata of a model, binds no memory and shares no code with
 format's page promises to kits in other languages.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from itertools import pairwise

@@ -6,8 +6,6 @@ of several, ``"linear"`` has the arguments of a schedule, and ``"evaluate"`` ask
 all in the end.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -8,8 +8,6 @@ does each 20 times, and this program 200 times.
     python -m tests.kits.stress --times 1000 --kit kotlin js
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

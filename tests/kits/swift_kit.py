@@ -1,7 +1,5 @@
 """Builds the Swift kit and its test program once, and runs them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """The kits for C++ and Swift open the arena that a manifest describes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The C interface of the C++ kit: C99, with an ONNX Runtime that the program opens itself."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What only the C++ kit has: ARM64, sanitizers, libFuzzer, its guide; the rest: test_layers.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The C++ kit's sessions: one call at a time, closed at any moment, unharmed by a NaN."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the guides show of the C++ and Swift kits besides their programs compiles as it stands."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Saves of the C++ kit: under any spelling of a path, on failing disks, over what is not a file."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The C++ kit with packages that hold a step model; the vectors have more of them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What only the C# kit has: its guide, signatures, what is disposed of, places in ONNX Runtime."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Adapters that kits write and read, of a decoder that was trained in segments."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A round whose clients are phones of other kits: their checkpoints average with Python's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

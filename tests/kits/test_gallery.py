@@ -1,7 +1,5 @@
 """The training loops of the example projects, in each kit's language."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

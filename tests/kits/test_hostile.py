@@ -1,7 +1,5 @@
 """Every kit decides on the hostile corpus as it says, and reads damaged files as Python does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@
 the wheel of the same version in a folder of its own, and comparisons to the bit are with that.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

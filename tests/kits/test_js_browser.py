@@ -1,7 +1,5 @@
 """The JavaScript kit in Chromium against Python: WebAssembly on one thread and on two, WebGPU."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

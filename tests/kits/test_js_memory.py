@@ -1,7 +1,5 @@
 """What reading a hostile checkpoint takes in Node: the bound of docs/threat-model.md."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The JavaScript kit in Node with packages that are trained segment by segment."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``ODTPACK_STRESS=200`` in the environment says how often, which is 20 by default.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Native kernels inside the kits on the native core: taken by themselves, and turned off."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The native core on a plug-in's device: WebGPU on a driver in software, from C++, C# and Swift."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

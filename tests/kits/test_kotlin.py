@@ -4,8 +4,6 @@ The published ``onnxruntime`` is a release or so older than the wheel. ``make ki
 installs the wheel of the same version in a folder of its own: comparisons to the bit are with that.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

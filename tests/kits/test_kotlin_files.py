@@ -1,7 +1,5 @@
 """Files that the Kotlin kit saves, and what may go wrong: damage, other names, a full disk."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The Kotlin kit with packages that are trained segment by segment."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

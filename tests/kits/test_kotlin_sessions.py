@@ -1,7 +1,5 @@
 """Sessions of the Kotlin kit: two threads, close, and losses and gradients that are not finite."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

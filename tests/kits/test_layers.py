@@ -1,7 +1,5 @@
 """The kits on the native core, for C++, Swift and C#, against Python: the same bits and files."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Python runs the conformance suite: ``odtpack_runtime``, and a kit that only knows manifests."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

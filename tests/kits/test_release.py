@@ -1,7 +1,5 @@
 """Each artifact of a release is installed into an empty project, which trains with it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The kits for C++ and Swift with packages that are trained segment by segment."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import time

@@ -1,7 +1,5 @@
 """What is written around the Swift kit: the guide's program, the iOS sample, the benchmark."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An app that trains with a kit sends nothing, as far as the kit can see to that."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Each kit's digests and its way back to the save before, against Python's."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections.abc import Callable

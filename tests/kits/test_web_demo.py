@@ -1,7 +1,5 @@
 """The web demo learns what is drawn: strokes with a mouse in a real browser, offline."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Sequence

@@ -4,8 +4,6 @@ Every case is a folder with packages, checkpoints, raw tensors and a ``case.json
 must come out; docs/formats/kits.md describes it.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Serves folders to a browser on this machine, isolated as threads in WebAssembly ask for."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """The kit in Chromium as a reader: ``python -m tests.kits.web_reader hostile|read DIR``."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

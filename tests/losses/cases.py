@@ -1,7 +1,5 @@
 """Losses with their options, data, and the same in PyTorch."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Mapping

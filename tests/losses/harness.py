@@ -1,7 +1,5 @@
 """Trains on any loss: parameters are added to what the loss reads, so its gradient is theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

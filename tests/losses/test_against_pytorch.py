@@ -1,7 +1,5 @@
 """Every loss with its options follows PyTorch through ten training steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """CTC against PyTorch: values, gradients, ten steps; repeated labels, lengths, blanks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

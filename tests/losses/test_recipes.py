@@ -1,7 +1,5 @@
 """Losses with several predictions and targets in recipes, manifests and the runtime."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

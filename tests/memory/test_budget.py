@@ -1,7 +1,5 @@
 """``--memory-budget``: training stays within it, or the build says what it takes."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

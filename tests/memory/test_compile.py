@@ -1,7 +1,5 @@
 """Less memory and the same gradients: on every optimization level, in steps, against the plan."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import os

@@ -1,7 +1,5 @@
 """Masks in place of activations: less memory where weights are frozen, and the same gradients."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

@@ -1,9 +1,6 @@
 """What is written takes what was planned, whatever the model's inputs and however deep it is."""
 
-from __future__ import annotations
-
 import inspect
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,7 @@ from odtpack.package.task import Graphs, Task
 from odtpack.package.training import build_graphs
 from odtpack.spec import MemorySpec
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value, load_runtime_graph
-from tests.model_text import LEVELS, parsed, session
+from tests.model_text import LEVELS, kernels, parsed, session
 
 WIDTH = 128
 
@@ -127,9 +124,7 @@ def executed(path: Path, level: str, feeds: dict[str, np.ndarray]) -> tuple[list
     prefix = str(path.with_suffix(""))
     opened = session(onnx.load(path), level, enable_profiling=True, profile_file_prefix=prefix)
     result = opened.run(None, feeds)[0]
-    events = json.loads(Path(opened.end_profiling()).read_text())
-    suffix = "_kernel_time"
-    return [e["name"].removesuffix(suffix) for e in events if e["name"].endswith(suffix)], result
+    return [each["name"] for each in kernels(opened)], result
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -1,7 +1,5 @@
 """Parameters are found by the names that they had before PyTorch's exporters renamed them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Inputs that are not samples: constants, states that start at zero, samples on another axis."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

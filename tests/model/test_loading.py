@@ -1,7 +1,5 @@
 """Models that are hostile or odd before anything is differentiated."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Large tensors stay in the file, and nothing else about a model changes by it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Forward models for block tests, and ways to run what blocks make of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Each block computes what it says; blocks compose, and names depend on nothing but the model."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

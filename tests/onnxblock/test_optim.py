@@ -1,7 +1,5 @@
 """Optimizer blocks: what they compute, and how generate_artifacts takes them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

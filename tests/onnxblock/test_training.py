@@ -1,7 +1,5 @@
 """Training blocks: gradients of parameters and inputs, evaluation models, checkpoints."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

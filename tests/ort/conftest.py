@@ -1,7 +1,5 @@
 """Packages of the models, built once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Models whose packages need all sorts of kernels: fused ones, ones of subgraphs, casts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

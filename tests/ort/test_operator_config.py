@@ -1,7 +1,5 @@
 """Configurations of a reduced build: their format, and the check against what sessions run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from itertools import product

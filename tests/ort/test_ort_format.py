@@ -1,7 +1,5 @@
 """Models in ORT format: what they hold, their place in the package, and how they train."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import importlib

@@ -1,7 +1,5 @@
 """Forward models that the reference differentiates, and data for them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``odtpack import`` of what are not artifacts, or not of one model: one error, nothing written."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What onnxruntime-training 1.19.2 began, an imported package goes on with as it would have."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Callable

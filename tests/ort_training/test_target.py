@@ -1,7 +1,5 @@
 """What is built for onnxruntime-training, its release 1.19.2 trains as PyTorch does."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which initializers are taken for parameters when nothing is named."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A build that ends well has run its models; one that does not names the user's node."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

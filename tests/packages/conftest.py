@@ -1,7 +1,5 @@
 """A small signed package that no test changes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

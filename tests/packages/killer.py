@@ -5,8 +5,6 @@ folder, or changing a mode. Writes are no events of Python: whoever installs a k
 counted with :meth:`Killer.tick`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

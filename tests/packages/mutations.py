@@ -1,7 +1,5 @@
 """Seeded damage to packages: what happens to files, and what somebody may do to them."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

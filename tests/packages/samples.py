@@ -1,7 +1,5 @@
 """Small packages."""
 
-from __future__ import annotations
-
 import atexit
 import functools
 import shutil

@@ -1,7 +1,5 @@
 """A resealed manifest that a reader would train from differently than Python does is refused."""
 
-from __future__ import annotations
-
 import io
 import os
 import random

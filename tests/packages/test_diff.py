@@ -1,7 +1,5 @@
 """What ``odtpack diff`` finds in two packages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Replacing the files of a folder: what stays, what goes, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

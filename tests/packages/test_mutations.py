@@ -1,7 +1,5 @@
 """Damaged and forged packages: an error that is clear, or the same content; never a crash."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The self-check of a package, and the inference template that it carries."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ Some of its entries name files that it reads, writes or loads as code. The keys 
 headers (``tests/hostile/config_keys.txt``, of 1.32) and those that stand in the library that runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

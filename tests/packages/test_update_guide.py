@@ -1,7 +1,5 @@
 """The way of the updates guide, interrupted at every step: the old release or the new one."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

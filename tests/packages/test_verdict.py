@@ -5,8 +5,6 @@ new one in each of the ways that there are: opening the checkpoint as it is, and
 parameters over, with and without the optimizer's state.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``odtpack verify`` and ``odtpack sign``."""
 
-from __future__ import annotations
-
 import builtins
 import dataclasses
 import json

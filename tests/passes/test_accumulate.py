@@ -1,7 +1,5 @@
 """out = gradient if reset else buffer + gradient, in three ways."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes

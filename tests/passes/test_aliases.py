@@ -1,7 +1,5 @@
 """What may be written into the memory of an input, and what may not."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 import pytest
 

@@ -1,7 +1,5 @@
 """Attention by blocks of queries gives what the whole attention gives, and the same gradients."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest

@@ -1,7 +1,5 @@
 """Small models: the same results, fewer bytes, and the names that are a contract."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

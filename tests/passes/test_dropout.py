@@ -1,7 +1,5 @@
 """A Dropout in training mode drops, whatever ONNX Runtime takes it for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

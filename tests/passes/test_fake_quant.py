@@ -1,7 +1,5 @@
 """Simulated quantization against its formulas in numpy, and PyTorch's fake quantization."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import pytest

@@ -1,7 +1,5 @@
 """Feed-forward layers by blocks of tokens give what whole layers give, and the same gradients."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Operators written out in double are right to the last digits, and float32 is left alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What the pipeline checks of a pass, before and after it."""
 
-from __future__ import annotations
-
 import onnx_ir as ir
 import pytest
 from onnx_ir.passes import PostconditionError, PreconditionError

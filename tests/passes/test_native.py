@@ -1,7 +1,5 @@
 """Which nodes become a function: updates, and nothing whose inputs would live longer for it."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx.reference
 import onnx_ir as ir

@@ -1,7 +1,5 @@
 """Text models in, rewritten models out, and what ONNX Runtime makes of both."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests that need the reference system take the fixture ``peer``; without it they are skipped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import ModuleType
 

@@ -15,8 +15,6 @@ JSON list with one result per job; where the reference raises, the list ends wit
 ``{"error": {"type", "message"}}`` and the exit code is 1. A crash leaves no result.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

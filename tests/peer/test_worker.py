@@ -1,7 +1,5 @@
 """The worker that drives the reference, judged by PyTorch: what it reports must be true."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import ModuleType

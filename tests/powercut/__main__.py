@@ -5,8 +5,6 @@ python -m tests.powercut --path build install
 python -m tests.powercut --kit C++ Node.js     # the kits' own programs (make kits)
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

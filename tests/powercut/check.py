@@ -1,7 +1,5 @@
 """Record a save, replay it, and say which states are neither the old save nor the new one."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 ``python -m tests.powercut.paths NAME FOLDER`` does one, and prints a number after each save.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Record what a program does to the files of a folder: its calls of the system, by strace."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -11,8 +11,6 @@ Two models of a file system:
 In both a change of one name is whole or not there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import random

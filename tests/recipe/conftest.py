@@ -1,7 +1,5 @@
 """A model with its recipe, and a way to run a command."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

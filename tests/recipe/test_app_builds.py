@@ -1,18 +1,16 @@
 """The examples for builds of apps: the commands that they run are run, as they stand there."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from tests.cli.conftest import arrays, tree
 from tests.programs import ran
@@ -52,41 +50,10 @@ def shell(
 
 
 def steps(text: str) -> list[dict[str, Any]]:
-    """Steps of an action or a workflow: scalars, the variables of ``env``, and ``run``.
-
-    Reads what these files use of YAML, and fails on what it does not understand.
-    """
-    found: list[dict[str, Any]] = []
-    block = re.search(r"^( *)steps:\n((?:\1 +.*\n|\n)+)", text, re.M)
-    lines = textwrap.dedent(block[2]).splitlines()
-    index = 0
-    inside = ""
-    while index < len(lines):
-        line = lines[index]
-        index += 1
-        if not line.strip():
-            continue
-        match = re.fullmatch(r"(- |  |    )([A-Za-z_-]+):(?: (.*))?", line)
-        assert match is not None, line
-        mark, key, value = match[1], match[2], match[3]
-        if mark == "- ":
-            found.append({"env": {}, "with": {}})
-        step = found[-1]
-        if value == "|":
-            body = []
-            depth = len(mark) + 2
-            while index < len(lines) and (not lines[index] or lines[index][:depth].isspace()):
-                body.append(lines[index][depth:])
-                index += 1
-            value = "\n".join(body) + "\n"
-        if mark == "    ":
-            step[inside][key] = value
-        elif value is None:
-            assert key in ("env", "with"), line
-            inside = key
-        else:
-            step[key] = value
-    return found
+    """Steps of an action, or of a workflow's first job."""
+    found = yaml.safe_load(text)
+    own = found["runs"] if "runs" in found else next(iter(found["jobs"].values()))
+    return [{"env": {}, "with": {}, **step} for step in own["steps"]]
 
 
 @pytest.mark.parametrize("text", [ACTION, WORKFLOW], ids=["action", "workflow"])

@@ -1,7 +1,5 @@
 """Builds by recipe: as by options, overridden by options, and skipped when nothing changed."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """``odtpack init`` writes a recipe that builds as it is, and as its comments say."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -173,32 +171,23 @@ def test_example_is_complete(example: Path) -> None:
     assert table.model_fields_set == set(type(table).model_fields) - left_out
 
 
-def test_example_of_a_head(run: Run, tmp_path: Path) -> None:
-    prepare_encoder(tmp_path)
-    path = tmp_path / "recipe.toml"
-    path.write_text(blocks(PAGE, "toml")[1])
-    assert run("build", "--recipe", path).code == 0
-    manifest = Package.open(tmp_path / "classifier").manifest
-    trained = {p.name: p.shape for p in manifest.parameters if p.role == "trainable"}
-    assert trained == {"head.weight": (4, 4), "head.bias": (4,)}
-
-
-def test_example_of_an_adapter(run: Run, digits: Path) -> None:
+@pytest.mark.parametrize(("number", "name"), [(1, "classifier"), (2, "adapted"), (3, "private")])
+def test_further_examples(run: Run, digits: Path, number: int, name: str) -> None:
+    """Of a head, of an adapter and of private training."""
+    prepare_encoder(digits)
     path = digits / "recipe.toml"
-    path.write_text(blocks(PAGE, "toml")[2])
+    path.write_text(blocks(PAGE, "toml")[number])
     assert run("build", "--recipe", path).code == 0
-    manifest = Package.open(digits / "adapted").manifest
+    manifest = Package.open(digits / name).manifest
     trained = {p.name: p.shape for p in manifest.parameters if p.role == "trainable"}
-    assert set(trained) == {*manifest.adapter.parameters, "fc.bias"}
-    assert trained["base_model.model.fc.lora_A.weight"][0] == 4
-
-
-def test_example_of_private_training(run: Run, digits: Path) -> None:
-    path = digits / "recipe.toml"
-    path.write_text(blocks(PAGE, "toml")[3])
-    assert run("build", "--recipe", path).code == 0
-    privacy = Package.open(digits / "private").manifest.privacy
-    assert (privacy.clip_norm, privacy.noise_multiplier) == (1.0, 1.1)
+    if name == "classifier":
+        assert trained == {"head.weight": (4, 4), "head.bias": (4,)}
+    elif name == "adapted":
+        assert set(trained) == {*manifest.adapter.parameters, "fc.bias"}
+        assert trained["base_model.model.fc.lora_A.weight"][0] == 4
+    else:
+        privacy = manifest.privacy
+        assert (privacy.clip_norm, privacy.noise_multiplier) == (1.0, 1.1)
 
 
 def test_options_of_the_page_exist(run: Run) -> None:

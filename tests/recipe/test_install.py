@@ -1,7 +1,5 @@
 """What a phone needs of a package, and nothing else, goes into an app."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from functools import partial

@@ -1,7 +1,5 @@
 """What may stand in a recipe is what losses, optimizers and schedules take; all else is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -91,9 +89,8 @@ def test_ranges_are_those_of_the_classes(
         if value in good:
             assert make(table, path) is not None
             continue
-        with refused("recipe-invalid") as caught:
+        with refused("recipe-invalid", where=f"{path}:{line}") as caught:
             read_recipe(path)
-        assert caught.value.where == f"{path}:{line}"
         for word in (f"{table}.{key}", "must be a", str(value)):
             assert word in caught.value.what
         with pytest.raises(OdtpackError):

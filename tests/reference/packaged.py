@@ -1,7 +1,5 @@
 """Models in text, packaged with the reference's generate_artifacts, and held to PyTorch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

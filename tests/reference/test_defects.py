@@ -3,8 +3,6 @@
 Each test names the defect that was measured there. Numbers are compared with PyTorch in float64.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -4,8 +4,6 @@ Written anew: the name of each test is that of its counterpart in ONNX Runtime's
 ``orttraining_test_ort_apis_py_bindings.py``. Where that one accepts a defect, this one does not.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@
 checkpoint_test.)
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

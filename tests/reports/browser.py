@@ -4,8 +4,6 @@ https://chromedevtools.github.io/devtools-protocol/ describes the commands. The 
 resolves no host, so that a page which loads something shows it as an error.
 """
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """The report in a real browser: nothing loads, overflows or is too faint, on desk and phone."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

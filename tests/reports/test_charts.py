@@ -72,10 +72,7 @@ def test_linear_axis_survives_odd_ranges() -> None:
 def test_loss_curve_stands_at_its_values() -> None:
     markup = charts.loss_chart([1.0, 3.0, None, 2.0], 4.0, 0.5)
     axis = linear_axis(4.4)
-    expected = [
-        [(0.25, 1.0 / axis.high), (0.5, 3.0 / axis.high)],
-        [(1.0, 2.0 / axis.high)],
-    ]
+    expected = [[(0.25, 1.0 / axis.high), (0.5, 3.0 / axis.high)], [(1.0, 2.0 / axis.high)]]
     found = polyline(markup, "series")
     assert [len(stretch) for stretch in found] == [2, 1]
     for stretch, wanted in zip(found, expected, strict=True):

@@ -97,15 +97,11 @@ def test_paths_are_those_from_the_root_of_the_repository(
 
 def test_every_check_that_does_not_pass_is_in_one_annotation(result: SimulationResult) -> None:
     found = commands(result)
-    levels = {"fail": "error", "warn": "warning"}
+    levels = {"fail": "error", "warn": "warning", "not judged": "notice"}
     for device, check in result.all_checks():
         if check.status == "pass":
             continue
-        level = (
-            "notice"
-            if check.status == "not judged"
-            else levels["fail" if check.level == "error" else "warn"]
-        )
+        level = levels[check.state]
         where = f"{device.title} (not validated on hardware): " if device else ""
         held = [c for c in found if c.name == level and f"{where}{check.message}" in c.data]
         assert held, (device and device.title, check.metric)
@@ -161,9 +157,7 @@ def test_a_passing_result_is_one_notice() -> None:
 # Element -> attributes, the required ones, children.
 SCHEMA: dict[str, tuple[set[str], set[str], set[str]]] = {
     "testsuites": (
-        {"name", "time", "tests", "failures", "disabled", "errors"},
-        set(),
-        {"testsuite"},
+        {"name", "time", "tests", "failures", "disabled", "errors"}, set(), {"testsuite"},
     ),
     "testsuite": (
         {"name", "tests", "failures", "errors", "group", "time", "disabled", "skipped",
@@ -173,11 +167,8 @@ SCHEMA: dict[str, tuple[set[str], set[str], set[str]]] = {
     ),
     "properties": (set(), set(), {"property"}),
     "property": ({"name", "value"}, {"name", "value"}, set()),
-    "testcase": (
-        {"name", "time", "classname", "group"},
-        {"name", "classname"},
-        {"skipped", "error", "failure", "system-out", "system-err"},
-    ),
+    "testcase": ({"name", "time", "classname", "group"}, {"name", "classname"},
+                 {"skipped", "error", "failure", "system-out", "system-err"}),
     "skipped": ({"type", "message"}, set(), set()),
     "failure": ({"type", "message"}, set(), set()),
     "system-out": (set(), set(), set()),

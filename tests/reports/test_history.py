@@ -1,7 +1,5 @@
 """Many results: one page of trends, verdicts of all at once, and a badge."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -74,26 +72,21 @@ def test_dates_are_compared_in_utc_and_what_is_none_comes_first() -> None:
     assert "2026-11-03 07:00" in page  # that of the evening before in the west
 
 
-@pytest.mark.parametrize(
-    ("budgets", "text"),
-    [
-        (BUDGETS, "peak memory {left} left"),
-        ('[budgets]\npeak_memory = "50 MB"', "peak memory over by {over}"),
-        ('[budgets]\npackage_size = "0 B"\npeak_memory = "250 MB"', "package size over"),
-        ("", "pass"),
-        ('[budgets]\nenergy = "1 kJ"', "1 not judged"),
-    ],
-)
+@pytest.mark.parametrize(("budgets", "text"), [
+    (BUDGETS, "peak memory {left} left"),
+    ('[budgets]\npeak_memory = "50 MB"', "peak memory over by {over}"),
+    ('[budgets]\npackage_size = "0 B"\npeak_memory = "250 MB"', "package size over"),
+    ("", "pass"),
+    ('[budgets]\nenergy = "1 kJ"', "1 not judged"),
+])  # fmt: skip
 def test_a_badge_names_the_tightest_budget(budgets: str, text: str) -> None:
     result = made(1.0, 1, budgets)
     share = (
         {
             "left": f"{100 * (1 - peak(result) / 250e6):.1f} %",
             "over": f"{100 * (peak(result) / 50e6 - 1):.1f} %",
-        }
-        if "peak" in text
-        else {}
-    )
+        } if "peak" in text else {}
+    )  # fmt: skip
     found = badge_text(result)
     assert found.startswith(text.format(**share)) or text in found
     assert json.loads(render_badge(result, "json"))["message"] == found

@@ -13,12 +13,7 @@ from odtpack_simulator.figures.metric import worst
 from odtpack_simulator.reports import render_report, report_of
 from odtpack_simulator.reports.console import print_result
 from odtpack_simulator.reports.html_report import render_html
-from odtpack_simulator.reports.report import (
-    Cell,
-    check_rows,
-    first_fixes,
-    location,
-)
+from odtpack_simulator.reports.report import Cell, check_rows, first_fixes, location
 from odtpack_simulator.reports.simulation import (
     CHECKS,
     TOPICS,
@@ -41,8 +36,7 @@ from odtpack_simulator.values.units import (
 )
 from tests.reports.demo import stored_result
 from tests.simulator.changed import changed, on_devices
-from tests.simulator.factory import make_result
-from tests.simulator.factory_campaign import same
+from tests.simulator.factory import make_result, same
 
 
 def printed(result: SimulationResult) -> str:
@@ -57,19 +51,16 @@ def cell(name: str, topic: str) -> Cell:
     return cells(result, device)[TOPICS.index(topic)]
 
 
-@pytest.mark.parametrize(
-    ("name", "topic", "state", "figure", "words"),
-    [
-        ("google/pixel-8a", "Memory", "pass", "331 MB", "within 500 MB"),
-        ("google/pixel-8a", "Metric", "pass", "96.6 %", "at least 95 %"),
-        ("samsung/galaxy-a12", "Step", "warn", "140 ms", "over 100 ms"),
-        ("samsung/galaxy-a12", "Finish", "warn", "40.5 s", "may exceed 60 s"),
-        ("raspberrypi/zero-2-w", "Step", "fail", "549 ms", "over 150 ms"),
-        ("raspberrypi/zero-2-w", "Memory", "fail", "359 MB", "over 336 MB"),
-        ("raspberrypi/zero-2-w", "Energy", "warn", "657 J", "over 250 J"),
-        ("apple/iphone-12-mini", "Step", "not judged", "not judged", ""),
-    ],
-)
+@pytest.mark.parametrize(("name", "topic", "state", "figure", "words"), [
+    ("google/pixel-8a", "Memory", "pass", "331 MB", "within 500 MB"),
+    ("google/pixel-8a", "Metric", "pass", "96.6 %", "at least 95 %"),
+    ("samsung/galaxy-a12", "Step", "warn", "140 ms", "over 100 ms"),
+    ("samsung/galaxy-a12", "Finish", "warn", "40.5 s", "may exceed 60 s"),
+    ("raspberrypi/zero-2-w", "Step", "fail", "549 ms", "over 150 ms"),
+    ("raspberrypi/zero-2-w", "Memory", "fail", "359 MB", "over 336 MB"),
+    ("raspberrypi/zero-2-w", "Energy", "warn", "657 J", "over 250 J"),
+    ("apple/iphone-12-mini", "Step", "not judged", "not judged", ""),
+])  # fmt: skip
 def test_cells(name: str, topic: str, state: str | None, figure: str, words: str) -> None:
     found = cell(name, topic)
     assert (found.state, found.figure, found.words) == (state, figure, words)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -13,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from odtpack.build import build_package
-from odtpack.fit.outcome import FitResult
 from odtpack.fit.page import render_fit
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
 from odtpack_simulator import reports
@@ -49,6 +46,7 @@ from odtpack_simulator.result import (
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import format_bytes, format_interval
+from tests.fit.made import SOLUTION, made_fit
 from tests.model_text import drawn, parsed
 from tests.programs import ran
 from tests.reports.demo import stored_result
@@ -322,9 +320,7 @@ def test_a_step_is_marked_where_its_parts_begin() -> None:
     assert "backward from node 62" in page
 
 
-def test_nodes_and_tensors_are_called_by_the_module_and_not_by_the_exporter(
-    tmp_path: Path,
-) -> None:
+def test_nodes_and_tensors_are_called_by_the_module_and_not_by_the_exporter(tmp_path: Path) -> None:
     """The older exporter of PyTorch transposes weights, and calls them by a number."""
     random = np.random.default_rng(0)
     weights = drawn(random, **{"onnx::MatMul_836": (8, 8), "onnx::MatMul_837": (8, 8)})
@@ -360,28 +356,11 @@ def test_a_comparison_is_drawn() -> None:
 
 
 def test_a_search_is_drawn() -> None:
-    def solution(number: int, metric: float, peak: int) -> dict[str, object]:
-        choice = {
-            "batch_size": 32, "micro_batch": 8, "frozen": "nothing", "freeze": [],
-            "trained_parameters": 9, "optimizer": "sgd", "learning_rate": 0.1,
-            "frozen_dtype": "float32",
-        }  # fmt: skip
-        return {
-            "number": number, "choice": choice, "metric": metric, "loss": 1.0,
-            "peak_bytes": peak, "time_s": None, "energy_j": None, "package_bytes": 9,
-            "predicted_peak_bytes": peak, "devices": [], "failed": [], "recipe": "model = 1",
-        }  # fmt: skip
-
-    result = FitResult.model_validate(
-        {
-            "tool_version": "0", "model": "<m>.onnx", "devices": ["a/b"], "epochs": 1, "seed": 0,
-            "samples": 10, "held_out_samples": 2, "space": [], "candidates": 3, "looked_at": 3,
-            "trained": 3, "not_judged": [], "left": [],
-            "objectives": [{"name": "accuracy", "better": "larger", "tolerance": 0.0}],
-            "pareto": [solution(7, 0.9, 10**6)], "beaten": [solution(8, 0.8, 2 * 10**6)],
-            "over_budget": [],
-        }
-    )  # fmt: skip
+    best = SOLUTION | {"number": 7, "metric": 0.9, "peak_bytes": 10**6}
+    beaten = SOLUTION | {"number": 8, "metric": 0.8, "peak_bytes": 2 * 10**6}
+    objectives = [{"name": "accuracy", "better": "larger", "tolerance": 0.0}]
+    more = {"pareto": [best], "beaten": [beaten], "objectives": objectives}
+    result = made_fit(model="<m>.onnx", **more)
     page = Page(render_fit(result).decode())
     (chart,) = [d["aria-label"] for d in page.drawings if "against" in d.get("aria-label", "")]
     assert chart == "Accuracy, % against peak memory, MB; 7: 90 at 1; 8: 80 at 2"

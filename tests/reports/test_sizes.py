@@ -1,7 +1,5 @@
 """Where the bytes of a package go: the tree and the page."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

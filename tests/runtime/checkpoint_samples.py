@@ -1,7 +1,5 @@
 """Checkpoints to read and write, and a second writer that also makes wrong ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import flatbuffers

@@ -1,7 +1,5 @@
 """Packages written by hand, one per test."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

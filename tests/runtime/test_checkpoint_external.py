@@ -1,7 +1,5 @@
 """Above a size the tensors of a checkpoint stand in a second file."""
 
-from __future__ import annotations
-
 import errno
 from contextlib import AbstractContextManager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Round trips of the checkpoint file, and its bytes as other readers see them."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Checkpoints that are damaged or made to do harm: an OdtpackError, and no other end."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

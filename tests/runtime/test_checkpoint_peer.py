@@ -1,7 +1,5 @@
 """Checkpoints travel between odtpack and ONNX Runtime training 1.19.2, in both directions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A checkpoint that comes to harm costs what was trained since the save before it, and no more."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

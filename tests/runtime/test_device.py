@@ -1,7 +1,5 @@
 """A Module on another device: the processor's provider with memory of its own, and WebGPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

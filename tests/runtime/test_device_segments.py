@@ -1,7 +1,5 @@
 """A package of segments on a device: one segment's frozen weights lie there at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

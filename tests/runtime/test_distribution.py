@@ -3,8 +3,6 @@
 Everything here installs from the configured package index, into environments of its own.
 """
 
-from __future__ import annotations
-
 import email
 import json
 import os

@@ -1,7 +1,5 @@
 """The training core must install and start where little else does."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

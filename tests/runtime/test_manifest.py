@@ -1,7 +1,5 @@
 """The manifest and the package around it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Training and evaluation against closed forms in float64."""
 
-from __future__ import annotations
-
 import gc
 import json
 import random

@@ -1,7 +1,5 @@
 """What does not fit is refused with a sentence that says what, and nothing crashes."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from pathlib import Path

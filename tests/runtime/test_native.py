@@ -1,7 +1,5 @@
 """Native kernels compute what their bodies do, to the bit, and a package trains without them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import warnings

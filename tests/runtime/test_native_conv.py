@@ -1,7 +1,5 @@
 """Native kernels of convolutions against PyTorch in float64, and against their bodies."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Native kernels of batch normalization in training mode, against float64 and their bodies."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import struct

@@ -1,7 +1,5 @@
 """Native kernels of products with matrices of few bits, against numpy in float64 and bodies."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Groups that native kernels compute row by row are close to exact, and train as their bodies."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A nominal checkpoint names the parameters; their values come later."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Optimizer steps against float64, and runs that are saved and resumed."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gc

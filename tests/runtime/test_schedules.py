@@ -1,7 +1,5 @@
 """Schedules against PyTorch's, against their formulas, and over an interruption."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """CheckpointState without and with a Module: parameters and properties."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

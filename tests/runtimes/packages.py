@@ -1,7 +1,5 @@
 """The packages that are trained on each release of ONNX Runtime."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ that a release is too old, that release must refuse it, so that the manifest ask
 is needed either.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -1,35 +1,15 @@
 """Devices, latencies and campaigns in few words, for the tests of the campaign."""
 
-from __future__ import annotations
+from functools import partial
 
 from odtpack_simulator.campaign import FIGURES, run_campaign
-from odtpack_simulator.device.profile import DeviceProfile, parse_profile
+from odtpack_simulator.device.profile import DeviceProfile
 from odtpack_simulator.result import DeviceCampaign, DeviceLatency, EvaluationPoint, Policy
 from odtpack_simulator.values.units import Interval
+from tests.simulator.profiles import made_profile
 
-UNITS = {
-    "sustained_fraction": "1", "time_to_throttle": "s", "background_window": "s", "power.idle": "W",
-    "power.load": "W", "power.battery": "J", "storage.read": "B/s", "storage.write": "B/s",
-}  # fmt: skip
 MB = 1_000_000
-
-
-def profile(**figures: float | tuple[float, float, float]) -> DeviceProfile:
-    """A device with these figures, points or (low, typical, high), in the base units."""
-    lines: dict[str, list[str]] = {"": [], "power": [], "storage": []}
-    for name, figure in figures.items():
-        section, _, key = name.rpartition("__")
-        low, value, high = figure if isinstance(figure, tuple) else (figure,) * 3
-        unit = UNITS[name.replace("__", ".")]
-        lines[section].append(
-            f"{key} = {{ value = {value}, low = {low}, high = {high}, "
-            f'unit = "{unit}", kind = "assumed", source = "test" }}'
-        )
-    text = 'schema_version = 1\nname = "a/b"\ntitle = "B"\nvendor = "A"\nos = "android"\n'
-    text += "validated = false\n" + "\n".join(lines.pop(""))
-    for section, content in lines.items():
-        text += f"\n[{section}]\n" + "\n".join(content)
-    return parse_profile(text.encode(), "b.toml")
+profile = partial(made_profile, "a/b", "android")
 
 
 def ms(low: float, typical: float | None = None, high: float | None = None) -> Interval:
@@ -55,13 +35,10 @@ def campaign(
     steps: int | list[int] = 100, checkpoint_bytes: int = MB, at: tuple[int, ...] = (),
 ) -> DeviceCampaign:  # fmt: skip
     return run_campaign(
-        device,
-        times,
-        policy or Policy(),
-        steps=[steps] if isinstance(steps, int) else steps,
+        device, times, policy or Policy(), steps=[steps] if isinstance(steps, int) else steps,
         checkpoint_bytes=checkpoint_bytes,
         curve=[EvaluationPoint(step=step, loss=1.0, metric=0.5) for step in at],
-    )
+    )  # fmt: skip
 
 
 def triple(figure: Interval | None) -> tuple[float, float, float]:

@@ -1,7 +1,5 @@
 """Records of a result with other values."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 from pydantic import BaseModel

@@ -1,7 +1,5 @@
 """Packages, built once for all tests of the simulator."""
 
-from __future__ import annotations
-
 import pytest
 
 from odtpack_simulator.replay.job import Job

@@ -1,13 +1,12 @@
 """Models from text, and a graph as the memory plan sees it."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import onnx.parser
+import onnxruntime
 
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
 
@@ -27,6 +26,16 @@ def weighted(
         value = random.standard_normal(given, np.float32) * np.float32(scale) if drawn else given
         model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
     return model
+
+
+def zeros(opened: onnxruntime.InferenceSession, batch: int) -> dict[str, np.ndarray]:
+    """What a session may run on, with so many samples along its open axes."""
+    kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
+    return {
+        each.name: np.zeros([n if isinstance(n, int) else batch for n in each.shape],
+                            kinds[each.type])
+        for each in opened.get_inputs()
+    }  # fmt: skip
 
 
 def load_model(

@@ -1,7 +1,5 @@
 """Trainings to interrupt."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,11 +1,10 @@
 """Small packages of every kind of network, with data, for the tests of the simulator."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,6 @@ import onnx
 
 from odtpack.artifacts import OptimType
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.device.app import APP_FOOTPRINTS, RUNTIME_LIBRARY_BYTES
-from odtpack_simulator.device.profile import DeviceProfile, parse_profile
 from odtpack_simulator.replay.job import Job, SamplePlan
 from tests import zoo
 from tests.packaging_tools import batch, generate
@@ -97,18 +94,15 @@ def volumes() -> onnx.ModelProto:
 MODELS: dict[str, tuple[Callable[[], onnx.ModelProto], OptimType, int]] = {
     "mlp": (zoo.mlp, OptimType.AdamW, 64),
     "cnn": (zoo.cnn, OptimType.SGD, 8),
-    "mobilenet": (lambda: zoo.mobilenet_v2(size=64, width_mult=0.5), OptimType.AdamW, 8),
-    "batchnorm": (
-        lambda: zoo.mobilenet_v2(size=32, width_mult=0.35, batch_norm="train", stages=4),
-        OptimType.SGD,
-        4,
-    ),
+    "mobilenet": (partial(zoo.mobilenet_v2, size=64, width_mult=0.5), OptimType.AdamW, 8),
+    "batchnorm": (partial(zoo.mobilenet_v2, size=32, width_mult=0.35, batch_norm="train", stages=4),
+                  OptimType.SGD, 4),
     "transformer": (zoo.transformer_encoder, OptimType.AdamW, 1),
     "recurrent": (recurrent, OptimType.AdamW, 64),
     "turns": (turns, OptimType.SGD, 64),
     "tables": (tables, OptimType.SGD, 64),
     "volumes": (volumes, OptimType.AdamW, 16),
-}
+}  # fmt: skip
 """Model, optimizer and batch size by name."""
 
 
@@ -205,28 +199,3 @@ def without_arena(case: Case, folder: Path) -> Case:
     changed = dataclasses.replace(manifest, session=session).to_json()
     (folder / "package" / "manifest.json").write_text(changed)
     return dataclasses.replace(case, folder=folder)
-
-
-def make_profile(name: str, limit: int | None, *, rates: bool = True) -> DeviceProfile:
-    """A made-up device with Linux, whose limit leaves a training so many bytes."""
-    if limit is not None:
-        limit += APP_FOOTPRINTS["linux"].nbytes + RUNTIME_LIBRARY_BYTES
-    figure = 'kind = "assumed", source = "made up for a test"'
-    lines = [
-        "schema_version = 1", f'name = "test/{name}"', f'title = "Test {name}"', 'vendor = "Test"',
-        'os = "linux"', "validated = false",
-        f'sustained_fraction = {{ value = 0.8, low = 0.5, high = 1, unit = "1", {figure} }}',
-        "[memory]",
-    ]  # fmt: skip
-    if limit is not None:
-        lines.append(f'app_limit_foreground = {{ value = {limit}, unit = "B", {figure} }}')
-    if rates:
-        bandwidth = f'value = 4, low = 2, high = 8, unit = "GB/s", {figure}'
-        efficiency = f'value = 0.5, low = 0.25, high = 0.6, unit = "1", {figure}'
-        lines += [
-            f"bandwidth = {{ {bandwidth} }}",
-            "[cpu]",
-            f'fp32_peak = {{ value = 40, threads = 4, unit = "GFLOPS", {figure} }}',
-            f"gemm_efficiency = {{ {efficiency} }}",
-        ]
-    return parse_profile("\n".join(lines).encode(), f"{name}.toml")

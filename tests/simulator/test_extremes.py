@@ -1,7 +1,5 @@
 """Results that are valid and absurd: they are judged and compared without an exception."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +23,12 @@ from odtpack_simulator.result import (
     SimulationResult,
 )
 from odtpack_simulator.simulation import simulate
-from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import Interval
 from tests import zoo
 from tests.cli.conftest import arrays
 from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
+from tests.simulator.judged import check, judged
 from tests.sweep import split_rows
 
 BASE = make_result(["google/pixel-8a"])
@@ -100,18 +98,15 @@ def results(draw: st.DrawFn) -> SimulationResult:
     latency |= {"not_judged": "unknown"}
     result = on_devices(BASE, latency=latency, campaign=whole, memory=memory)
     result = changed(
-        result,
-        package=package,
-        data=data,
+        result, package=package, data=data,
         policy=Policy(
             state=draw(st.sampled_from(["foreground", "background"])),
             save_every=draw(st.sampled_from([None, 1, 2**31])),
             sessions_per_day=draw(st.sampled_from([5e-324, 1.0, 1440.0])),
         ),
-        training=training,
-        latency_host={"p50_ms": known(), "p90_ms": known()},
+        training=training, latency_host={"p50_ms": known(), "p90_ms": known()},
         memory={"predicted": PredictedMemory(peak_bytes=parts.total, breakdown=parts)},
-    )
+    )  # fmt: skip
     return SimulationResult.model_validate_json(result.to_json())  # as a file brings it
 
 
@@ -120,8 +115,8 @@ def results(draw: st.DrawFn) -> SimulationResult:
 def test_nothing_that_a_file_can_hold_is_an_exception(data: st.DataObject) -> None:
     base, head = data.draw(_hidden(results())), data.draw(_hidden(results()))
     budgets = parse_budgets(BUDGETS.encode())
-    judged = judge(head.result, budgets, baseline=base.result)
-    assert SimulationResult.model_validate_json(judged.to_json()) == judged
+    found = judge(head.result, budgets, baseline=base.result)
+    assert SimulationResult.model_validate_json(found.to_json()) == found
     comparison = compare(base.result, head.result, budgets)
     assert Comparison.model_validate_json(comparison.model_dump_json()) == comparison
     assert render_text(comparison)
@@ -225,26 +220,26 @@ def test_only_a_fall_beyond_its_noise_passes(
     groups: int, fall: float, half: float, status: str, words: str
 ) -> None:
     found = HeldOutFall(groups=groups, samples=880, fall=fall, low=fall - half, high=fall + half)
-    check = learns(judge(with_fall(found)))
-    assert check.status == status
-    assert words in check.message
-    assert check.level == "error"
-    assert (check.advice is not None) == (status == "fail")
+    learns = check(judge(with_fall(found)), "learns")
+    assert learns.status == status
+    assert words in learns.message
+    assert learns.level == "error"
+    assert (learns.advice is not None) == (status == "fail")
 
 
 def test_a_loss_that_is_always_zero_fails_however_few_the_samples() -> None:
     result = with_fall(None)
     zero = {"eval_loss_before": 0.0, "eval_loss_after": 0.0}
-    check = learns(judge(changed(result, training=zero)))
-    assert (check.status, check.advice is not None) == ("fail", True)
-    assert "exactly 0" in check.message
+    learns = check(judge(changed(result, training=zero)), "learns")
+    assert (learns.status, learns.advice is not None) == ("fail", True)
+    assert "exactly 0" in learns.message
 
 
 def test_budgets_can_switch_it_off() -> None:
     result = with_fall(None)
-    assert learns(judge(result)).status == "not judged"
-    switched = judge(result, parse_budgets(b"[budgets]\nlearns = false\n"))
-    assert "learns" not in [check.metric for check in switched.checks]
+    assert check(judge(result), "learns").status == "not judged"
+    switched = judged(result, "[budgets]\nlearns = false\n")
+    assert "learns" not in [each.metric for each in switched.checks]
 
 
 @pytest.fixture(scope="module")
@@ -266,8 +261,8 @@ def test_a_model_that_learned_nothing_fails(
     package: Path, tmp_path: Path, samples: int, rate: float, status: str, groups: int
 ) -> None:
     result = judge(run(package, tmp_path, arrays(samples), rate))
-    check = learns(result)
-    assert check.status == status, check.message
+    learns = check(result, "learns")
+    assert learns.status == status, learns.message
     assert result.verdict == status
     fall = result.training.held_out_fall
     assert fall.groups == groups
@@ -297,8 +292,3 @@ def groups(losses: np.ndarray) -> Groups:
 
 def with_fall(fall: HeldOutFall | None) -> SimulationResult:
     return changed(make_result([]), training={"held_out_fall": fall}, interruption=None)
-
-
-def learns(result: SimulationResult) -> Check:
-    (found,) = [check for check in result.checks if check.metric == "learns"]
-    return found

@@ -1,7 +1,5 @@
 """What advice proposes is planned: held against packages that are really built so."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 
@@ -26,7 +24,9 @@ from tests import zoo
 from tests.packaging_tools import generate, trainable_names
 from tests.simulator.changed import changed
 from tests.simulator.graphs import weighted
-from tests.simulator.packages import Case, Cases, make_case, make_profile
+from tests.simulator.judged import check
+from tests.simulator.packages import Case, Cases, make_case
+from tests.simulator.profiles import make_profile
 from tests.sweep import split
 
 ROWS, WIDTH = 70_000, 16
@@ -133,10 +133,10 @@ def simulated(folder: Path, limit: int, samples: int) -> SimulationResult:
 
 
 def memory_check(result: SimulationResult, metric: str = "memory_limit") -> Check:
-    (check,) = [c for _, c in result.all_checks() if c.metric == metric]
-    assert check.status == "fail"
-    assert check.advice
-    return check
+    found = check(result, metric)
+    assert found.status == "fail"
+    assert found.advice
+    return found
 
 
 def test_a_recommender_is_advised_to_freeze_its_table(

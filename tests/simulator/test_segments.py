@@ -1,7 +1,5 @@
 """A package that is trained segment by segment: its plan against a process, and a simulation."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import re
@@ -34,7 +32,8 @@ from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.simulation import key_figures, mapped_words
 from odtpack_simulator.result import Policy, SimulationResult
 from odtpack_simulator.simulation import simulate
-from tests.simulator.packages import job_on, make_profile
+from tests.simulator.packages import job_on
+from tests.simulator.profiles import make_profile
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is measured on Linux")
 

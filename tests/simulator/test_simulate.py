@@ -1,7 +1,5 @@
 """A whole simulation: prediction, timing, free training, limits near the peak, interruptions."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -40,7 +38,9 @@ from tests.refused import refused
 from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
 from tests.simulator.graphs import weighted
-from tests.simulator.packages import Case, make_profile
+from tests.simulator.judged import check
+from tests.simulator.packages import Case
+from tests.simulator.profiles import make_profile
 from tests.training.test_not_finite import rooted
 
 PROFILES = [
@@ -440,19 +440,18 @@ def test_a_simulation(poisoned: Case, tmp_path: Path) -> None:
     data = tmp_path / "data.npz"
     result = judge(simulate(tmp_path / "package", data, [], epochs=1, batch_size=8, seed=0))
     assert result.training.skipped_batches == len(result.training.losses) > 1
-    (check,) = [each for each in result.checks if each.metric == "finite_loss"]
-    assert (check.status, check.actual) == ("fail", result.training.skipped_batches)
-    assert "gradient of second" in check.message
-    assert "a gradient was not finite" in str(check.advice)
+    finite = check(result, "finite_loss")
+    assert (finite.status, finite.actual) == ("fail", result.training.skipped_batches)
+    assert "gradient of second" in finite.message
+    assert "a gradient was not finite" in str(finite.advice)
 
 
 @pytest.mark.parametrize(("skipped", "words"), [(1, "1 batch was"), (3, "3 batches were")])
 def test_losses_and_gradients_are_counted_once(skipped: int, words: str) -> None:
     update = {"losses": [2.3, None, 2.2], "skipped_batches": skipped, "not_finite": "step 3: why"}
-    result = judge(changed(make_result([]), training=update))
-    (check,) = [each for each in result.checks if each.metric == "finite_loss"]
-    assert check.actual == skipped
-    assert check.message.endswith(f"; {words} skipped, the last in step 3: why")
+    finite = check(judge(changed(make_result([]), training=update)), "finite_loss")
+    assert finite.actual == skipped
+    assert finite.message.endswith(f"; {words} skipped, the last in step 3: why")
 
 
 # A replay follows the recipe of the package: schedule, accumulation and element type.
@@ -607,6 +606,6 @@ def test_an_overflow_of_mixed_precision_is_no_fault(poisoned: Case, tmp_path: Pa
     data = poisoned.folder / "data.npz"
     result = judge(simulate(tmp_path / "mixed", data, [], epochs=1, batch_size=8, seed=0))
     assert (result.training.skipped_batches, result.training.overflows) == (0, 1)
-    (check,) = [each for each in result.checks if each.metric == "finite_loss"]
-    assert (check.status, check.actual) == ("pass", 0)
-    assert "1 more only lowered the loss scale" in check.message
+    finite = check(result, "finite_loss")
+    assert (finite.status, finite.actual) == ("pass", 0)
+    assert "1 more only lowered the loss scale" in finite.message

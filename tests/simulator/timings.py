@@ -1,7 +1,5 @@
 """Made-up measurements of a timing child."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from odtpack_simulator.latency import HostTiming

@@ -1,7 +1,5 @@
 """Updates whose sums are products: the same values, in place, and never over what is multiplied."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Steps of the step model: those of the other two models, in place, in whatever order."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import subprocess
@@ -40,7 +38,7 @@ from tests import zoo
 from tests.model_text import LEVELS, run, run_in_place, session
 from tests.packaging_tools import batch, open_training, statistic_names
 from tests.refused import refused
-from tests.simulator.packages import make_profile
+from tests.simulator.profiles import make_profile
 from tests.torch_twins import twin
 from tests.training.tables import tables
 

@@ -4,8 +4,6 @@
 text, or messages as role and content.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

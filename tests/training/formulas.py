@@ -1,7 +1,5 @@
 """Optimizers in numpy float64, written from their papers and from PyTorch's documentation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

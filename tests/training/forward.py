@@ -1,7 +1,5 @@
 """A forward model of two nodes, and ways to vary it and to look at what becomes of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs of an optimizer's model, held to PyTorch's and to the formulas in float64."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

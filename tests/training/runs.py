@@ -1,7 +1,5 @@
 """Ten steps of SGD, by odtpack and by PyTorch in float64, to lay side by side."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

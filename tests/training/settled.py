@@ -10,8 +10,6 @@ Some thousand activations are still clipped, but few lie near a kink, and there 
 which none does in ten steps: the run in float64 tells, on every machine (:class:`KinkMargin`).
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """A model of tables that are looked up in every way that accumulates in another way."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx.parser
 import torch

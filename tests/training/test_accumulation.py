@@ -1,7 +1,5 @@
 """Gradients of several batches make the step of one large batch."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Our artifacts and those of ONNX Runtime training 1.19.2, from one model file, learn the same."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ``generate_artifacts`` takes, and what it writes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

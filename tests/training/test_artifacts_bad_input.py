@@ -1,7 +1,5 @@
 """Bad input to ``generate_artifacts`` gets one clear error, and nothing is written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

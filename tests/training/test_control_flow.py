@@ -1,7 +1,5 @@
 """Packages with If, Loop and Scan train as PyTorch does."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

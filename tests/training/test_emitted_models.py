@@ -1,7 +1,5 @@
 """The models that are written: plain standard operators, within what the oldest runtime loads."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -6,8 +6,6 @@ graph in another order; so each is held, bit for bit, against a run of the same 
 every output has memory of its own.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -3,8 +3,6 @@
 PyTorch runs in float64, so that what is measured is the error of the package alone.
 """
 
-from __future__ import annotations
-
 import itertools
 import warnings
 from pathlib import Path

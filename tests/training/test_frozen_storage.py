@@ -1,7 +1,5 @@
 """Frozen weights in float16 and int8: sizes, exact results, and what stays float32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

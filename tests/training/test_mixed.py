@@ -1,7 +1,5 @@
 """Mixed precision: float16 where it may be, and a loss scale that is as good as none."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

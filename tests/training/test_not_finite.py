@@ -1,7 +1,5 @@
 """A batch whose loss or gradients are not finite changes nothing: compared bit by bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every optimizer, with clipping and groups, against PyTorch and against float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

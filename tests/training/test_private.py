@@ -1,7 +1,5 @@
 """Private steps against PyTorch's gradients of single samples, and what they promise."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The same model and recipe give the same bytes, whatever the process and its surroundings."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

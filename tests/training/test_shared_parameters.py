@@ -1,7 +1,5 @@
 """Parameters that a model reads more than once, or returns, get the gradient of PyTorch."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path

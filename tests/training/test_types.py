@@ -1,7 +1,5 @@
 """Models in float16 and float64: what their packages hold, and that they follow PyTorch."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Optimizer models of float32 networks hold no float64, and lose nothing by it."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx_ir as ir
 import onnxruntime

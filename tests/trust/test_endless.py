@@ -1,7 +1,5 @@
 """Small models that never end: refused at once, or ended by a limit in a process of their own."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Who signed a package, which release it is, and what it may ask for."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -1,7 +1,5 @@
 """Two processes on one package or checkpoint, and threads that share a module."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

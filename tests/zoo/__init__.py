@@ -5,8 +5,6 @@ parameters, one graph input ``input``, one graph output ``output``
 (logits) and a free first extent ``batch``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import onnx

@@ -1,7 +1,5 @@
 """A small convolutional network for digits and icons."""
 
-from __future__ import annotations
-
 import onnx
 
 from tests.zoo.graph_writer import GraphWriter, he, require_positive

@@ -1,7 +1,5 @@
 """Writes the graph of a reference model: seeded parameters, named values, a pinned opset."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

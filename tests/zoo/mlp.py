@@ -1,7 +1,5 @@
 """A multilayer perceptron: ``Gemm`` and ``Relu``."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import onnx

@@ -1,7 +1,5 @@
 """A transformer encoder that classifies a sequence of tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 from onnx import TensorProto

@@ -6,8 +6,6 @@ writes the models of `GENAI` into this folder with onnxruntime-genai's builder,
 or those of `OPTIMUM`; WORK is a directory for what is not kept. README.md says what was installed.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

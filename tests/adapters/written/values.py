@@ -1,7 +1,5 @@
 """What the codes of a quantized file stand for, and the module with these values."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Models with If, Loop and Scan, each with the same function in PyTorch."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable, Mapping, Sequence

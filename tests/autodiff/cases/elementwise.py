@@ -1,7 +1,5 @@
 """Arithmetic, elementary functions and activations."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Whole planes, unpooling, patches, blocks of pixels, and norms over neighbourhoods."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Sequence

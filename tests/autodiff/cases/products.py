@@ -1,7 +1,5 @@
 """Every combination of the attributes of operators that have several."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """DequantizeLinear; simulated quantization is held to its formula in ``tests/passes``."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -5,8 +5,6 @@ implementation; all others to the formulas of ``recurrent_oracle``, since the re
 implementation ignores lengths, functions, clip and input_forget.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

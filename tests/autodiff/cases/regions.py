@@ -1,7 +1,5 @@
 """Pools over regions and deformable convolutions, written out in PyTorch from their definitions."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any

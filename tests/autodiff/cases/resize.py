@@ -1,7 +1,5 @@
 """Resize, as the affine map that ONNX Runtime's own kernel is."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

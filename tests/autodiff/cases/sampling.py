@@ -1,7 +1,5 @@
 """Operators that read planes at fractional positions: GridSample, AffineGrid."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Operators that move, cut, join or repeat elements."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch.nn import functional as F

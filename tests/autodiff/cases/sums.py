@@ -1,7 +1,5 @@
 """Sums of products, determinants, cumulative sums and products, Fourier transforms."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

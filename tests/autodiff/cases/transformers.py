@@ -1,7 +1,5 @@
 """Operators of transformers, which the standard defines by bodies, with all their inputs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Convolutions and pools. Sizes are chosen so that every lowering is met."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Every attribute of convolutions and pools with every other, on known and on unknown sizes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The campaign: figures by hand, every shipped profile, the example of the documentation."""
 
-from __future__ import annotations
-
 import math
 import re
 import sys
@@ -424,7 +422,5 @@ def test_figures_beyond_reason_are_not_judged() -> None:
     assert math.isfinite(same(campaign(device, policy=lazy, steps=[50, 50]).days))
     still = profile(sustained_fraction=1e-18, time_to_throttle=1e18, background_window=1e18)
     assert reasons(campaign(still, policy=Policy(state="background"))).keys() == {
-        "energy_j",
-        "battery_share",
-        "battery_share_per_session",
-    }
+        "energy_j", "battery_share", "battery_share_per_session",
+    }  # fmt: skip

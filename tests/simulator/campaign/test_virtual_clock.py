@@ -1,7 +1,5 @@
 """The virtual clock against a simulator that makes every step by itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -118,16 +116,11 @@ def brute(pace: DeviceTimes, sizes: list[int], *, save_every: int | None, period
 
 durations = st.integers(0, 60)
 paces = st.builds(
-    DeviceTimes,
-    creation=durations,
-    load=durations,
-    first_step=st.integers(1, 60),
-    step=st.integers(1, 20),
-    save=durations,
-    window=st.one_of(st.just(NEVER), st.integers(1, 600)),
+    DeviceTimes, creation=durations, load=durations, first_step=st.integers(1, 60),
+    step=st.integers(1, 20), save=durations, window=st.one_of(st.just(NEVER), st.integers(1, 600)),
     throttle_after=st.one_of(st.just(NEVER), st.integers(0, 700)),
     sustained=st.sampled_from([Fraction(1), Fraction(3, 4), Fraction(426, 1000), Fraction(1, 3)]),
-)
+)  # fmt: skip
 save_everies = st.one_of(st.none(), st.integers(1, 40))
 pieces = st.lists(st.integers(1, 120), min_size=1, max_size=8)
 

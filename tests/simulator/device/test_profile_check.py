@@ -1,9 +1,7 @@
 """What a profile judges, what it does not, and what looks odd in it."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
+from functools import partial
 from typing import get_args
 
 import pytest
@@ -20,22 +18,12 @@ from odtpack_simulator.device.profile import (
     load_profile,
     profile_toml,
 )
-from odtpack_simulator.device.profile import parse_profile as parse_bytes
 from odtpack_simulator.device.profile_check import check_profile
 from odtpack_simulator.latency import device_rates
-from odtpack_simulator.values.units import Interval, Quantity
-
-DOCUMENT = Path(__file__).parents[3] / "docs/formats/device-profile.md"
-EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)[0]
-
-
-def parse(text: str) -> DeviceProfile:
-    return parse_bytes(text.encode(), "example.toml")
-
-
-def changed(change: tuple[str, str]) -> DeviceProfile:
-    assert EXAMPLE.count(change[0]) == 1, change[0]
-    return parse(EXAMPLE.replace(*change))
+from odtpack_simulator.values.units import Quantity
+from tests.simulator.device.test_profile import EXAMPLE, changed, parse
+from tests.simulator.factory import same
+from tests.simulator.profiles import figure, made_profile
 
 
 def without(key: str) -> DeviceProfile:
@@ -49,9 +37,7 @@ def test_the_documented_example_lacks_three_figures_and_warns_of_nothing() -> No
     assert report.warnings == []
     assert {item.subject: (item.lacking, item.why) for item in report.not_judged} == {
         "memory in the background": (["memory.app_limit_background"], []),
-        "low memory warning": (
-            ["memory.low_memory_warning"], ["the system warns by pressure"],
-        ),
+        "low memory warning": (["memory.low_memory_warning"], ["the system warns by pressure"]),
         "background windows": (["background_window"], ["not tried"]),
     }  # fmt: skip
     assert len(report.judged) == 7
@@ -117,12 +103,12 @@ ODD: list[tuple[str, tuple[str, str]]] = [
 
 @pytest.mark.parametrize(("words", "change"), ODD, ids=[words for words, _ in ODD])
 def test_what_looks_odd_is_a_warning(words: str, change: tuple[str, str]) -> None:
-    warnings = check_profile(changed(change)).warnings
+    warnings = check_profile(parse(changed(*change))).warnings
     assert any(words in warning for warning in warnings), warnings
 
 
 def test_power_that_is_higher_at_rest_judges_no_energy() -> None:
-    report = check_profile(changed(("idle = { value = 0.3", "idle = { value = 5")))
+    report = check_profile(parse(changed("idle = { value = 0.3", "idle = { value = 5")))
     lacking = {item.subject: item.lacking for item in report.not_judged}
     for subject in ("energy", "share of the battery"):
         assert lacking[subject] == ["power.load above power.idle"]
@@ -202,10 +188,6 @@ MEASURED_COPIES = [
 ]
 
 
-def point(value: float) -> Interval:
-    return Interval(low=value, typical=value, high=value)
-
-
 @pytest.mark.parametrize(("core", "rate", "peak"), MEASURED_SHARES)
 def test_the_share_of_a_product_holds_what_was_measured(
     core: str, rate: float, peak: float
@@ -220,7 +202,7 @@ def test_the_share_of_a_product_holds_what_was_measured(
 def test_one_rule_for_copies_holds_what_was_measured(
     core: str, vendor: str, rate: float, chips: float, clock: float
 ) -> None:
-    found = copy_rate(core_kind(core, vendor, []), point(chips), point(clock))
+    found = copy_rate(core_kind(core, vendor, []), same(chips), same(clock))
     assert found.low <= rate <= found.high
     assert found.high / found.low <= 3
     assert 1 / 1.5 <= found.typical / rate <= 1.5
@@ -236,22 +218,12 @@ def test_kernels_are_told_apart() -> None:
 
 
 def from_data_sheet(**cpu: object) -> DeviceProfile:
-    def figure(value: float, unit: str, **more: object) -> dict[str, object]:
-        return {"value": value, "unit": unit, "kind": "published", "source": "data sheet", **more}
-
-    content = {
-        "schema_version": 1, "name": "amd/epyc", "title": "EPYC", "vendor": "AMD", "os": "linux",
-        "validated": False, "memory": {"dram_bandwidth": figure(204.8, "GB/s")},
-        "cpu": {
-            "fp32_peak": figure(224.0, "GFLOPS", threads=2),
-            "training_threads": figure(1, "cores"),
-            "clusters": [
-                {"core": "Zen 3", "cores": figure(2, "cores"), "clock": figure(3.5, "GHz")}
-            ],
-            **cpu,
-        },
-    }  # fmt: skip
-    return DeviceProfile.model_validate(content)
+    sheet = partial(figure, kind="published", source="data sheet")
+    zen = {"core": "Zen 3", "cores": sheet(2, "cores"), "clock": sheet(3.5, "GHz")}
+    cpu = {"fp32_peak": sheet(224.0, "GFLOPS", threads=2), "training_threads": sheet(1, "cores"),
+           "clusters": [zen], **cpu}  # fmt: skip
+    memory = {"dram_bandwidth": sheet(204.8, "GB/s")}
+    return made_profile("amd/epyc", memory=memory, cpu=cpu).model_copy(update={"vendor": "AMD"})
 
 
 def test_a_data_sheet_is_enough_for_times() -> None:

@@ -1,15 +1,11 @@
 """What to change first: every figure in the advice is checked by making the change."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 
 from odtpack_simulator.campaign import run_campaign
 from odtpack_simulator.device.profile import load_profile
-from odtpack_simulator.figures.judge import judge
-from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.result import (
     DeviceCampaign,
     EvaluationPoint,
@@ -19,19 +15,18 @@ from odtpack_simulator.result import (
 )
 from odtpack_simulator.values.units import Interval, format_bytes
 from tests.simulator.changed import changed, on_devices
-from tests.simulator.factory import make_result
-from tests.simulator.factory_campaign import same
+from tests.simulator.factory import make_result, same
+from tests.simulator.judged import check, judged
 
 DEVICE = "google/pixel-8a"
 BASE = make_result([DEVICE])
 
 
 def advised(result: SimulationResult, key: str, value: str) -> str:
-    judged = judge(result, parse_budgets(f"[budgets]\n{key} = {value}".encode()))
-    (check,) = [c for _, c in judged.all_checks() if c.metric == key]
-    assert check.status == "fail"
-    assert check.advice
-    return check.advice
+    found = check(judged(result, f"[budgets]\n{key} = {value}"), key)
+    assert found.status == "fail"
+    assert found.advice
+    return found.advice
 
 
 def campaign(result: SimulationResult = BASE, **update: object) -> SimulationResult:
@@ -181,22 +176,19 @@ def test_a_package_with_frozen_weights() -> None:
     assert "float16" not in text
 
 
-@pytest.mark.parametrize(
-    ("losses", "words"),
-    [
-        ([2.0, 1.0, 0.5], "still falling, by 50.0 % in the last 10 steps: train more"),
-        ([2.0, 0.5, 0.9], "lowest after 10 of 240 steps, at 0.5: train fewer"),
-        ([0.5, 2.0, 0.9], "lowest before the first step, at 0.5: lower the learning rate"),
-        ([0.0, 2.0, 0.9], "lowest before the first step, at 0: lower the learning rate"),
-        ([2.0, 0.5, 0.499], "no longer falls"),
-        ([1.38, 1.292], "still falling, by 6.4 % in the last 10 steps: train more"),
-        (
-            [1.38, 1.379],
-            "too few evaluations to tell whether the loss still falls: train more steps, or",
-        ),
-        ([0.5, 0.9], "lowest before the first step, at 0.5: lower the learning rate"),
-    ],
-)
+@pytest.mark.parametrize(("losses", "words"), [
+    ([2.0, 1.0, 0.5], "still falling, by 50.0 % in the last 10 steps: train more"),
+    ([2.0, 0.5, 0.9], "lowest after 10 of 240 steps, at 0.5: train fewer"),
+    ([0.5, 2.0, 0.9], "lowest before the first step, at 0.5: lower the learning rate"),
+    ([0.0, 2.0, 0.9], "lowest before the first step, at 0: lower the learning rate"),
+    ([2.0, 0.5, 0.499], "no longer falls"),
+    ([1.38, 1.292], "still falling, by 6.4 % in the last 10 steps: train more"),
+    (
+        [1.38, 1.379],
+        "too few evaluations to tell whether the loss still falls: train more steps, or",
+    ),
+    ([0.5, 0.9], "lowest before the first step, at 0.5: lower the learning rate"),
+])  # fmt: skip
 def test_what_the_curve_says(losses: list[float], words: str) -> None:
     curve = [EvaluationPoint(step=10 * i, loss=loss) for i, loss in enumerate(losses)]
     assert words in advised(changed(BASE, training={"curve": curve}), "final_loss", "0.01")
@@ -215,13 +207,10 @@ def test_without_a_curve_the_training_losses_speak() -> None:
 def play(policy: Policy, steps: int = BASE.data.steps) -> DeviceCampaign:
     assert BASE.latency_host.checkpoint_bytes is not None
     return run_campaign(
-        load_profile(DEVICE),
-        BASE.devices[0].latency,
-        policy,
+        load_profile(DEVICE), BASE.devices[0].latency, policy,
         steps=[steps // policy.pieces + (i < steps % policy.pieces) for i in range(policy.pieces)],
-        checkpoint_bytes=BASE.latency_host.checkpoint_bytes,
-        curve=[],
-    )
+        checkpoint_bytes=BASE.latency_host.checkpoint_bytes, curve=[],
+    )  # fmt: skip
 
 
 def played(policy: Policy) -> SimulationResult:
@@ -281,12 +270,11 @@ def test_shorter_sessions_take_so_much_of_the_battery(share: float) -> None:
 
 
 def test_three_sessions_at_two_a_day_take_two_days() -> None:
-    judged = judge(played(MANY), parse_budgets(b"[budgets]\ndays = 1"))
-    (check,) = [c for _, c in judged.all_checks() if c.metric == "days"]
-    assert check.status == "fail"
-    assert check.message == "estimated at 2 days, allowed is at most 1"
-    assert check.advice == "3 sessions a day instead of 2 end it in 1 day"
-    assert judge(played(MANY), parse_budgets(b"[budgets]\ndays = 2")).verdict != "fail"
+    found = check(judged(played(MANY), "[budgets]\ndays = 1"), "days")
+    assert found.status == "fail"
+    assert found.message == "estimated at 2 days, allowed is at most 1"
+    assert found.advice == "3 sessions a day instead of 2 end it in 1 day"
+    assert judged(played(MANY), "[budgets]\ndays = 2").verdict != "fail"
 
 
 @pytest.mark.parametrize("days", [1, 2, 3, 5])
@@ -302,9 +290,7 @@ def test_so_many_sessions_a_day_end_it_in_time(days: int) -> None:
 
 def test_a_figure_that_is_just_beyond_says_so() -> None:
     seconds = typical(play(Policy()).active_s)
-    budgets = parse_budgets(f'[budgets]\ntime_to_finish = "{0.99999 * seconds} s"'.encode())
-    (check,) = [
-        c for _, c in judge(played(Policy()), budgets).all_checks() if c.metric == "time_to_finish"
-    ]
-    assert check.status == "fail"
-    assert check.message.endswith(", missed by less than the displayed precision")
+    text = f'[budgets]\ntime_to_finish = "{0.99999 * seconds} s"'
+    found = check(judged(played(Policy()), text), "time_to_finish")
+    assert found.status == "fail"
+    assert found.message.endswith(", missed by less than the displayed precision")

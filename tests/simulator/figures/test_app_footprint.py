@@ -1,7 +1,5 @@
 """What an app holds beside a training counts against the limit of its process."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -27,6 +25,7 @@ from odtpack_simulator.values.figure import Check
 from tests.refused import refused
 from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result
+from tests.simulator.judged import check, judged
 
 PIXEL = "google/pixel-8a"
 
@@ -40,8 +39,7 @@ def with_memory(result: SimulationResult, **changes: object) -> SimulationResult
 
 
 def limit_check(result: SimulationResult) -> Check:
-    (device,) = result.devices
-    return next(check for check in device.checks if check.metric == "memory_limit")
+    return check(result, "memory_limit")
 
 
 def test_every_system_has_a_stated_default_with_its_source() -> None:
@@ -61,29 +59,22 @@ def test_the_process_is_held_to_the_limit(room: int, outcome: str) -> None:
         make_result([PIXEL], app=True), predicted_peak_bytes=100_000_000, limit_bytes=limit,
         limit_low_bytes=limit, held_bytes=None,
     )  # fmt: skip
-    judged = judge(result)
-    check = limit_check(judged)
-    assert judged.devices[0].memory.outcome == outcome
-    assert check.actual == 100_000_000 + 150_000_000 + RUNTIME_LIBRARY_BYTES
-    assert "150 MB of the app (assumed) and 7.80 MB of ONNX Runtime's library" in check.message
+    found = judge(result)
+    assert found.devices[0].memory.outcome == outcome
+    assert limit_check(found).actual == 100_000_000 + 150_000_000 + RUNTIME_LIBRARY_BYTES
+    words = "150 MB of the app (assumed) and 7.80 MB of ONNX Runtime's library"
+    assert words in limit_check(found).message
 
 
-@pytest.mark.parametrize(
-    ("text", "app"),
-    [
-        ('[budgets]\napp_footprint = "50 MB"', 50_000_000),
-        (
-            '[budgets]\napp_footprint = "50 MB"\n[class.android]\napp_footprint = "60 MiB"',
-            60 * 2**20,
-        ),
-        (
-            '[class.android]\napp_footprint = "60 MB"\n'
-            f'[device."{PIXEL}"]\napp_footprint = "70 MB"',
-            70_000_000,
-        ),
-        ('[class.ios]\napp_footprint = "60 MB"', 150_000_000),
-    ],
-)
+@pytest.mark.parametrize(("text", "app"), [
+    ('[budgets]\napp_footprint = "50 MB"', 50_000_000),
+    ('[budgets]\napp_footprint = "50 MB"\n[class.android]\napp_footprint = "60 MiB"', 60 * 2**20),
+    (
+        '[class.android]\napp_footprint = "60 MB"\n' f'[device."{PIXEL}"]\napp_footprint = "70 MB"',
+        70_000_000,
+    ),
+    ('[class.ios]\napp_footprint = "60 MB"', 150_000_000),
+])  # fmt: skip
 def test_the_narrowest_table_says_what_the_app_holds(text: str, app: int) -> None:
     budgets = parse_budgets(text.encode())
     (device,) = judge(make_result([PIXEL], app=True), budgets).devices
@@ -93,18 +84,17 @@ def test_the_narrowest_table_says_what_the_app_holds(text: str, app: int) -> Non
 
 def test_where_the_budgets_say_it_the_report_names_the_line() -> None:
     budgets = parse_budgets(b'[budgets]\napp_footprint = "50 MB"', "limits.toml")
-    judged = judge(make_result([PIXEL], app=True), budgets)
-    assert judged.devices[0].memory.app_source == "limits.toml:2"
-    assert "50.0 MB of the app (by the budgets)" in limit_check(judged).message
-    assert "limits.toml:2" in render_report(judged, "html").decode()
+    found = judge(make_result([PIXEL], app=True), budgets)
+    assert found.devices[0].memory.app_source == "limits.toml:2"
+    assert "50.0 MB of the app (by the budgets)" in limit_check(found).message
+    assert "limits.toml:2" in render_report(found, "html").decode()
 
 
 @pytest.mark.parametrize("value", ["50", "50000000", '"50 s"', '"-5 MB"', "[1]"])
 def test_it_needs_a_unit(value: str) -> None:
     text = f"[budgets]\napp_footprint = {value}"
-    with refused("budgets-invalid") as caught:
+    with refused("budgets-invalid", what="app_footprint"):
         parse_budgets(text.encode())
-    assert "app_footprint" in caught.value.what
 
 
 def test_a_replay_that_was_ended_is_not_judged_with_more_room() -> None:
@@ -118,20 +108,18 @@ def test_a_replay_that_was_ended_is_not_judged_with_more_room() -> None:
     )  # fmt: skip
     assert limit_check(judge(result)).status == "fail"
     for more, status in ((1, "not judged"), (0, "fail"), (-1, "fail")):
-        text = f'[budgets]\napp_footprint = "{150_000_000 - more} B"'
-        judged = judge(result, parse_budgets(text.encode()))
-        assert limit_check(judged).status == status
-        assert limit_check(judge(judged)).status == status  # nothing was lost
+        found = judged(result, f'[budgets]\napp_footprint = "{150_000_000 - more} B"')
+        assert limit_check(found).status == status
+        assert limit_check(judge(found)).status == status  # nothing was lost
 
 
 def test_budgets_that_say_what_the_app_holds_count_the_kit_as_well() -> None:
     result = make_result([PIXEL])
     peak = result.devices[0].memory.predicted_peak_bytes
     assert limit_check(judge(result)).actual == peak
-    judged = judge(result, parse_budgets(b'[budgets]\napp_footprint = "50 MB"'))
-    runtime = runtime_bytes("kotlin", "android", peak)
-    assert limit_check(judged).actual == peak + 50_000_000 + runtime
-    assert "the kotlin kit's process (24.0 MB and 25 % of the peak)" in limit_check(judged).message
+    found = limit_check(judged(result, '[budgets]\napp_footprint = "50 MB"'))
+    assert found.actual == peak + 50_000_000 + runtime_bytes("kotlin", "android", peak)
+    assert "the kotlin kit's process (24.0 MB and 25 % of the peak)" in found.message
 
 
 def test_a_process_takes_no_more_than_what_is_counted() -> None:
@@ -147,10 +135,9 @@ def test_a_process_takes_no_more_than_what_is_counted() -> None:
 
 
 def test_an_app_that_takes_the_limit_by_itself() -> None:
-    budgets = parse_budgets(b'[budgets]\napp_footprint = "5 GB"')
-    check = limit_check(judge(make_result([PIXEL], app=True), budgets))
-    assert check.status == "fail"
-    assert "app_footprint" in str(check.advice)
+    result = judged(make_result([PIXEL], app=True), '[budgets]\napp_footprint = "5 GB"')
+    assert limit_check(result).status == "fail"
+    assert "app_footprint" in str(limit_check(result).advice)
 
 
 def bar(app: int, runtime: int, training: int, limit: int | None) -> str:
@@ -219,20 +206,16 @@ def test_an_entitled_app_is_held_to_its_own_limit() -> None:
 
 def test_what_the_app_holds_is_not_left_to_the_training() -> None:
     memory = memory_of("apple/iphone-15-pro", Policy())
-    assert memory.limit_bytes is not None
     assert memory.room_bytes == memory.limit_bytes - 150_000_000 - RUNTIME_LIBRARY_BYTES
     assert memory.need_bytes == 1 + 150_000_000 + RUNTIME_LIBRARY_BYTES
     assert (memory.kit, memory.sharing) == ("swift", "shared")
 
 
-@pytest.mark.parametrize(
-    ("name", "state"),
-    [
-        ("apple/iphone-xr", "foreground"),  # nobody measured it there
-        ("samsung/galaxy-a12", "foreground"),  # Android has none
-        ("apple/iphone-15-pro", "background"),
-    ],
-)
+@pytest.mark.parametrize(("name", "state"), [
+    ("apple/iphone-xr", "foreground"),  # nobody measured it there
+    ("samsung/galaxy-a12", "foreground"),  # Android has none
+    ("apple/iphone-15-pro", "background"),
+])  # fmt: skip
 def test_where_the_entitlement_changes_nothing(name: str, state: AppState) -> None:
     plain, entitled = (
         memory_of(name, Policy(state=state, entitled=given)) for given in (False, True)

@@ -23,8 +23,7 @@ from odtpack_simulator.result import Policy, SimulationResult, Subject
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import Interval
 from tests.simulator.changed import changed, on_devices
-from tests.simulator.factory import make_result
-from tests.simulator.factory_campaign import same
+from tests.simulator.factory import make_result, same
 
 DOCUMENT = Path(__file__).parents[3] / "docs/formats/budgets.md"
 EXAMPLE = re.findall(r"```toml\n(.*?)```", DOCUMENT.read_text("utf-8"), re.DOTALL)[0]
@@ -164,72 +163,66 @@ def test_the_schema_agrees_with_the_reader() -> None:
             jsonschema.validate(tomllib.loads(text), schema)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "# nothing", "[budgets]", "[class.ios]\n[device.x]"],
-)
+@pytest.mark.parametrize("text", ["", "# nothing", "[budgets]", "[class.ios]\n[device.x]"])
 def test_empty_files_set_no_limit(text: str) -> None:
     assert parse(text).for_device("x", "ios") == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "key", "message"),
-    [
-        ("[budget]", "budget", "did you mean 'budgets'"),
-        ('[budgets]\npeek_memory = "1 MB"', "budgets.peek_memory", "did you mean 'peak_memory'"),
-        ("[budgets]\npeak_memory = 12", "budgets.peak_memory", 'such as "200 MB"'),
-        ("[budgets]\nstep_latency = 12", "budgets.step_latency", 'such as "50 ms"'),
-        ('[budgets]\npeak_memory = "12"', "budgets.peak_memory", "with a unit"),
-        ('[budgets]\npeak_memory = "12 Mb"', "budgets.peak_memory", "did you mean MB"),
-        ('[budgets]\npeak_memory = "12 ms"', "budgets.peak_memory", "not a unit of bytes"),
-        ('[budgets]\npeak_memory = "-1 MB"', "budgets.peak_memory", "may grow: write +1 MB"),
-        ('[budgets]\npeak_memory = "-5 %"', "budgets.peak_memory", "may grow: write +5 %"),
-        ('[budgets]\naccuracy_floor = "+5 %"', "budgets.accuracy_floor", "may fall: write -5 %"),
-        ('[budgets]\nmemory_headroom = "+1 %"', "budgets.memory_headroom", "may fall"),
-        ('[budgets]\nmemory_headroom = "-200 %"', "budgets.memory_headroom", "can never fail"),
-        ('[budgets]\nmemory_headroom = "0.2"', "budgets.memory_headroom", "with a unit"),
-        ("[budgets]\nsessions = -1", "budgets.sessions", "can never pass"),
-        ('[budgets]\naccuracy_floor = "-100 %"', "budgets.accuracy_floor", "can never fail"),
-        ('[budgets]\naccuracy_floor = "-1"', "budgets.accuracy_floor", "can never fail"),
-        ("[budgets]\naccuracy_floor = -1", "budgets.accuracy_floor", "is not below 0"),
-        ('[budgets]\nmemory_headroom = "-1 MB"', "budgets.memory_headroom", "percentage of the"),
-        ('[budgets]\npeak_memory = "+5"', "budgets.peak_memory", "with a unit"),
-        ('[budgets]\npeak_memory = "+5 ms"', "budgets.peak_memory", "not a unit of bytes"),
-        ('[budgets]\npeak_memory = "++5 %"', "budgets.peak_memory", "with a unit"),
-        ('[budgets]\nfinal_loss = "+5 MB"', "budgets.final_loss", "neither a percentage nor"),
-        ('[budgets]\nfinal_loss = "+nan"', "budgets.final_loss", "neither a percentage nor"),
-        ('[budgets]\nenergy = "+1e308 kJ"', "budgets.energy", "not a finite number"),
-        (f'[budgets]\nsessions = "+1{"0" * 400}"', "budgets.sessions", "not a finite number"),
-        (f"[budgets]\nsessions = 1{'0' * 400}", "budgets.sessions", "finite number"),
-        ('[budgets]\nenergy = "5 kcal"', "budgets.energy", "not a unit of energy"),
-        ("[budgets]\nmemory_headroom = 0.2", "budgets.memory_headroom", "percentage"),
-        ('[budgets]\nmemory_headroom = "100 %"', "budgets.memory_headroom", "below 100 %"),
-        ('[budgets]\nfinal_loss = "0.5"', "budgets.final_loss", "without quotes"),
-        ("[budgets]\nfinal_loss = nan", "budgets.final_loss", "found nan"),
-        (
-            "[budgets]\nfinal_loss = true",
-            "budgets.final_loss",
-            "finite number without quotes, such as 0.5, found true",
-        ),
-        ("[budgets]\ntoo_close = true", "budgets.too_close", "true is not one of"),
-        ("[budgets]\nfinal_loss = 1979-05-27", "budgets.final_loss", "finite number"),
-        ('[budgets]\nfinal_loss = { limit = 1, lvl = "warn" }', "final_loss.lvl", "'level'"),
-        ('[budgets]\nfinal_loss = { level = "warn" }', "final_loss.limit", "is missing"),
-        ('[budgets]\nfinal_loss = { limit = 1, level = "w" }', "final_loss.level", "not one of"),
-        ("[budgets]\nfinal_loss = []", "budgets.final_loss", "a list of 1 to 8 limits"),
-        (f"[budgets]\nfinal_loss = {[1] * 9}", "budgets.final_loss", "1 to 8 limits, found 9"),
-        ("[budgets]\nfinal_loss = [[1]]", "budgets.final_loss[0]", "finite number"),
-        ("[budgets]\nfinal_loss = [1, { limit = 1, lvl = 1 }]", "final_loss[1].lvl", "'level'"),
-        ('[budgets]\ndays = { limit = 1, kind = "percent" }', "days.kind", "limit, level"),
-        ("[class.andriod]", "class.andriod", "did you mean 'android'"),
-        ("[class]\nandroid = 1", "class.android", "must be a table"),
-        ('[device."a/b"]\nx = 1', 'device."a/b".x', "unknown key"),
-        ("budgets = 1", "budgets", "must be a table"),
-        ('[budgets]\nlearns = "no"', "budgets.learns", "must be true or false"),
-        ("[budgets]\nlearns = 0", "budgets.learns", "must be true or false"),
-        ("[budgets]\naccuracy_floor = 90", "budgets.accuracy_floor", "at most 1, found 90: 0.9 is"),
-    ],
-)
+@pytest.mark.parametrize(("text", "key", "message"), [
+    ("[budget]", "budget", "did you mean 'budgets'"),
+    ('[budgets]\npeek_memory = "1 MB"', "budgets.peek_memory", "did you mean 'peak_memory'"),
+    ("[budgets]\npeak_memory = 12", "budgets.peak_memory", 'such as "200 MB"'),
+    ("[budgets]\nstep_latency = 12", "budgets.step_latency", 'such as "50 ms"'),
+    ('[budgets]\npeak_memory = "12"', "budgets.peak_memory", "with a unit"),
+    ('[budgets]\npeak_memory = "12 Mb"', "budgets.peak_memory", "did you mean MB"),
+    ('[budgets]\npeak_memory = "12 ms"', "budgets.peak_memory", "not a unit of bytes"),
+    ('[budgets]\npeak_memory = "-1 MB"', "budgets.peak_memory", "may grow: write +1 MB"),
+    ('[budgets]\npeak_memory = "-5 %"', "budgets.peak_memory", "may grow: write +5 %"),
+    ('[budgets]\naccuracy_floor = "+5 %"', "budgets.accuracy_floor", "may fall: write -5 %"),
+    ('[budgets]\nmemory_headroom = "+1 %"', "budgets.memory_headroom", "may fall"),
+    ('[budgets]\nmemory_headroom = "-200 %"', "budgets.memory_headroom", "can never fail"),
+    ('[budgets]\nmemory_headroom = "0.2"', "budgets.memory_headroom", "with a unit"),
+    ("[budgets]\nsessions = -1", "budgets.sessions", "can never pass"),
+    ('[budgets]\naccuracy_floor = "-100 %"', "budgets.accuracy_floor", "can never fail"),
+    ('[budgets]\naccuracy_floor = "-1"', "budgets.accuracy_floor", "can never fail"),
+    ("[budgets]\naccuracy_floor = -1", "budgets.accuracy_floor", "is not below 0"),
+    ('[budgets]\nmemory_headroom = "-1 MB"', "budgets.memory_headroom", "percentage of the"),
+    ('[budgets]\npeak_memory = "+5"', "budgets.peak_memory", "with a unit"),
+    ('[budgets]\npeak_memory = "+5 ms"', "budgets.peak_memory", "not a unit of bytes"),
+    ('[budgets]\npeak_memory = "++5 %"', "budgets.peak_memory", "with a unit"),
+    ('[budgets]\nfinal_loss = "+5 MB"', "budgets.final_loss", "neither a percentage nor"),
+    ('[budgets]\nfinal_loss = "+nan"', "budgets.final_loss", "neither a percentage nor"),
+    ('[budgets]\nenergy = "+1e308 kJ"', "budgets.energy", "not a finite number"),
+    (f'[budgets]\nsessions = "+1{"0" * 400}"', "budgets.sessions", "not a finite number"),
+    (f"[budgets]\nsessions = 1{'0' * 400}", "budgets.sessions", "finite number"),
+    ('[budgets]\nenergy = "5 kcal"', "budgets.energy", "not a unit of energy"),
+    ("[budgets]\nmemory_headroom = 0.2", "budgets.memory_headroom", "percentage"),
+    ('[budgets]\nmemory_headroom = "100 %"', "budgets.memory_headroom", "below 100 %"),
+    ('[budgets]\nfinal_loss = "0.5"', "budgets.final_loss", "without quotes"),
+    ("[budgets]\nfinal_loss = nan", "budgets.final_loss", "found nan"),
+    (
+        "[budgets]\nfinal_loss = true",
+        "budgets.final_loss",
+        "finite number without quotes, such as 0.5, found true",
+    ),
+    ("[budgets]\ntoo_close = true", "budgets.too_close", "true is not one of"),
+    ("[budgets]\nfinal_loss = 1979-05-27", "budgets.final_loss", "finite number"),
+    ('[budgets]\nfinal_loss = { limit = 1, lvl = "warn" }', "final_loss.lvl", "'level'"),
+    ('[budgets]\nfinal_loss = { level = "warn" }', "final_loss.limit", "is missing"),
+    ('[budgets]\nfinal_loss = { limit = 1, level = "w" }', "final_loss.level", "not one of"),
+    ("[budgets]\nfinal_loss = []", "budgets.final_loss", "a list of 1 to 8 limits"),
+    (f"[budgets]\nfinal_loss = {[1] * 9}", "budgets.final_loss", "1 to 8 limits, found 9"),
+    ("[budgets]\nfinal_loss = [[1]]", "budgets.final_loss[0]", "finite number"),
+    ("[budgets]\nfinal_loss = [1, { limit = 1, lvl = 1 }]", "final_loss[1].lvl", "'level'"),
+    ('[budgets]\ndays = { limit = 1, kind = "percent" }', "days.kind", "limit, level"),
+    ("[class.andriod]", "class.andriod", "did you mean 'android'"),
+    ("[class]\nandroid = 1", "class.android", "must be a table"),
+    ('[device."a/b"]\nx = 1', 'device."a/b".x', "unknown key"),
+    ("budgets = 1", "budgets", "must be a table"),
+    ('[budgets]\nlearns = "no"', "budgets.learns", "must be true or false"),
+    ("[budgets]\nlearns = 0", "budgets.learns", "must be true or false"),
+    ("[budgets]\naccuracy_floor = 90", "budgets.accuracy_floor", "at most 1, found 90: 0.9 is"),
+])  # fmt: skip
 def test_wrong_budgets_are_named_in_one_line(text: str, key: str, message: str) -> None:
     with pytest.raises(OdtpackError) as caught:
         parse(text)
@@ -241,19 +234,16 @@ def test_wrong_budgets_are_named_in_one_line(text: str, key: str, message: str) 
     assert (error.where or "").startswith("ci/budgets.toml")
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("accuracy_floor = 90", "accuracy_floor = 0.9"),
-        ("sessions = true", "sessions = 10"),
-        ('learns = "no"', "learns = true"),
-        ("too_close = true", 'too_close = "error"'),
-        ('final_loss = { limit = 1, level = "w" }', "final_loss = 0.5"),
-        ('peek_memory = "1 MB"', '[budgets] peak_memory = "200 MB"'),
-        ("final_loss = { limit = 1, learns = true }", '[budgets] peak_memory = "200 MB"'),
-        ('[class.android]\ntoo_close = "warn"', '[budgets] peak_memory = "200 MB"'),
-    ],
-)
+@pytest.mark.parametrize(("text", "line"), [
+    ("accuracy_floor = 90", "accuracy_floor = 0.9"),
+    ("sessions = true", "sessions = 10"),
+    ('learns = "no"', "learns = true"),
+    ("too_close = true", 'too_close = "error"'),
+    ('final_loss = { limit = 1, level = "w" }', "final_loss = 0.5"),
+    ('peek_memory = "1 MB"', '[budgets] peak_memory = "200 MB"'),
+    ("final_loss = { limit = 1, learns = true }", '[budgets] peak_memory = "200 MB"'),
+    ('[class.android]\ntoo_close = "warn"', '[budgets] peak_memory = "200 MB"'),
+])  # fmt: skip
 def test_the_help_is_of_the_key(text: str, line: str) -> None:
     with pytest.raises(OdtpackError) as caught:
         parse(f"[budgets]\n{text}")
@@ -332,16 +322,12 @@ NUMBERS = st.one_of(st.none(), st.floats(-1e9, 1e9), st.floats(0.0, 1.0))
 
 
 @given(
-    times=st.tuples(*(intervals() for _ in TIMES)),
-    whole=st.tuples(*(intervals() for _ in WHOLE)),
-    loss=NUMBERS,
-    before=NUMBERS,
-    metric=NUMBERS,
+    times=st.tuples(*(intervals() for _ in TIMES)), whole=st.tuples(*(intervals() for _ in WHOLE)),
+    loss=NUMBERS, before=NUMBERS, metric=NUMBERS,
     ends=st.one_of(st.none(), st.tuples(st.floats(0.0, 0.5), st.floats(0.0, 0.5))),
-    peak=st.integers(0, 2**49),
-    size=st.integers(0, 2**49),
+    peak=st.integers(0, 2**49), size=st.integers(0, 2**49),
     state=st.sampled_from(["foreground", "background"]),
-)
+)  # fmt: skip
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_every_result_keeps_the_budget_that_it_suggests(
     times: tuple[Interval | None, ...], whole: tuple[Interval | None, ...], loss: float | None,
@@ -362,11 +348,9 @@ def test_every_result_keeps_the_budget_that_it_suggests(
         BASE, package={"package_bytes": size}, policy={"state": state}, training=learned
     )
     result = on_devices(
-        result,
-        latency=latency,
-        campaign=dict(zip(WHOLE, whole, strict=True)),
+        result, latency=latency, campaign=dict(zip(WHOLE, whole, strict=True)),
         memory={"predicted_peak_bytes": peak},
-    )
+    )  # fmt: skip
     judged = judge(
         result, parse_budgets(suggest_budget(result, baseline=True).encode()), baseline=result
     )
@@ -398,8 +382,6 @@ def test_limits_are_a_quarter_above_what_was_measured(scale: float, state: str) 
         if check.baseline is not None:
             assert check.limit == pytest.approx(1.1 * check.baseline)
         elif check.metric in {"peak_memory", "package_size", "final_loss"}:
-            assert check.limit is not None
-            assert check.actual is not None
             assert 1.25 <= check.limit / check.actual <= 1.4
 
 
@@ -481,8 +463,6 @@ def assert_short_and_kept(result: SimulationResult) -> None:
                 continue
             check = placed.pop(metric.key)
             # With two digits, and shared by figures within a factor of three.
-            assert check.limit is not None
-            assert figure.value is not None
             assert 1.25 <= check.limit / figure.value <= 1.25 * 1.1 * 3
             assert (check.budget_location or "").startswith("budgets.toml:")  # even inside of { }
         assert set(placed) <= {"peak_memory"}

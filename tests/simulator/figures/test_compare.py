@@ -1,7 +1,5 @@
 """What changed between two results, and how it is shown."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence
@@ -22,8 +20,7 @@ from odtpack_simulator.reports.comparison import (
 )
 from odtpack_simulator.result import DeviceCampaign, DeviceResult, Policy, SimulationResult
 from tests.simulator.changed import changed, on_devices
-from tests.simulator.factory import make_result, rebuilt
-from tests.simulator.factory_campaign import same
+from tests.simulator.factory import make_result, rebuilt, same
 
 DEVICE = "google/pixel-8a"
 
@@ -62,50 +59,28 @@ def test_a_result_against_itself() -> None:
     assert len(comparison.figures()) == known > 50
 
 
-@pytest.mark.parametrize(
-    ("base", "head", "metric", "change", "direction"),
-    [
-        (make_result([DEVICE]), make_result([DEVICE], scale=1.4), "peak_memory", 34.3, "worse"),
-        (make_result([DEVICE], scale=1.4), make_result([DEVICE]), "peak_memory", -25.5, "better"),
-        # A floor: less of it is worse.
-        (make_result([DEVICE]), make_result([DEVICE], scale=1.4), "memory_headroom", -1.5, "worse"),
-        # The host's median is known to about 1 % on either side.
-        (times(1.0), times(1.02), "step_latency", 2.0, "within noise"),
-        (times(1.0), times(0.98), "time_to_finish", -2.0, "within noise"),
-        (times(1.0), times(1.1), "step_latency", 10.0, "worse"),
-        (times(1.0), times(0.8), "time_to_finish", -20.0, "better"),
-        # A metric within the interval of the head's, and outside of it.
-        (
-            learned(0.95, 0.1, (0.9, 0.97)),
-            learned(0.93, 0.1, (0.91, 0.96)),
-            "accuracy_floor",
-            -2.1,
-            "within noise",
-        ),
-        (
-            learned(0.95, 0.1, (0.94, 0.96)),
-            learned(0.93, 0.1, (0.92, 0.94)),
-            "accuracy_floor",
-            -2.1,
-            "worse",
-        ),
-        (
-            learned(0.9, 0.2, (0.8, 0.95)),
-            learned(0.9, 0.1, (0.8, 0.95)),
-            "final_loss",
-            -50,
-            "better",
-        ),
-        (learned(0.9, 0.0, (0, 1)), learned(0.9, 0.1, (0, 1)), "final_loss", None, "worse"),
-    ],
-)
+@pytest.mark.parametrize(("base", "head", "metric", "change", "direction"), [
+    (make_result([DEVICE]), make_result([DEVICE], scale=1.4), "peak_memory", 34.3, "worse"),
+    (make_result([DEVICE], scale=1.4), make_result([DEVICE]), "peak_memory", -25.5, "better"),
+    # A floor: less of it is worse.
+    (make_result([DEVICE]), make_result([DEVICE], scale=1.4), "memory_headroom", -1.5, "worse"),
+    # The host's median is known to about 1 % on either side.
+    (times(1.0), times(1.02), "step_latency", 2.0, "within noise"),
+    (times(1.0), times(0.98), "time_to_finish", -2.0, "within noise"),
+    (times(1.0), times(1.1), "step_latency", 10.0, "worse"),
+    (times(1.0), times(0.8), "time_to_finish", -20.0, "better"),
+    # A metric within the interval of the head's, and outside of it.
+    (learned(0.95, 0.1, (0.9, 0.97)), learned(0.93, 0.1, (0.91, 0.96)),
+     "accuracy_floor", -2.1, "within noise"),
+    (learned(0.95, 0.1, (0.94, 0.96)), learned(0.93, 0.1, (0.92, 0.94)),
+     "accuracy_floor", -2.1, "worse"),
+    (learned(0.9, 0.2, (0.8, 0.95)), learned(0.9, 0.1, (0.8, 0.95)), "final_loss", -50, "better"),
+    (learned(0.9, 0.0, (0, 1)), learned(0.9, 0.1, (0, 1)), "final_loss", None, "worse"),
+])  # fmt: skip
 def test_change_and_direction(
-    base: SimulationResult,
-    head: SimulationResult,
-    metric: str,
-    change: float | None,
+    base: SimulationResult, head: SimulationResult, metric: str, change: float | None,
     direction: str,
-) -> None:
+) -> None:  # fmt: skip
     found = figure(compare(base, head), metric)
     assert "floor" not in found.title
     assert found.direction == direction
@@ -182,10 +157,8 @@ def test_new_and_removed_devices() -> None:
     base, head = make_result([DEVICE, "raspberrypi/pi-4"]), make_result(["apple/iphone-15-pro"])
     comparison = compare(base, head)
     assert [(d.name, d.presence) for d in comparison.devices] == [
-        ("apple/iphone-15-pro", "new"),
-        (DEVICE, "removed"),
-        ("raspberrypi/pi-4", "removed"),
-    ]
+        ("apple/iphone-15-pro", "new"), (DEVICE, "removed"), ("raspberrypi/pi-4", "removed"),
+    ]  # fmt: skip
     assert all(d.figures == [] for d in comparison.devices)
     for text in (render_text(comparison), render_markdown(comparison)):
         assert "only in the head: Apple iPhone 15 Pro" in text
@@ -257,19 +230,14 @@ def test_hostile_text_stays_text() -> None:
 
     base = make_result([DEVICE])
     head = on_devices(
-        base,
-        title=title,
-        training={"outcome": "killed", "steps_done": 1, "detail": long},
-        latency={"step_ms": None, "not_judged": long},
-        campaign=DeviceCampaign(),
-    )
+        base, title=title, training={"outcome": "killed", "steps_done": 1, "detail": long},
+        latency={"step_ms": None, "not_judged": long}, campaign=DeviceCampaign(),
+    )  # fmt: skip
     head = changed(
-        head,
-        host={"cpu": long, "onnxruntime": long},
-        interruption={"equal": False, "detail": long},
-        training={"metric_name": long},
+        head, host={"cpu": long, "onnxruntime": long},
+        interruption={"equal": False, "detail": long}, training={"metric_name": long},
         package={"loss": long, "optimizer": long},
-    )
+    )  # fmt: skip
     budgets = parse_budgets(
         b'[budgets]\nstep_latency = "+1 %"\nenergy = "1 J"\naccuracy_floor = "-1 %"\n'
         b'final_loss = "+1 %"\npeak_memory = "+0 %"',
@@ -305,15 +273,12 @@ def test_a_change_of_many_times_the_base_is_a_factor() -> None:
     assert "+900.0 %" in text
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "direction", "change"),
-    [
-        (1e-6, 0.9, "same", 0.0),  # in one day, as before
-        (0.9999, 1.0001, "within noise", 100.0),  # the last session takes a moment longer
-        (1.5, 2.5, "worse", 50.0),
-        (2.5, 0.5, "better", -66.7),
-    ],
-)
+@pytest.mark.parametrize(("before", "now", "direction", "change"), [
+    (1e-6, 0.9, "same", 0.0),  # in one day, as before
+    (0.9999, 1.0001, "within noise", 100.0),  # the last session takes a moment longer
+    (1.5, 2.5, "worse", 50.0),
+    (2.5, 0.5, "better", -66.7),
+])  # fmt: skip
 def test_days_are_whole(before: float, now: float, direction: str, change: float) -> None:
     found = figure(compare(with_campaign(days=before), with_campaign(days=now)), "days")
     assert found.direction == direction
@@ -358,10 +323,7 @@ def many(factors: Sequence[float]) -> SimulationResult:
     result = make_result([DEVICE])
     devices = [
         grown(result.devices[0], factor).model_copy(
-            update={
-                "name": f"acme/phone-{index}",
-                "title": f"Acme Phone {index} " + "é|" * 30,
-            }
+            update={"name": f"acme/phone-{index}", "title": f"Acme Phone {index} " + "é|" * 30}
         )
         for index, factor in enumerate(factors)
     ]

@@ -1,7 +1,5 @@
 """Figures, and judging over them alone: no result is needed."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
@@ -28,15 +26,12 @@ def metric(**changes: Any) -> Metric[None]:
     return Metric(**(declared | changes))
 
 
-@pytest.mark.parametrize(
-    ("loss", "held", "words"),
-    [
-        ("mse", 8, "the package trains no tokens"),
-        ("next_token", 0, "no samples are held out"),
-        ("next_token", 8, "8 held-out samples are fewer than a batch, which has 64"),
-        ("next_token", 80, "no perplexity at the end"),
-    ],
-)
+@pytest.mark.parametrize(("loss", "held", "words"), [
+    ("mse", 8, "the package trains no tokens"),
+    ("next_token", 0, "no samples are held out"),
+    ("next_token", 8, "8 held-out samples are fewer than a batch, which has 64"),
+    ("next_token", 80, "no perplexity at the end"),
+])  # fmt: skip
 def test_why_there_is_no_perplexity(loss: str, held: int, words: str) -> None:
     result = make_result()
     data, training = {"held_out_samples": held}, {"curve": []}
@@ -45,12 +40,9 @@ def test_why_there_is_no_perplexity(loss: str, held: int, words: str) -> None:
 
 
 def judged(
-    figure: Figure,
-    limit: float,
-    base: Figure | str = NO_BASELINE,
-    kind: Any = "absolute",
+    figure: Figure, limit: float, base: Figure | str = NO_BASELINE, kind: Any = "absolute",
     **of: Any,
-) -> Check:
+) -> Check:  # fmt: skip
     declared = metric(**of)
     (check,) = limit_checks(
         {"ink": declared},
@@ -62,20 +54,17 @@ def judged(
     return check
 
 
-@pytest.mark.parametrize(
-    ("figure", "status", "level"),
-    [
-        (Figure(value=10), "pass", "error"),
-        (Figure(value=11), "fail", "error"),
-        (Figure(value=9, low=8, high=10), "pass", "error"),
-        (Figure(value=9, low=8, high=11), "fail", "warn"),
-        (Figure(value=12, low=8, high=13), "fail", "error"),
-        (Figure(value=None, reason="nobody counted"), "not judged", "error"),
-        # A lower bound shows that a limit is broken, and never that it is kept.
-        (Figure(value=9, low=9, reason="without the cap"), "not judged", "error"),
-        (Figure(value=11, low=11, reason="without the cap"), "fail", "error"),
-    ],
-)
+@pytest.mark.parametrize(("figure", "status", "level"), [
+    (Figure(value=10), "pass", "error"),
+    (Figure(value=11), "fail", "error"),
+    (Figure(value=9, low=8, high=10), "pass", "error"),
+    (Figure(value=9, low=8, high=11), "fail", "warn"),
+    (Figure(value=12, low=8, high=13), "fail", "error"),
+    (Figure(value=None, reason="nobody counted"), "not judged", "error"),
+    # A lower bound shows that a limit is broken, and never that it is kept.
+    (Figure(value=9, low=9, reason="without the cap"), "not judged", "error"),
+    (Figure(value=11, low=11, reason="without the cap"), "fail", "error"),
+])  # fmt: skip
 def test_a_figure_against_a_limit_of_ten(figure: Figure, status: str, level: str) -> None:
     check = judged(figure, 10)
     assert (check.status, check.level, check.actual) == (status, level, figure.value)
@@ -95,18 +84,15 @@ def test_what_never_happens_keeps_no_limit() -> None:
     assert (check.status, check.message) == ("fail", "it is never dry")
 
 
-@pytest.mark.parametrize(
-    ("base", "status", "said"),
-    [
-        (Figure(value=100), "fail", "+5 % against the 100 B of the baseline"),
-        (Figure(value=110), "pass", "of the baseline"),
-        (Figure(value=100, kind="measured"), "not judged", "measured, here counted"),
-        (Figure(value=100, basis=Basis(host="a slow one")), "not judged", "another host"),
-        (Figure(value=100, basis=Basis(profile="0")), "not judged", "measure the baseline again"),
-        (Figure(value=None, reason="lost"), "not judged", "not known of the baseline: lost"),
-        ("there is none", "not judged", "there is none"),
-    ],
-)
+@pytest.mark.parametrize(("base", "status", "said"), [
+    (Figure(value=100), "fail", "+5 % against the 100 B of the baseline"),
+    (Figure(value=110), "pass", "of the baseline"),
+    (Figure(value=100, kind="measured"), "not judged", "measured, here counted"),
+    (Figure(value=100, basis=Basis(host="a slow one")), "not judged", "another host"),
+    (Figure(value=100, basis=Basis(profile="0")), "not judged", "measure the baseline again"),
+    (Figure(value=None, reason="lost"), "not judged", "not known of the baseline: lost"),
+    ("there is none", "not judged", "there is none"),
+])  # fmt: skip
 def test_a_figure_against_a_baseline(base: Figure | str, status: str, said: str) -> None:
     check = judged(Figure(value=110), 5, base, "percent")
     assert check.status == status

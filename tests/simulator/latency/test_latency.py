@@ -1,7 +1,5 @@
 """Carrying times to devices: arithmetic on made-up measurements, and one real measurement."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import multiprocessing
@@ -11,23 +9,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.synchronize import Semaphore
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from odtpack_simulator.device.profile import (
-    DeviceProfile,
-    list_profiles,
-    load_profile,
-    parse_profile,
-)
+from odtpack_simulator.device.profile import DeviceProfile, list_profiles, load_profile
 from odtpack_simulator.latency import HostTiming, Steadiness, carry, measure_host, steadiness
 from odtpack_simulator.measure.host import WaitingClock, others_seconds
 from odtpack_simulator.result import DeviceLatency, HostLatency
 from odtpack_simulator.values.units import Interval
 from tests.calibrated import as_it_is
 from tests.refused import refused
-from tests.simulator.packages import Cases, make_profile
+from tests.simulator.packages import Case, Cases
+from tests.simulator.profiles import figure, made_profile, make_profile
 from tests.simulator.timings import GIGA, row, timing
 
 INTERVALS = (
@@ -42,10 +37,6 @@ def changed(device: DeviceProfile, **sections: dict[str, object]) -> DeviceProfi
     for section, figures in sections.items():
         content[section] = content.get(section, {}) | figures
     return DeviceProfile.model_validate(content)
-
-
-def figure(value: float, unit: str, **more: object) -> dict[str, object]:
-    return {"value": value, "unit": unit, "kind": "assumed", "source": "made up", **more}
 
 
 def cluster(cores: int, clock: float, peak: float | None = None) -> dict[str, object]:
@@ -442,20 +433,8 @@ class TestHost:
 
 # Whether other programs disturbed a timing: on made-up times, and beside real ones.
 
-_FIGURE = 'kind = "assumed", source = "made up for a test"'
-EXACT = parse_profile(
-    f"""
-schema_version = 1
-name = "test/exact"
-title = "A device whose rates are known exactly"
-vendor = "Test"
-os = "linux"
-validated = false
-memory = {{ bandwidth = {{ value = 4, unit = "GB/s", {_FIGURE} }} }}
-cpu = {{ fp32_gemm = {{ value = 20, threads = 1, unit = "GFLOPS", {_FIGURE} }} }}
-""".encode(),
-    "exact.toml",
-)
+GEMM = figure(20, "GFLOPS", threads=1)
+EXACT = made_profile("test/exact", memory__bandwidth=4, cpu__fp32_gemm=GEMM)
 RATES = ((1e11, 1e11), (1e10, 1e10))
 
 
@@ -469,57 +448,59 @@ def judged(
     )
 
 
+STEADY: dict[str, tuple[Steadiness, dict[str, Any]]] = {
+    "a quiet machine changes nothing": (
+        judged([10.0, 11.0, 10.5], [0.0, 0.1, 0.0]),
+        {"steps_ms": (10.0, 11.0, 10.5), "low": 1, "high": 1, "busy": None, "note": ""}),
+    # Nothing waits and the calibrations agree, since the neighbour was there all the time.
+    "a neighbour on the core may have doubled every step": (
+        judged([10.0] * 10, [0.0] * 10, others=1.3),
+        {"low": 0.5, "high": 1, "busy": None,
+         "said": "other programs had 100% of the other cores"}),
+    "a small neighbour": (judged([10.0] * 10, [0.0] * 10, others=0.05), {"note": ""}),
+    "disturbed steps are left out where enough others are left": (
+        judged([10.0] * 8 + [40.0] * 4, [0.0] * 8 + [30.0] * 4),
+        {"steps_ms": (10.0,) * 8, "low": 1, "high": 1, "busy": None, "waited": 120 / 240,
+         "said": "50% of their time"}),
+    "steps without their waiting widen the interval downwards": (
+        judged([14.0] * 10, [4.0] * 10),
+        {"steps_ms": (10.0,) * 10, "low": 1 / (1 + 4 / 14), "high": 1, "busy": None}),
+    "waiting most of the time is not judged": (
+        judged([50.0] * 10, [40.0] * 10),
+        {"why": "this machine was busy: steps waited 80% of their time"}),
+    # Waiting may begin before the step: it can be all of its time, or more.
+    "steps that did little but wait say nothing": (
+        judged([10.0] * 6 + [12.0] * 6, [2.0] * 6 + [15.0] * 6), {"least": 8.0, "why": ""}),
+    "some steps that did little but wait": (
+        judged([10.0] * 9 + [12.0] * 3, [2.0] * 9 + [15.0] * 3),
+        {"steps_ms": (8.0,) * 9, "busy": None}),
+    "steps that only waited": (judged([10.0] * 5, [10.0] * 5), {"steps_ms": (10.0,) * 5}),
+    "a machine that was slower before than after": (
+        judged([10.0] * 10, [0.0] * 10, ((1e11, 6.4e10), (1e10, 1e10))),
+        {"busy": None, "high": 1.25, "low": 0.8}),
+    "a machine that was much slower before than after": (
+        judged([10.0] * 10, [0.0] * 10, ((1e11, 3e10), (1e10, 1e10))), {"why": ""}),
+    "what the host of a virtual machine took": (
+        judged([10.0] * 10, [0.0] * 10, stolen=0.1), {"high": 1.1, "said": "took 10%"}),
+    "no step is no machine to blame": (judged([0.0], [0.0]), {"steps_ms": (0.0,)}),
+}  # fmt: skip
+
+
 class TestSteadiness:
-    def test_a_quiet_machine_changes_nothing(self) -> None:
-        found = judged([10.0, 11.0, 10.5], [0.0, 0.1, 0.0])
-        assert found.steps_ms == (10.0, 11.0, 10.5)
-        assert (found.low, found.high, found.busy, found.note) == (1, 1, None, "")
-
-    def test_a_neighbour_on_the_core_may_have_doubled_every_step(self) -> None:
-        """Nothing waits and the calibrations agree, since the neighbour was there all the time."""
-        found = judged([10.0] * 10, [0.0] * 10, others=1.3)
-        assert (found.low, found.high, found.busy) == (0.5, 1, None)
-        assert "other programs had 100% of the other cores" in found.note
-        assert judged([10.0] * 10, [0.0] * 10, others=0.05).note == ""
-
-    def test_disturbed_steps_are_left_out_where_enough_others_are_left(self) -> None:
-        found = judged([10.0] * 8 + [40.0] * 4, [0.0] * 8 + [30.0] * 4)
-        assert found.steps_ms == (10.0,) * 8
-        assert (found.low, found.high, found.busy) == (1, 1, None)
-        assert found.waited == pytest.approx(120 / 240)
-        assert "50% of their time" in found.note
-
-    def test_steps_without_their_waiting_widen_the_interval_downwards(self) -> None:
-        found = judged([14.0] * 10, [4.0] * 10)
-        assert found.steps_ms == (10.0,) * 10
-        assert found.low == pytest.approx(1 / (1 + 4 / 14))
-        assert (found.high, found.busy) == (1, None)
-
-    def test_waiting_most_of_the_time_is_not_judged(self) -> None:
-        found = judged([50.0] * 10, [40.0] * 10)
-        assert found.busy.startswith("this machine was busy: steps waited 80% of their time")
-
-    def test_steps_that_did_little_but_wait_say_nothing(self) -> None:
-        """Waiting may begin before the step: it can be all of its time, or more."""
-        found = judged([10.0] * 6 + [12.0] * 6, [2.0] * 6 + [15.0] * 6)
-        assert min(found.steps_ms) == 8.0
-        assert found.busy is not None  # most of the time went into waiting
-        kept = judged([10.0] * 9 + [12.0] * 3, [2.0] * 9 + [15.0] * 3)
-        assert kept.steps_ms == (8.0,) * 9
-        assert kept.busy is None
-        assert judged([10.0] * 5, [10.0] * 5).steps_ms == (10.0,) * 5
-
-    def test_a_machine_that_was_slower_before_than_after(self) -> None:
-        found = judged([10.0] * 10, [0.0] * 10, ((1e11, 6.4e10), (1e10, 1e10)))
-        assert found.busy is None
-        assert found.high == pytest.approx(1.25)
-        assert found.low == pytest.approx(0.8)
-        assert judged([10.0] * 10, [0.0] * 10, ((1e11, 3e10), (1e10, 1e10))).busy is not None
-
-    def test_what_the_host_of_a_virtual_machine_took(self) -> None:
-        found = judged([10.0] * 10, [0.0] * 10, stolen=0.1)
-        assert found.high == pytest.approx(1.1)
-        assert "took 10%" in found.note
+    @pytest.mark.parametrize("name", STEADY)
+    def test_made_up_times(self, name: str) -> None:
+        found, wanted = STEADY[name]
+        for key, value in wanted.items():
+            if key == "said":
+                assert value in found.note
+            elif key == "why":
+                assert found.busy is not None
+                assert found.busy.startswith(value)
+            elif key == "least":
+                assert min(found.steps_ms) == value
+            else:
+                number = isinstance(value, float)
+                assert getattr(found, key) == (pytest.approx(value) if number else value), key
 
     @pytest.mark.parametrize(("gain", "known"), [(1.1, False), (1.9, True)])
     def test_two_virtual_cores_that_are_one_are_not_judged(self, gain: float, known: bool) -> None:
@@ -529,17 +510,13 @@ class TestSteadiness:
         if not known:
             assert "2 threads computed only 1.1 times as fast as one" in str(found.busy)
 
-    def test_no_step_is_no_machine_to_blame(self) -> None:
-        assert judged([0.0], [0.0]).steps_ms == (0.0,)
-
 
 def test_a_busy_machine_has_no_time_on_a_device() -> None:
-    device = EXACT
-    quiet = carry(timing(), device)
-    busy = carry(timing(steps_ms=[50.0] * 12, waited_ms=[40.0] * 12), device)
+    quiet = carry(timing(), EXACT)
+    busy = carry(timing(steps_ms=[50.0] * 12, waited_ms=[40.0] * 12), EXACT)
     assert busy.step_ms is None
     assert str(busy.not_judged).startswith("this machine was busy: ")
-    wider = carry(timing(steps_ms=[14.0] * 12, waited_ms=[4.0] * 12), device)
+    wider = carry(timing(steps_ms=[14.0] * 12, waited_ms=[4.0] * 12), EXACT)
     assert wider.step_ms.low < quiet.step_ms.low
     assert "which widens the interval" in wider.basis
 
@@ -618,20 +595,17 @@ def load(processes: int, cores: set[int] | None = None) -> Iterator[None]:
             process.join()
 
 
-@pytest.mark.parametrize("name", ["mlp"])
 @as_it_is()
-def test_the_same_package_with_and_without_load(case: Cases, name: str, tmp_path: Path) -> None:
+def test_the_same_package_with_and_without_load(mlp: Case, tmp_path: Path) -> None:
     """Intervals that overlap, or no verdict: a busy machine must not make a package slower."""
-    device = EXACT
 
-    def timed(folder: str) -> tuple[HostTiming, DeviceLatency]:
+    def timed(folder: str) -> DeviceLatency:
         (tmp_path / folder).mkdir()
-        host = measure_host(case(name).job(tmp_path / folder, task="time"))
-        return host, carry(host, device)
+        return carry(measure_host(mlp.job(tmp_path / folder, task="time")), EXACT)
 
-    _, alone = timed("alone")
+    alone = timed("alone")
     with load(5 * (os.cpu_count() or 1)):
-        _, beside = timed("beside")
+        beside = timed("beside")
     if alone.step_ms is None or beside.step_ms is None:
         assert "this machine was busy" in f"{alone.not_judged}{beside.not_judged}"
         return

@@ -1,7 +1,5 @@
 """The fidelity benchmark's arithmetic: predictions and comparisons on made-up numbers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

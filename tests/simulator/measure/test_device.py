@@ -1,7 +1,5 @@
 """The profile of this machine: measured for real, with little effort, and used as any other."""
 
-from __future__ import annotations
-
 import re
 import socket
 import sys

@@ -1,7 +1,5 @@
 """The buffers of a run against ONNX Runtime's own books, and against an independent verifier."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -20,7 +18,6 @@ import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
 
 from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime.package.records import SessionInfo
@@ -41,7 +38,7 @@ from odtpack_simulator.memory.process_memory import PAGE
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
 from odtpack_simulator.replay.replay import hold
 from odtpack_simulator.simulation import _with_default_options
-from tests.simulator.graphs import load_model
+from tests.simulator.graphs import load_model, weighted
 from tests.simulator.packages import MODELS, Cases, make_case
 
 SMALL_MODELS = [name for name in MODELS if name != "batchnorm"]  # it has thousands of nodes
@@ -142,11 +139,13 @@ def random_model(seed: int) -> onnx.ModelProto:
     """Forty operators on [batch, 16], its transpose and its flat form; one output."""
     draw = random.Random(seed)
     pools: dict[str, list[str]] = {"rows": ["x", "y"], "columns": [], "flat": []}
-    nodes = []
+    nodes: list[str] = []
+    used: set[str] = set()
 
-    def add(op_type: str, inputs: list[str], pool: str, **attributes: object) -> None:
-        name = f"v{len(nodes)}"
-        nodes.append(helper.make_node(op_type, inputs, [name], name=name, **attributes))
+    def add(op_type: str, inputs: list[str], pool: str) -> None:
+        name, attributes = f"v{len(nodes)}", "<perm = [1, 0]>" * (op_type == "Transpose")
+        nodes.append(f"[{name}] {name} = {op_type} {attributes} ({', '.join(inputs)})")
+        used.update(inputs)
         pools[pool].append(name)
 
     for _ in range(40):
@@ -161,39 +160,27 @@ def random_model(seed: int) -> onnx.ModelProto:
             add(draw.choice(["Mul", "Sub", "Max"]), [operand, draw.choice(pools[pool])], pool)
         elif kind == 3 and pool != "flat":
             other = "columns" if pool == "rows" else "rows"
-            add("Transpose", [operand], other, perm=[1, 0])
+            add("Transpose", [operand], other)
         else:
             target = {"rows": "flat", "flat": "rows", "columns": "columns"}[pool]
             if target == "columns":
                 add("Identity", [operand], pool)
             else:
-                add("Reshape", [operand, f"to {target}"], target)
-    used = {name for node in nodes for name in node.input}
+                add("Reshape", [operand, f"to_{target}"], target)
     loose = [n for n in pools["rows"] if n not in used] or pools["rows"][-1:]
     for name in [n for pool in ("flat", "columns") for n in pools[pool] if n not in used]:
         if name in pools["flat"]:
-            add("Reshape", [name, "to rows"], "rows")
+            add("Reshape", [name, "to_rows"], "rows")
         else:
-            add("Transpose", [name], "rows", perm=[1, 0])
+            add("Transpose", [name], "rows")
         loose.append(pools["rows"][-1])
     while len(loose) > 1:
         add("Add", [loose.pop(), loose.pop()], "rows")
         loose.append(pools["rows"][-1])
-    nodes.append(helper.make_node("Exp", [loose[0]], ["out"], name="last"))
-    shape = ["batch", 16]
-    graph = helper.make_graph(
-        nodes,
-        "random",
-        [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n in ("x", "y")],
-        [helper.make_tensor_value_info("out", TensorProto.FLOAT, shape)],
-        [
-            onnx.numpy_helper.from_array(np.array([-1], np.int64), "to flat"),
-            onnx.numpy_helper.from_array(np.array([-1, 16], np.int64), "to rows"),
-        ],
-    )
-    model = onnx.ModelProto(ir_version=8, graph=graph)
-    model.opset_import.append(helper.make_opsetid("", 17))
-    return model
+    body = " ".join([*nodes, f"[last] out = Exp ({loose[0]})"])
+    head = "random (float[batch, 16] x, float[batch, 16] y) => (float[batch, 16] out)"
+    shapes = {"to_flat": np.array([-1]), "to_rows": np.array([-1, 16])}
+    return weighted(f"{head} {{ {body} }}", shapes)
 
 
 def verify(graph: RuntimeGraph, plan: Allocation) -> None:
@@ -220,7 +207,6 @@ def verify(graph: RuntimeGraph, plan: Allocation) -> None:
         assert buffer.first <= index <= buffer.last
         assert read.get(name, index) <= buffer.last, f"{name} is read after it was freed"
         nbytes = graph.values[name].nbytes
-        assert nbytes is not None
         assert nbytes <= buffer.nbytes
     for buffer in plan.buffers:
         tensors = sorted(buffer.tensors, key=lambda name: written[name])

@@ -1,7 +1,5 @@
 """Planned GPU memory against what the provider's allocator holds, on a driver in software."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import json
@@ -20,6 +18,7 @@ from odtpack_runtime import CheckpointState, Module, Optimizer, Package
 from odtpack_runtime.training import first_step
 from odtpack_simulator.memory.gpu_memory import Buffers, plan_gpu_memory
 from tests.software_gpu import CHROMIUM, reason_without
+from tests.sweep import split_rows
 
 STEPS = 3
 SOURCE = Path(__file__).parents[2] / "vulkan_buffers.c"
@@ -72,36 +71,26 @@ def held_by(built: Path, step_model: bool, size: int, counter: Path) -> int:
     return int(done.stdout)
 
 
-def planned_and_held(
-    network: str, step_model: bool, size: int, counter: Path, folder: Path
-) -> tuple[int, int]:
-    """Bytes of the plan, and of the provider."""
-    gpu.build(folder, small=True, names=[network], targets=["webgpu"])
-    built = folder / network / "webgpu"
+CASES = [
+    *itertools.product(("big-mlp", "cnn"), (16,), (False, True)),
+    *itertools.product(("mobilenet", "transformer", "decoder"), (2,), (False, True)),
+]
+
+
+@pytest.mark.parametrize(
+    ("network", "size", "step_model"), split_rows(CASES, lambda _, size, step: size == 16 and step)
+)
+def test_planned_is_what_the_allocator_holds(
+    network: str, size: int, step_model: bool, counter: Path, tmp_path: Path
+) -> None:
+    gpu.build(tmp_path, small=True, names=[network], targets=["webgpu"])
+    built = tmp_path / network / "webgpu"
     held = held_by(built, step_model, size, counter)
     package = Package.open(built)
     batch = gpu.batch_of(package, size, other=8)
     shapes = {i.name: a.shape for i, a in zip(package.manifest.inputs, batch, strict=True)}
     planned = plan_gpu_memory(package, shapes, step_model=step_model)
     print(network, step_model, planned, held)
-    return planned, held
-
-
-@pytest.mark.parametrize("network", ["big-mlp", "cnn"])
-def test_planned_is_what_the_allocator_holds(network: str, counter: Path, tmp_path: Path) -> None:
-    planned, held = planned_and_held(network, True, 16, counter, tmp_path)
-    assert planned == pytest.approx(held, rel=0.1)
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize(("network", "size", "step_model"), [
-    ("big-mlp", 16, False), ("cnn", 16, False),
-    *itertools.product(("mobilenet", "transformer", "decoder"), (2,), (False, True)),
-])  # fmt: skip
-def test_planned_is_within_a_tenth_of_the_allocator(
-    network: str, size: int, step_model: bool, counter: Path, tmp_path: Path
-) -> None:
-    planned, held = planned_and_held(network, step_model, size, counter, tmp_path)
     assert planned == pytest.approx(held, rel=0.1)
 
 

@@ -1,7 +1,5 @@
 """Every phase of the plan against a process in which it really happens."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import sys

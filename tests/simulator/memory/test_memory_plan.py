@@ -1,7 +1,5 @@
 """The memory plan of a package: its phases, its parts, and what makes it larger."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import sys

@@ -1,9 +1,6 @@
 """Plans, replays and times of a package with native kernels are those of the nodes that run."""
 
-from __future__ import annotations
-
 import dataclasses
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -37,8 +34,10 @@ from odtpack_simulator.reports.simulation import kit_words
 from odtpack_simulator.result import Policy
 from odtpack_simulator.simulation import simulate
 from tests import native_library, zoo
+from tests.model_text import kernels
 from tests.packaging_tools import batch
 from tests.refused import refused
+from tests.simulator.graphs import zeros
 from tests.simulator.packages import job_on
 
 NETWORKS: dict[str, tuple[Callable[[], onnx.ModelProto], int]] = {
@@ -120,18 +119,8 @@ def test_planned_nodes_are_those_that_run(library: Path, tmp_path: Path) -> None
     options.profile_file_prefix = str(tmp_path / "profile")
     session = onnxruntime.InferenceSession(str(path), options)
     graph = load_runtime_graph(path, shapes, level="extended", native=True)
-    kinds = {"float": np.float32, "int64": np.int64, "bool": np.bool_}
-    feeds = {
-        value.name: np.zeros(
-            graph.values[value.name].shape or (),
-            kinds[value.type.removeprefix("tensor(").removesuffix(")")],
-        )
-        for value in session.get_inputs()
-    }
-    session.run(None, feeds)
-    events = json.loads(Path(session.end_profiling()).read_text())
-    timed = [e for e in events if e["name"].endswith("_kernel_time")]
-    ran = [(e["args"]["op_name"], e["name"].removesuffix("_kernel_time")) for e in timed]
+    session.run(None, zeros(session, NETWORKS["transformer"][1]))
+    ran = [(each["args"]["op_name"], each["name"]) for each in kernels(session)]
     planned = [(node.op_type, node.name) for node in graph.nodes]
     assert [each for each in ran if each in planned] == planned  # others are inside of branches
     assert any(node.domain == DOMAIN for node in graph.nodes)

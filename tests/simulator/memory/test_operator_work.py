@@ -1,7 +1,5 @@
 """Work counted from shapes, against products counted one by one and against other formulas."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from pathlib import Path
@@ -36,6 +34,7 @@ from odtpack_simulator.memory.operator_work import (
     operator_work,
 )
 from odtpack_simulator.replay.child.timing_run import grouped
+from tests.model_text import add_initializers, kernels, session
 from tests.simulator.graphs import load_model, weighted
 
 Shape = tuple[int, ...]
@@ -70,14 +69,10 @@ def products_of_conv(x: Shape, w: Shape, out: Shape, groups: int) -> int:
 
 @settings(max_examples=40, deadline=None)
 @given(
-    groups=st.integers(1, 3),
-    per_group=st.tuples(st.integers(1, 3), st.integers(1, 2)),
-    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    stride=st.integers(1, 3),
-    dilation=st.integers(1, 2),
-    pad=st.integers(0, 2),
-    batch=st.integers(1, 2),
-)
+    groups=st.integers(1, 3), per_group=st.tuples(st.integers(1, 3), st.integers(1, 2)),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)), stride=st.integers(1, 3),
+    dilation=st.integers(1, 2), pad=st.integers(0, 2), batch=st.integers(1, 2),
+)  # fmt: skip
 def test_conv(
     groups: int, per_group: tuple[int, int], kernel: tuple[int, int], stride: int, dilation: int,
     pad: int, batch: int,
@@ -148,10 +143,8 @@ def test_fused_matmul_that_broadcasts(a: Shape) -> None:
 def test_recurrent(op_type: str, gates: int, directions: int) -> None:
     steps, batch, size, hidden = 6, 2, 3, 5
     first, second = (directions, gates * hidden, size), (directions, gates * hidden, hidden)
-    inputs, result = (
-        tensors((steps, batch, size), first, second),
-        (steps, directions, batch, hidden),
-    )
+    inputs = tensors((steps, batch, size), first, second)
+    result = (steps, directions, batch, hidden)
     products = 0
     for _ in range(steps * directions * gates):
         products += batch * hidden * size + batch * hidden * hidden
@@ -323,10 +316,10 @@ def test_nodes_of_a_real_profile(tmp_path: Path) -> None:
         "x": np.zeros((2, 4, 9, 9), np.float32), "w": np.zeros((6, 4, 3, 3), np.float32),
         "c": np.array(True),
     }  # fmt: skip
-    session = profiled(weighted(text), tmp_path)
+    opened = profiled(weighted(text), tmp_path)
     for _ in range(3):
-        session.run(None, feeds)
-    runs = model_runs(Path(session.end_profiling()))
+        opened.run(None, feeds)
+    runs = model_runs(Path(opened.end_profiling()))
     assert len(runs) == 3
     for run in runs:
         assert [(node.node, node.op_type) for node in run] == [("conv", "Conv"), ("relu", "Relu")]
@@ -364,26 +357,18 @@ def run_alone(
     constants: dict[str, np.ndarray], outputs: dict[str, int], opset: int = 17,
 ) -> dict[str, Any]:  # fmt: skip
     """The profile's memory figures of the node called ``probe``, from the first run."""
-    graph = helper.make_graph(
-        nodes,
-        "probe",
-        [
-            helper.make_tensor_value_info(
-                name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape
-            )
-            for name, value in inputs.items()
-        ],
-        [helper.make_tensor_value_info(name, kind, None) for name, kind in outputs.items()],
-        [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
+    info, kind_of = helper.make_tensor_value_info, helper.np_dtype_to_tensor_dtype
+    given = [info(name, kind_of(each.dtype), each.shape) for name, each in inputs.items()]
+    made = [info(name, kind, None) for name, kind in outputs.items()]
+    graph = helper.make_graph(nodes, "probe", given, made)
     model = onnx.ModelProto(ir_version=8, graph=graph)
+    add_initializers(model, constants)
     model.opset_import.append(helper.make_opsetid("", opset))
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    session = profiled(model, folder)
-    session.run(None, inputs)
-    events = json.loads(Path(session.end_profiling()).read_text())
+    opened = profiled(model, folder)
+    opened.run(None, inputs)
     figures: dict[str, Any] = next(
-        event["args"] for event in events if event["name"] == "probe_kernel_time"
+        each["args"] for each in kernels(opened) if each["name"] == "probe"
     )
     if "mem_in_use_peak" not in figures or "mem_requested_in_use_delta" not in figures:
         pytest.fail("this ONNX Runtime does not write memory to its profiles")
@@ -392,13 +377,10 @@ def run_alone(
 
 def profiled(model: onnx.ModelProto, folder: Path) -> onnxruntime.InferenceSession:
     """A session of the model as it stands, with one thread and a profile."""
-    options = onnxruntime.SessionOptions()
-    options.enable_mem_pattern = False
-    options.intra_op_num_threads = 1
-    options.enable_profiling = True
-    options.profile_file_prefix = str(folder / "profile")
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(model.SerializeToString(), options)
+    prefix = str(folder / "profile")
+    return session(
+        model, "off", enable_mem_pattern=False, enable_profiling=True, profile_file_prefix=prefix
+    )
 
 
 CONSTANTS: dict[str, dict[str, np.ndarray]] = {
@@ -470,12 +452,9 @@ def test_working_memory(
     op_type: str, shapes: list[Shape], attributes: dict[str, object], tmp_path: Path
 ) -> None:
     random = np.random.default_rng(0)
-    inputs = {
-        f"x{i}": random.random(s) > 0.5
-        if op_type == "Where" and i == 0
-        else np.asarray(random.random(s), np.float32)
-        for i, s in enumerate(shapes)
-    }
+    inputs = {f"x{i}": np.asarray(random.random(s), np.float32) for i, s in enumerate(shapes)}
+    if op_type == "Where":
+        inputs["x0"] = inputs["x0"] > 0.5
     probe = helper.make_node(op_type, list(inputs), ["y"], name="probe", **attributes)
     figures = run_alone(tmp_path, [probe], inputs, {}, {"y": TensorProto.FLOAT})
     measured = used(figures)

@@ -1,9 +1,6 @@
 """What is read from a graph as ONNX Runtime runs it: shapes that it leaves open, and constants."""
 
-from __future__ import annotations
-
 import itertools
-import json
 import random
 import re
 from pathlib import Path
@@ -31,8 +28,9 @@ from odtpack_simulator.memory.runtime_graph import (
 )
 from odtpack_simulator.memory.session_memory import constant_bytes, loading_bytes, session_bytes
 from tests import zoo
+from tests.model_text import kernels, session
 from tests.refused import refused
-from tests.simulator.graphs import load_model, weighted
+from tests.simulator.graphs import load_model, weighted, zeros
 from tests.simulator.packages import Cases
 
 
@@ -390,30 +388,16 @@ def test_values_in_branches_have_the_layer_of_the_branch(tmp_path: Path) -> None
 
 # The order of execution, held against what ONNX Runtime's profile says it did.
 
-KERNEL = "_kernel_time"
-
 
 def executed(path: Path, folder: Path, batch: int, *, optimize: bool) -> tuple[list[str], Path]:
     """Names of the nodes in the order in which one run executed them, and the saved model."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.enable_profiling = True
-    options.profile_file_prefix = str(folder / "profile")
-    options.optimized_model_filepath = str(folder / "saved.onnx")
-    if not optimize:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    session = onnxruntime.InferenceSession(str(path), options)
-    types = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
-    feeds = {
-        node.name: np.zeros(
-            [dim if isinstance(dim, int) else batch for dim in node.shape], types[node.type]
-        )
-        for node in session.get_inputs()
-    }
-    session.run(None, feeds)
-    events = json.loads(Path(session.end_profiling()).read_text())
-    names = [e["name"].removesuffix(KERNEL) for e in events if e["name"].endswith(KERNEL)]
-    return names, folder / "saved.onnx"
+    opened = session(
+        onnx.load(path), "all" if optimize else "off", enable_profiling=True,
+        profile_file_prefix=str(folder / "profile"),
+        optimized_model_filepath=str(folder / "saved.onnx"),
+    )  # fmt: skip
+    opened.run(None, zeros(opened, batch))
+    return [each["name"] for each in kernels(opened)], folder / "saved.onnx"
 
 
 def shuffled(path: Path, to: Path, seed: int) -> onnx.ModelProto:
@@ -469,12 +453,10 @@ def test_saved_optimized_model(name: str, case: Cases, tmp_path: Path) -> None:
 def test_model_that_was_not_changed_is_sorted() -> None:
     """A model without anything to optimize is saved in the order of its file."""
     nodes = [
-        onnx.helper.make_node("Neg", ["x"], ["a"]),
-        onnx.helper.make_node("Exp", ["a"], ["b"]),
-        onnx.helper.make_node("Sqrt", ["a"], ["c"]),
-        onnx.helper.make_node("Abs", ["x"], ["d"]),
+        onnx.helper.make_node("Neg", ["x"], ["a"]), onnx.helper.make_node("Exp", ["a"], ["b"]),
+        onnx.helper.make_node("Sqrt", ["a"], ["c"]), onnx.helper.make_node("Abs", ["x"], ["d"]),
         onnx.helper.make_node("Add", ["b", "c"], ["e"]),
-    ]
+    ]  # fmt: skip
     graph = onnx.helper.make_graph(nodes, "g", [], [])
     saved = onnx.GraphProto.FromString(graph.SerializeToString())
     sort_saved_model(saved, graph)
@@ -512,11 +494,9 @@ def test_values_of_bodies_that_are_called_like_outer_ones_are_renamed() -> None:
     assert other.node[1].input == ["a/inner"]
     inner = [attribute.g.node for attribute in other.node[2].attribute]
     assert [(list(node.input), list(node.output)) for nodes in inner for node in nodes] == [
-        (["a/inner"], ["own/inner"]),
-        (["own/inner"], ["z"]),
-        (["own"], ["a/inner/inner"]),
+        (["a/inner"], ["own/inner"]), (["own/inner"], ["z"]), (["own"], ["a/inner/inner"]),
         (["a/inner/inner"], ["z"]),
-    ]
+    ]  # fmt: skip
 
 
 def test_what_is_computed_in_float32_has_the_name_of_the_model_where_that_is_gone() -> None:

@@ -1,7 +1,5 @@
 """Work side by side gives what work one after the other gives, errors included."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

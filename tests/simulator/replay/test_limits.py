@@ -1,7 +1,5 @@
 """Every way to hold a child to a limit: it is really ended, or the refusal says why."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Replays: real training in a child, measured, held to limits, and always brought to an end."""
 
-from __future__ import annotations
-
 import json
 import math
 import multiprocessing
@@ -37,7 +35,8 @@ from tests.packaging_tools import open_training
 from tests.refused import refused
 from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
-from tests.simulator.figures.test_judge import DEVICE, check, judged
+from tests.simulator.figures.test_judge import DEVICE
+from tests.simulator.judged import check, judged
 from tests.simulator.packages import Case, Cases
 from tests.sweep import split
 
@@ -175,14 +174,10 @@ class TestTraining:
         assert CheckpointState.load_checkpoint(tmp_path / "checkpoint").optimizer.step == 2
 
     def test_without_evaluations(self, mlp: Case, measured: ReplayResult, tmp_path: Path) -> None:
+        """And the checkpoint that is saved continues."""
         result = run_training_child(mlp.job(tmp_path, evaluate=False))
         assert result.curve == []
         assert result.losses == measured.losses
-
-    def test_saves_a_checkpoint_that_continues(
-        self, mlp: Case, measured: ReplayResult, tmp_path: Path
-    ) -> None:
-        run_training_child(mlp.job(tmp_path))
         state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
         assert state.optimizer.step == measured.steps_done
 
@@ -281,23 +276,20 @@ class TestEnd:
             run_training_child(mlp.job(tmp_path, epochs=200), on_message=interrupt)
 
     @linux
-    def test_silent(self, mlp: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("odtpack_simulator.replay.replay._STALL_SECONDS", 2)
-        interrupt = Interrupt(lambda pid: os.kill(pid, signal.SIGSTOP))
-        job = mlp.job(tmp_path, epochs=200)
-        with refused("replay-stalled", "silent for 2 s"):
-            run_training_child(job, on_message=interrupt)
-        assert not is_running(interrupt.pid)
-
-    @linux
-    def test_stopped(self, mlp: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize(("patience", "seconds", "words"), [
+        ("odtpack_simulator.replay.replay._STALL_SECONDS", 2, "silent for 2 s"),
+        ("odtpack_runtime.apart.worker.STOPPED_SECONDS", 1.0, "SIGSTOP"),
+    ], ids=["silent", "stopped"])  # fmt: skip
+    def test_stalled(
+        self, patience: str, seconds: float, words: str, mlp: Case, tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
         """It may be silent for long, but not because somebody stopped it."""
-        monkeypatch.setattr(worker, "STOPPED_SECONDS", 1.0)
+        monkeypatch.setattr(patience, seconds)
         interrupt = Interrupt(lambda pid: os.kill(pid, signal.SIGSTOP))
-        job = mlp.job(tmp_path, epochs=200)
         start = time.monotonic()
-        with refused("replay-stalled", "SIGSTOP"):
-            run_training_child(job, on_message=interrupt)
+        with refused("replay-stalled", words):
+            run_training_child(mlp.job(tmp_path, epochs=200), on_message=interrupt)
         assert time.monotonic() - start < 60
         assert not is_running(interrupt.pid)
 
@@ -339,26 +331,22 @@ class TestEnd:
 class TestErrors:
     """Mistakes of the package or the data arrive as what they are."""
 
-    def test_missing_model(self, mlp: Case, tmp_path: Path) -> None:
-        with refused("model-not-found", r"no model .*gone\.onnx") as caught:
+    def test_models(self, mlp: Case, tmp_path: Path) -> None:
+        with refused("model-not-found", r"no model .*gone\.onnx", where=tmp_path / "gone.onnx"):
             run_training_child(mlp.job(tmp_path, training_model=str(tmp_path / "gone.onnx")))
-        assert caught.value.where == str(tmp_path / "gone.onnx")
-
-    def test_broken_model(self, mlp: Case, tmp_path: Path) -> None:
         (tmp_path / "broken.onnx").write_bytes(b"nonsense")
         with refused("model-not-loadable") as caught:
             run_training_child(mlp.job(tmp_path, eval_model=str(tmp_path / "broken.onnx")))
         assert caught.value.hint
 
-    def test_bad_labels(self, mlp: Case, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(("file", "code", "words"), [
+        ("labels.npy", "label-out-of-range", "label 77"),
+        ("absent.npy", "replay-crashed", "FileNotFoundError"),
+    ])  # fmt: skip
+    def test_labels(self, mlp: Case, tmp_path: Path, file: str, code: str, words: str) -> None:
         np.save(tmp_path / "labels.npy", np.full_like(mlp.labels, 77))
-        data = {**mlp.job(tmp_path).data, "labels": str(tmp_path / "labels.npy")}
-        with refused("label-out-of-range", "label 77"):
-            run_training_child(mlp.job(tmp_path, data=data))
-
-    def test_other_failures_name_the_exception(self, mlp: Case, tmp_path: Path) -> None:
-        data = {**mlp.job(tmp_path).data, "labels": str(tmp_path / "absent.npy")}
-        with refused("replay-crashed", "FileNotFoundError"):
+        data = {**mlp.job(tmp_path).data, "labels": str(tmp_path / file)}
+        with refused(code, words):
             run_training_child(mlp.job(tmp_path, data=data))
 
     def test_child_that_does_not_start(
@@ -403,19 +391,15 @@ def files_of_at_most(count: int) -> Iterator[None]:
 @pytest.mark.parametrize("room", [0, 4096])
 def test_data_that_cannot_be_copied(tmp_path: Path, room: int) -> None:
     arrays = {"input": np.zeros((1000, 10), np.float32)}
-    with files_of_at_most(room), refused("data-not-written") as caught:
+    with files_of_at_most(room), refused("data-not-written", where=tmp_path, hint="40.0 kB"):
         write_data(arrays, tmp_path)
-    assert caught.value.where == str(tmp_path)
-    assert "40.0 kB" in (caught.value.hint or "")
 
 
 def test_a_profile_that_was_not_written_whole(tmp_path: Path) -> None:
     file = tmp_path / "training.json"
     file.write_text('[{"cat": "Node", "name": "Ma', encoding="utf-8")
-    with refused("profile-not-whole") as caught:
+    with refused("profile-not-whole", what="28 bytes", hint="TMPDIR"):
         model_runs(file)
-    assert "28 bytes" in caught.value.what
-    assert "TMPDIR" in (caught.value.hint or "")
 
 
 # A child that somebody stops (SIGSTOP) is noticed: with the limit of a minute or less.
@@ -440,9 +424,8 @@ def test_a_worker_of_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
 
     threading.Thread(target=stop).start()
     start = time.monotonic()
-    with refused("worker-lost") as caught:
+    with refused("worker-lost", what="SIGSTOP"):
         LocalExecutor(2).map(_sleep, [60.0, 60.0])
-    assert "SIGSTOP" in caught.value.what
     assert time.monotonic() - start < 30
 
 

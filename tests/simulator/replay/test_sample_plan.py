@@ -1,7 +1,5 @@
 """The split and the order of samples."""
 
-from __future__ import annotations
-
 import itertools
 from itertools import chain
 from types import SimpleNamespace
@@ -24,14 +22,10 @@ FIXED = [TensorSpec("input", np.dtype(np.float32), (4, 3))]
 
 
 @given(
-    samples=st.integers(1, 300),
-    batch=st.integers(1, 50),
-    epochs=st.integers(1, 3),
-    seed=st.integers(0, 10),
-    full=st.booleans(),
-    apart=st.sampled_from([0, 0, 1, 7]),
+    samples=st.integers(1, 300), batch=st.integers(1, 50), epochs=st.integers(1, 3),
+    seed=st.integers(0, 10), full=st.booleans(), apart=st.sampled_from([0, 0, 1, 7]),
     holdout=st.sampled_from([0.2, 0.0, 0.5]),
-)
+)  # fmt: skip
 def test_every_sample_has_its_place(
     samples: int, batch: int, epochs: int, seed: int, full: bool, apart: int, holdout: float
 ) -> None:
@@ -84,13 +78,9 @@ def test_seed_decides() -> None:
 
 
 @given(
-    samples=st.integers(1, 200),
-    batch=st.integers(1, 50),
-    epochs=st.integers(1, 3),
-    pieces=st.integers(1, 12),
-    accumulate=st.integers(1, 3),
-    full=st.booleans(),
-)
+    samples=st.integers(1, 200), batch=st.integers(1, 50), epochs=st.integers(1, 3),
+    pieces=st.integers(1, 12), accumulate=st.integers(1, 3), full=st.booleans(),
+)  # fmt: skip
 def test_pieces_come_in_order(
     samples: int, batch: int, epochs: int, pieces: int, accumulate: int, full: bool
 ) -> None:
@@ -134,12 +124,9 @@ def test_one_piece_is_the_training_without_pieces() -> None:
 
 
 @given(
-    samples=st.integers(5, 60),
-    epochs=st.integers(1, 4),
-    pieces=st.integers(1, 4),
-    accumulate=st.integers(1, 3),
-    data=st.data(),
-)
+    samples=st.integers(5, 60), epochs=st.integers(1, 4), pieces=st.integers(1, 4),
+    accumulate=st.integers(1, 3), data=st.data(),
+)  # fmt: skip
 def test_steps_from_the_middle(
     samples: int, epochs: int, pieces: int, accumulate: int, data: st.DataObject
 ) -> None:
