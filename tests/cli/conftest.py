@@ -59,6 +59,14 @@ class Shared:
     data: Path
     package: Path
 
+    def build(self, out: object, *more: object, loss: str = "cross_entropy") -> tuple[object, ...]:
+        """The words that build the model."""
+        return "build", self.model, "--out", out, "--loss", loss, *more
+
+    def train(self, out: object, *more: object) -> tuple[object, ...]:
+        """The words that train the package on the data."""
+        return "train", self.package, "--data", self.data, "--out", out, *more
+
 
 def arrays(samples: int = SAMPLES, classes: int = 3) -> dict[str, np.ndarray]:
     """Images [samples, 1, 8, 8] whose label is the brightest of three bands."""

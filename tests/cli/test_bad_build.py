@@ -14,8 +14,8 @@ from tests.cli.conftest import Refused, Run, Shared, assert_refused, tree
 from tests.refused import refused as raises_refused
 
 
-def command(model: object, tmp_path: Path, *more: object) -> tuple[object, ...]:
-    return "build", model, "--out", tmp_path / "new", "--loss", "cross_entropy", *more
+def command(model: object, folder: Path, *more: object) -> tuple[object, ...]:
+    return "build", model, "--out", folder / "new", "--loss", "cross_entropy", *more
 
 
 # Options, the code of the error, and words that the error must contain.
@@ -153,8 +153,7 @@ def test_places_that_are_taken(
     refused: Refused, shared: Shared, tmp_path: Path, name: str, out: str, code: str, word: str
 ) -> None:
     (tmp_path / name).write_text("years of work")
-    arguments = "build", shared.model, "--out", tmp_path / out, "--loss", "mse"
-    refused(arguments, code, str(tmp_path), word)
+    refused(shared.build(tmp_path / out, loss="mse"), code, str(tmp_path), word)
 
 
 WEB_APP = '{"name": "my web app", "start_url": "/"}'
@@ -172,7 +171,7 @@ def test_a_manifest_of_something_else_makes_no_package(
     (web / "manifest.json").write_text(text)
     (web / "checkpoint").write_text("mine")
     words = "folder-not-empty", "manifest.json", "delete this one if it is a damaged package"
-    refused(("build", shared.model, "--out", web, "--loss", "mse"), *words)
+    refused(shared.build(web, loss="mse"), *words)
     refused(("import", tmp_path, "--out", web), *words)
     (web / "checkpoint").unlink()
     refused(("install", shared.package, "--android", web), *words)
@@ -181,7 +180,7 @@ def test_a_manifest_of_something_else_makes_no_package(
         generate_artifacts(shared.model, ["fc.weight"], **options)
     (web / "manifest.json").unlink()
     (web / "manifest.json").symlink_to(shared.package / "manifest.json")
-    refused(("build", shared.model, "--out", web, "--loss", "mse"), "folder-not-empty", "is a link")
+    refused(shared.build(web, loss="mse"), "folder-not-empty", "is a link")
 
 
 def test_only_files_that_a_package_wrote_are_removed_or_replaced(

@@ -15,11 +15,9 @@ from hypothesis import strategies as st
 
 from odtpack.build import build_package
 from odtpack.optimizers import SGD
-from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
-from odtpack_runtime.session.native import DOMAIN, ENTRY, VARIABLE
-from odtpack_runtime.session.options import default_session_options
+from odtpack_runtime.session.native import DOMAIN
 from tests import native_library, packaging_tools, zoo
 from tests.native_library import kernel_model, session, unaligned
 
@@ -167,9 +165,9 @@ def test_what_is_repeated_where_the_model_does_not_say_so_is_an_error(other: tup
         session(model, native=True).run(None, feeds)
 
 
-def test_a_transformer_trains_as_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("kernels")
+def test_a_transformer_trains_as_without(tmp_path: Path) -> None:
     """Its backward pass has groups of GELU and LayerNormalization, verified as a stranger's."""
-    monkeypatch.setenv(VARIABLE, str(native_library.library()))
     model = zoo.transformer_encoder(vocab=50, d=32, layers=1, heads=2, T=16, ff=64)
     build_package(model, tmp_path, loss="cross_entropy", optimizer=SGD(), native=True)
     assert verify_package(tmp_path, limits=Limits()).steps
@@ -178,20 +176,13 @@ def test_a_transformer_trains_as_without(tmp_path: Path, monkeypatch: pytest.Mon
     inside = [{n.op_type for n in each.node} for each in made.functions if each.name in wrapped]
     assert [each for each in inside if {"Exp", "Erf", "HardSigmoid"} <= each]
     assert [each for each in inside if {"ReduceMean", "ReduceSum"} <= each]
-    losses = []
-    for native in (False, True):
-        options = default_session_options(tmp_path / "training_model.onnx", 1)
-        if not native:
-            options.add_session_config_entry(ENTRY, "0")
-        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-        module = Module(
-            tmp_path / "training_model.onnx", state, session_options=options
-        )  # fmt: skip
-        optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
-        batch = packaging_tools.batch(model, 4)
-        losses.append([float(optimizer.step_on(*batch)) for _ in range(5)])
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
-    assert losses[0][-1] < losses[0][0]
+    batch = packaging_tools.batch(model, 4)
+    plain, kernels = (
+        native_library.train(tmp_path, batch, tmp_path / f"{native}-", native=native, steps=5)[0]
+        for native in (False, True)
+    )
+    np.testing.assert_allclose(kernels, plain, rtol=1e-5)
+    assert plain[-1] < plain[0]
 
 
 @pytest.mark.sweep
