@@ -27,6 +27,7 @@ from odtpack.package.candidates import candidates
 from tests.exported.export import Exporter, export
 from tests.model_text import parsed
 from tests.packaging_tools import open_training
+from tests.torch_twins import losses_of
 
 EXPORTERS: tuple[Exporter, Exporter] = ("torchscript", "dynamo")
 RATE = 0.1
@@ -115,14 +116,8 @@ def _losses(module: nn.Module, x: Tensor, target: Tensor, steps: int) -> list[fl
     """What PyTorch's own training gives, in float64."""
     module = copy.deepcopy(module).double()
     stepper = torch.optim.SGD(module.parameters(), lr=RATE)
-    losses = []
-    for _ in range(steps):
-        stepper.zero_grad()
-        loss = F.mse_loss(module(x.double() if x.is_floating_point() else x), target.double())
-        loss.backward()
-        stepper.step()
-        losses.append(loss.item())
-    return losses
+    x = x.double() if x.is_floating_point() else x
+    return losses_of(stepper, lambda: F.mse_loss(module(x), target.double()), steps)
 
 
 def _assert_follows(module: nn.Module, x: Tensor, package: Path) -> None:

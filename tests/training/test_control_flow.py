@@ -19,6 +19,7 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from tests.model_text import add_initializers, parsed
 from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
+from tests.torch_twins import losses_of
 
 Tensors = dict[str, torch.Tensor]
 STEPS, RATE = 6, 0.2
@@ -112,15 +113,13 @@ def pytorch(
 ) -> tuple[list[float], Mapping[str, np.ndarray], float]:
     parameters = {n: torch.tensor(WEIGHTS[n]).double().requires_grad_() for n in names}
     x, labels = torch.tensor(X).double(), torch.tensor(LABELS)
-    optimizer, losses = torch.optim.SGD(list(parameters.values()), lr=RATE), []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(function(x, parameters), labels)
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-    final = F.cross_entropy(function(x, parameters), labels).item()
-    return losses, {n: p.detach().numpy() for n, p in parameters.items()}, final
+    optimizer = torch.optim.SGD(list(parameters.values()), lr=RATE)
+
+    def loss() -> torch.Tensor:
+        return F.cross_entropy(function(x, parameters), labels)
+
+    losses = losses_of(optimizer, loss, STEPS)
+    return losses, {n: p.detach().numpy() for n, p in parameters.items()}, loss().item()
 
 
 @pytest.mark.parametrize("opset", [12, 13, 17])

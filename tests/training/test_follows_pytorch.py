@@ -24,6 +24,7 @@ from tests import zoo
 from tests.autodiff.recurrent_oracle import onnx_weights
 from tests.packaging_tools import batch, generate, open_training, statistic_names
 from tests.sweep import split, split_rows
+from tests.torch_twins import losses_of
 from tests.training import runs, settled
 from tests.training.tables import ROWS, WIDTH, predict, tables
 from tests.training.test_execution import LEVELS
@@ -189,13 +190,8 @@ def test_ten_steps(kind: str, dynamo: bool, bidirectional: bool, tmp_path: Path)
     start = parameters(network)
     network.double().train()
     optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
-    losses = []
-    for _ in range(runs.STEPS):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(network(torch.from_numpy(x).double()), torch.from_numpy(labels))
-        loss.backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.item())
-        optimizer.step()
+    data, classes = torch.from_numpy(x).double(), torch.from_numpy(labels)
+    losses = losses_of(optimizer, lambda: F.cross_entropy(network(data), classes), runs.STEPS)
     assert losses[-1] < 0.9 * losses[0]
     assert ours.losses == pytest.approx(losses, rel=1e-5)
     # The exporters name W, R and B as they like: by their values they are known.
