@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,35 @@ def add_initializers(model: onnx.ModelProto, values: Mapping[str, Any]) -> None:
     model.graph.initializer.extend(
         numpy_helper.from_array(np.asarray(array), name) for name, array in values.items()
     )
+
+
+# Constants of the zoo that float32 rounds, as the models mean them.
+MEANT = (math.sqrt(2), math.sqrt(8))
+
+
+def retyped(model: onnx.ModelProto, dtype: type) -> onnx.ModelProto:
+    """A float32 model in another type, as an exporter would write it."""
+    result, code = onnx.ModelProto(), onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    result.CopyFrom(model)
+    graph, single = result.graph, onnx.TensorProto.FLOAT
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.type.tensor_type.elem_type == single:
+            value.type.tensor_type.elem_type = code
+    tensors = [*graph.initializer]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                tensors.append(attribute.t)
+            if (node.op_type, attribute.name, attribute.i) == ("Cast", "to", single):
+                attribute.i = code
+    for tensor in tensors:
+        if tensor.data_type == single:
+            array = numpy_helper.to_array(tensor).astype(np.float64)
+            if array.size == 1:
+                near = [c for c in MEANT if math.isclose(array.item(), c, rel_tol=1e-6)]
+                array = np.full(array.shape, near[0]) if near else array
+            tensor.CopyFrom(numpy_helper.from_array(array.astype(dtype), tensor.name))
+    return result
 
 
 def session(

@@ -22,10 +22,9 @@ from odtpack_runtime.training.loop import evaluate
 from odtpack_simulator.device.profile import list_profiles, load_profile
 from tests import zoo
 from tests.cli.conftest import Run, Shared, arrays, assert_refused, tree
-from tests.model_text import parsed
+from tests.model_text import parsed, retyped
 from tests.packages.samples import small_model, with_values
 from tests.packaging_tools import batch
-from tests.training.test_types import retyped
 
 
 class TestBuild:

@@ -16,10 +16,10 @@ from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.package.package import Package
+from tests.model_text import retyped
 from tests.packages.mutations import rehash
 from tests.packages.samples import build, list_extra, small_model, with_values
 from tests.refused import refused
-from tests.training.test_types import retyped
 
 
 def compared(tmp_path: Path, old: dict[str, object], new: dict[str, object]) -> PackageDiff:

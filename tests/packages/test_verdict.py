@@ -23,9 +23,9 @@ from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
 from odtpack_runtime.checkpoint.state import SCHEDULE_PROPERTY, carry_over
 from odtpack_runtime.package.package import Package
 from tests import zoo
+from tests.model_text import retyped
 from tests.packages.samples import small_model, with_values
 from tests.refused import refused
-from tests.training.test_types import retyped
 
 _HEAD = ["fc.*"]
 

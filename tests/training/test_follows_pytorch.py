@@ -22,13 +22,13 @@ from odtpack.model.loading import load_model
 from odtpack.optimizers import SGD
 from tests import zoo
 from tests.autodiff.recurrent_oracle import onnx_weights
+from tests.model_text import retyped
 from tests.packaging_tools import batch, generate, open_training, statistic_names
 from tests.sweep import split, split_rows
 from tests.torch_twins import losses_of
 from tests.training import runs, settled
 from tests.training.tables import ROWS, WIDTH, predict, tables
 from tests.training.test_execution import LEVELS
-from tests.training.test_types import retyped
 
 SMALL_TRANSFORMER = {"vocab": 50, "d": 32, "layers": 2, "heads": 4, "T": 16, "ff": 64}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from odtpack.model.loading import load_model
 from odtpack.package.coverage import find_obstacles
 from odtpack_runtime import CheckpointState, Optimizer
 from tests import zoo
-from tests.model_text import computed, parsed
+from tests.model_text import computed, parsed, retyped
 from tests.packaging_tools import (
     LOSSES,
     batch,
@@ -35,35 +34,6 @@ from tests.refused import refused
 from tests.sweep import split
 from tests.training import runs
 from tests.training.forward import linear, make
-
-TYPES = {np.float16: TensorProto.FLOAT16, np.float64: TensorProto.DOUBLE}
-# Constants of the zoo that float32 rounds, as the models mean them.
-MEANT = (math.sqrt(2), math.sqrt(8))
-
-
-def retyped(model: onnx.ModelProto, dtype: type) -> onnx.ModelProto:
-    """A float32 model in another type, as an exporter would write it."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    graph = result.graph
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
-            value.type.tensor_type.elem_type = TYPES[dtype]
-    tensors = [*graph.initializer]
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                tensors.append(attribute.t)
-            if (node.op_type, attribute.name, attribute.i) == ("Cast", "to", TensorProto.FLOAT):
-                attribute.i = TYPES[dtype]
-    for tensor in tensors:
-        if tensor.data_type == TensorProto.FLOAT:
-            array = numpy_helper.to_array(tensor).astype(np.float64)
-            if array.size == 1:
-                near = [c for c in MEANT if math.isclose(array.item(), c, rel_tol=1e-6)]
-                array = np.full(array.shape, near[0]) if near else array
-            tensor.CopyFrom(numpy_helper.from_array(array.astype(dtype), tensor.name))
-    return result
 
 
 def round_epsilons(module: nn.Module) -> None:
