@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -127,6 +128,10 @@ def cases(op: str, inputs: Mapping[str, Array | None], function: Callable[..., A
     fields = {key: value for key, value in options.items() if key in _FIELDS}
     attrs = {key: value for key, value in options.items() if key not in _FIELDS}
     return [Case(op, inputs, function, opset=opset, attrs=attrs, **fields) for opset in opsets]
+
+
+joined = itertools.chain.from_iterable
+"""The cases of several calls of :func:`cases`."""
 
 
 def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
