@@ -55,11 +55,12 @@ def add_initializers(model: onnx.ModelProto, values: Mapping[str, Any]) -> None:
 MEANT = (math.sqrt(2), math.sqrt(8))
 
 
-def retyped(model: onnx.ModelProto, dtype: type) -> onnx.ModelProto:
+def retyped(model: onnx.ModelProto, dtype: type, before: type = np.float32) -> onnx.ModelProto:
     """A float32 model in another type, as an exporter would write it."""
-    result, code = onnx.ModelProto(), onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    kinds = (onnx.helper.np_dtype_to_tensor_dtype(np.dtype(each)) for each in (before, dtype))
+    (single, code), result = kinds, onnx.ModelProto()
     result.CopyFrom(model)
-    graph, single = result.graph, onnx.TensorProto.FLOAT
+    graph = result.graph
     for value in (*graph.input, *graph.output, *graph.value_info):
         if value.type.tensor_type.elem_type == single:
             value.type.tensor_type.elem_type = code
