@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import onnx.parser
@@ -44,10 +45,8 @@ def test_a_release_that_pip_cannot_install_is_an_error(
     monkeypatch.setattr(old_runtimes, "CACHE", tmp_path)
     monkeypatch.setattr(old_runtimes, "_works", lambda python: True)
 
-    def refuse(command: list[object], check: bool) -> None:
-        raise subprocess.CalledProcessError(1, command)
-
-    monkeypatch.setattr(subprocess, "run", refuse)
+    failed = subprocess.CalledProcessError(1, [])
+    monkeypatch.setattr(subprocess, "run", mock.Mock(side_effect=failed))
     assert old_runtimes.main(["1.20"]) == 2
     assert "error: ONNX Runtime 1.20 could not be installed" in capsys.readouterr().err
 

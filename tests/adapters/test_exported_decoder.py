@@ -24,14 +24,11 @@ from odtpack_runtime.package.adapter import PREFIX, PeftAdapter
 from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token
-from tests.cli.conftest import Run, run
+from tests.cli.conftest import Run
 from tests.model_text import parsed
 from tests.model_text import run as computed
 from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
-
-__all__ = ["run"]
-
 
 KINDS: dict[str, dict[str, Any]] = {
     "int4": {}, "int4-zero-points": {"symmetric": False}, "int4-packed": {"packed": True},

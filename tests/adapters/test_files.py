@@ -27,13 +27,11 @@ from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import SPECS, config
 from tests.adapters.written.models import HERE
-from tests.cli.conftest import Run, run
+from tests.cli.conftest import Run
 from tests.exported.export import export
 from tests.model_text import parsed
 from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
-
-__all__ = ["run"]
 
 Trained = Callable[[str], Path]
 

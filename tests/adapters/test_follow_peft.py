@@ -23,7 +23,7 @@ from odtpack.quantized import quantize_base
 from odtpack_runtime import CheckpointState
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
-from tests.cli.conftest import Run, run
+from tests.cli.conftest import Run
 from tests.exported.export import export
 from tests.packaging_tools import losses_of_steps, open_training
 
@@ -173,7 +173,6 @@ def test_a_language_model(kind: str, llama_file: Path, tmp_path: Path) -> None:
 
 # Adapters on an encoder with pooling, and on convolutions, are PEFT's in training and in files.
 
-__all__ = ["run"]
 
 WORDS, WIDTH, HEADS, TOKENS, CLASSES = 23, 16, 2, 7, 4
 LOSS = ("cross_entropy", nn.functional.cross_entropy)

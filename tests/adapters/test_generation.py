@@ -31,12 +31,10 @@ from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_written_by_tools import twin
 from tests.adapters.written.models import GENAI, HERE, OPTIMUM, causal
-from tests.cli.conftest import Run, run
+from tests.cli.conftest import Run
 from tests.packaging_tools import losses_of_steps, open_training
 from tests.packed_weights import FILES, at_once, damaged, packed_by_onnxruntime, packed_in
 from tests.refused import refused
-
-__all__ = ["run"]
 
 SPEC = AdapterSpec("lora", ("model.*_proj",), (), 4, 8.0)
 PROMPT = [*range(3, 9)]

@@ -20,14 +20,12 @@ from odtpack_runtime.package.adapter import CONFIG
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.written.models import HERE
-from tests.cli.conftest import Run, run
+from tests.cli.conftest import Run
 from tests.exported.export import Exporter, export
 from tests.model_text import parsed
 from tests.model_text import run as computed
 from tests.packaging_tools import losses_of_steps, open_training
 from tests.refused import refused
-
-__all__ = ["run"]
 
 VOCABULARY, WIDTH, LONGEST, TOKENS = 23, 8, 16, 3
 SPEC = AdapterSpec("prompt", tokens=TOKENS, seed=5)

@@ -24,6 +24,7 @@ from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
 from odtpack.optimizers import SGD
 from odtpack.package.candidates import candidates
+from tests.command import Run
 from tests.exported.export import Exporter, export
 from tests.model_text import parsed
 from tests.packaging_tools import open_training
@@ -231,9 +232,8 @@ def test_untie_what_is_read_once(shared: Path, tmp_path: Path) -> None:
     assert "'w'" in str(caught.value.hint)
 
 
-def test_inspect_lists_shared_tensors(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(shared), "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
+def test_inspect_lists_shared_tensors(shared: Path, run: Run) -> None:
+    content = run("inspect", shared, "--json", code=0).json()
     assert content["shared"] == [{"name": "w", "places": ["one", "two"], "one_parameter": False}]
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from odtpack import optimizers
 from odtpack.build import build_package
-from odtpack.cli import main
 from odtpack.graph.graphs import dims_of
 from odtpack.model.loading import load_model, named_cause
 from odtpack.recipe.draft import draft
 from odtpack_runtime import OdtpackError
+from tests.command import Run
 from tests.model_text import add_initializers, parsed, run
 from tests.packaging_tools import open_training
 from tests.refused import refused
@@ -238,12 +238,9 @@ def test_a_node_that_was_made_stands_for_the_users(model: onnx.ModelProto) -> No
     assert caught.value.hint == "--freeze 'conv.weight'"
 
 
-def test_a_package_shows_both_names(
-    model: onnx.ModelProto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_shows_both_names(model: onnx.ModelProto, tmp_path: Path, run: Run) -> None:
     build_package(model, tmp_path / "p", loss="mse", loss_inputs=("spare",))
-    assert main(["inspect", str(tmp_path / "p")]) == 0
-    assert "onnx::Conv_102 (conv.weight)" in capsys.readouterr().out
+    assert "onnx::Conv_102 (conv.weight)" in run("inspect", tmp_path / "p", code=0).out
 
 
 def test_an_adapter_is_proposed_where_it_can_be(model: onnx.ModelProto, tmp_path: Path) -> None:
@@ -254,9 +251,7 @@ def test_an_adapter_is_proposed_where_it_can_be(model: onnx.ModelProto, tmp_path
     build_package(model, tmp_path / "p", loss="mse", adapter="lora", adapter_on=("fc",))
 
 
-def test_what_only_the_loss_needs_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_only_the_loss_needs_is_told(tmp_path: Path, run: Run) -> None:
     """A model with its loss inside also gives its accuracy, which reads the labels."""
     text = """g (float[N, 4] x, int64[N] t) => (float loss, float[N, 3] logits, float accuracy) {
         logits = MatMul(x, w) loss = SoftmaxCrossEntropyLoss(logits, t)
@@ -268,5 +263,5 @@ def test_what_only_the_loss_needs_is_told(
     outputs = ("logits", "accuracy")
     build_package(proto, tmp_path / "p", loss="none", outputs=outputs, remark=notes.append)
     assert ["'accuracy' needs 't', which 'logits' does not" in note for note in notes] == [True]
-    assert main(["export", str(tmp_path / "p"), "--out", str(tmp_path / "m.onnx")]) == 0
-    assert "logits, accuracy, from x, t" in capsys.readouterr().err
+    exported = run("export", tmp_path / "p", "--out", tmp_path / "m.onnx", code=0)
+    assert "logits, accuracy, from x, t" in exported.err

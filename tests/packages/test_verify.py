@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
-import json
 import os
 import shutil
 import signal
@@ -25,6 +24,7 @@ from odtpack_runtime.apart import worker
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
+from tests.command import Run
 from tests.model_text import parsed
 from tests.packages.mutations import edit, rehash
 from tests.programs import ran
@@ -160,14 +160,11 @@ class TestSignature:
         assert verify_package(signed, public_key=public).signature == "valid"
         assert Package.open(signed).path == signed.resolve()
 
-    def test_a_signature_that_nothing_checks(
-        self, signed: Path, key: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        words = ["verify", str(signed), "--require-signature"]
-        assert main(words) == 0
-        assert "warning: the signature was not checked" in capfd.readouterr().err
-        assert main([*words, "--public-key", str(key.with_suffix(".pub"))]) == 0
-        assert "warning" not in capfd.readouterr().err
+    def test_a_signature_that_nothing_checks(self, signed: Path, key: Path, run: Run) -> None:
+        words = "verify", signed, "--require-signature"
+        assert "warning: the signature was not checked" in run(*words, code=0).err
+        checked = run(*words, "--public-key", key.with_suffix(".pub"), code=0)
+        assert "warning" not in checked.err
 
     def test_openssl_agrees(self, signed: Path, key: Path) -> None:
         openssl = shutil.which("openssl")
@@ -244,7 +241,7 @@ class TestSignature:
         assert key.read_bytes() == before
 
     def test_without_the_library(
-        self, signed: Path, key: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+        self, signed: Path, key: Path, monkeypatch: pytest.MonkeyPatch, run: Run
     ) -> None:
         real = builtins.__import__
 
@@ -259,20 +256,18 @@ class TestSignature:
             ["sign", signed, "--key", key],
             ["sign", "--new-key", key.with_name("new.pem")],
         ):
-            assert main(list(map(str, command))) == 2
-            assert "pip install cryptography" in capfd.readouterr().err
+            assert "pip install cryptography" in run(*command, code=2).err
 
 
-def test_the_commands(package: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_commands(package: Path, tmp_path: Path, run: Run) -> None:
     key = tmp_path / "key.pem"
-    assert main(["sign", str(package), "--new-key", str(key)]) == 0
-    assert main(["verify", str(package), "--public-key", str(key.with_suffix(".pub"))]) == 0
-    assert "signature   valid" in capfd.readouterr().out
-    assert main(["verify", str(package), "--json"]) == 0
-    assert json.loads(capfd.readouterr().out) == dataclasses.asdict(verify_package(package))
-    for wrong in (["sign"], ["sign", str(package)], ["sign", "--key", str(key)]):
-        assert main(wrong) == 2
-        assert "help: odtpack sign" in capfd.readouterr().err
+    run("sign", package, "--new-key", key, code=0)
+    verified = run("verify", package, "--public-key", key.with_suffix(".pub"), code=0)
+    assert "signature   valid" in verified.out
+    found = run("verify", package, "--json", code=0).json()
+    assert found == dataclasses.asdict(verify_package(package))
+    for wrong in ((), (package,), ("--key", key)):
+        assert "help: odtpack sign" in run("sign", *wrong, code=2).err
 
 
 def test_a_listed_file_that_is_none(package: Path) -> None:

@@ -26,12 +26,10 @@ from odtpack_runtime.training.private import (
 )
 from odtpack_simulator.fleet.local_training import LocalSettings, LocalTrainer
 from tests import zoo
-from tests.cli.conftest import Run, assert_refused, run
+from tests.cli.conftest import Run, assert_refused
 from tests.packages.mutations import edit
 from tests.packaging_tools import open_module, open_training
 from tests.refused import refused
-
-__all__ = ["run"]
 
 SIZES = (6, 5, 3)
 RATE = 0.5

@@ -23,7 +23,6 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_ir.passes import common as common_passes
 
 from odtpack.build import build_package
-from odtpack.cli import main
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import InlinePass
 from odtpack.model.shared_tensors import weight_array
@@ -36,6 +35,7 @@ from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.session.model_file import check_model_file
 from odtpack_runtime.session.session import open_session
 from tests import zoo
+from tests.command import Run
 from tests.hostile.models import as_if_in_ort_format
 from tests.refused import refused
 
@@ -90,19 +90,16 @@ def loop(trips: int | None, *, computed: bool = False, grows: bool = False) -> b
     (loop(2**62, computed=True), None),
 ])  # fmt: skip
 def test_what_the_graph_says_is_refused_at_once(
-    content: bytes, code: str | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    content: bytes, code: str | None, tmp_path: Path, run: Run
 ) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
-    commands = [["inspect"], ["ops", "check"]]
-    if code is not None:
-        commands.append(["build", "--out", str(tmp_path / "package"), "--loss", "mse"])
-    for command in commands:
+    build = "build", "--out", tmp_path / "package", "--loss", "mse"
+    for command in (("inspect",), ("ops", "check"), *([build] if code else [])):
         start = time.monotonic()
-        assert main([*command, str(path)]) == (0 if code is None else 2), capfd.readouterr().err
+        shown = run(*command, path, code=2 if code else 0)
         assert time.monotonic() - start < 20
-        if code is not None:
-            assert f"error[{code}]" in capfd.readouterr().err
+        assert code is None or f"error[{code}]" in shown.err
     assert not (tmp_path / "package").exists()
 
 
