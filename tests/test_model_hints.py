@@ -21,7 +21,7 @@ from odtpack_runtime.package.manifest import Manifest
 from odtpack_simulator.replay.paired_loss import accuracy_inputs
 from tests.command import Run
 from tests.model_text import drawn, parsed
-from tests.packaging_tools import open_training
+from tests.packaging_tools import built_training, open_training
 from tests.refused import refused
 
 RANDOM = np.random.default_rng(2)
@@ -42,8 +42,7 @@ def test_declared_sizes_are_hints(tmp_path: Path) -> None:
             h = Gather(embed, input) f = Reshape(h, s) logits = MatMul(f, head) }""",
         embed=(7, 4), head=(4, 7),
     )  # fmt: skip
-    build_package(model, tmp_path / "package", loss="cross_entropy")
-    _, module, _ = open_training(tmp_path / "package")
+    _, module, _ = built_training(model, tmp_path / "package")
     tokens = RANDOM.integers(0, 7, (6, 10))
     labels = RANDOM.integers(0, 7, 60)
     values = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
@@ -54,8 +53,7 @@ def test_declared_sizes_are_hints(tmp_path: Path) -> None:
 
 def test_sizes_that_inference_confirms_are_held_to(tmp_path: Path) -> None:
     model = _model("(float[batch, 4] x) => (float[batch, 3] y) { y = MatMul(x, w) }", w=(4, 3))
-    build_package(model, tmp_path / "package", loss="cross_entropy")
-    _, module, _ = open_training(tmp_path / "package")
+    _, module, _ = built_training(model, tmp_path / "package")
     with pytest.raises(OdtpackError, match="'batch' is 2 in input 'x' and 3 in input 'labels'"):
         module(np.zeros((2, 4), np.float32), np.zeros(3, np.int64))
 

@@ -27,7 +27,7 @@ from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token
 from tests.cli.conftest import Run
 from tests.model_text import parsed
 from tests.model_text import run as computed
-from tests.packaging_tools import losses_of_steps, open_training
+from tests.packaging_tools import built_training, losses_of_steps, open_training
 from tests.refused import refused
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -104,8 +104,8 @@ def test_a_decoder_in_float16_learns_from_the_same_loss(symmetric: bool, tmp_pat
     with torch.no_grad():
         wanted = next_token(module(torch.from_numpy(ids)), torch.from_numpy(labels))
     spec = AdapterSpec("lora", ("*.q_proj", "*.down_proj"))
-    build_package(tmp_path / "model.onnx", tmp_path / "package", loss="next_token", adapter=spec)
-    _, trainer, optimizer = open_training(tmp_path / "package")
+    build = {"loss": "next_token", "adapter": spec}
+    _, trainer, optimizer = built_training(tmp_path / "model.onnx", tmp_path / "package", **build)
     optimizer.set_learning_rate(0.01)
     losses = losses_of_steps(trainer, optimizer, [(ids, labels)] * 4)
     assert losses[0] == pytest.approx(wanted.item(), rel=1e-3)

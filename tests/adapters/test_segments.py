@@ -27,7 +27,7 @@ from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import SPECS, follow, unpacked, with_its_own_matrix
 from tests.model_text import parsed
 from tests.packages.mutations import seal
-from tests.packaging_tools import losses_of_steps, open_training
+from tests.packaging_tools import built_training, losses_of_steps, open_training
 from tests.refused import refused
 
 ADAMW = optimizers.AdamW(weight_decay=0.01)
@@ -292,8 +292,7 @@ def test_an_input_that_nothing_reads_stays_one(tmp_path: Path) -> None:
     losses = []
     for segments in (False, True):
         folder = tmp_path / str(segments)
-        build_package(model, folder, loss="mse", segments=segments)
-        _, module, optimizer = open_training(folder)
+        _, module, optimizer = built_training(model, folder, loss="mse", segments=segments)
         assert module.input_names() == ["input", "unread", "target"]
         batch = [np.ones((3, 40), np.float32), np.ones(3, np.float32), np.ones((3, 40), np.float32)]
         found = losses_of_steps(module, optimizer, [batch] * 3)

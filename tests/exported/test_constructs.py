@@ -19,7 +19,7 @@ from odtpack.build import build_package
 from odtpack.cli._twin import Twin, compared
 from odtpack_runtime.package.package import Package
 from tests.exported.export import Exporter, export
-from tests.packaging_tools import open_training
+from tests.packaging_tools import built_training
 from tests.sweep import split_rows
 
 Construct = Callable[[Tensor], Tensor]
@@ -137,8 +137,7 @@ def test_gradient(name: str, exporter: Exporter, tmp_path: Path) -> None:
     torch.manual_seed(4)
     net, x = Net(CONSTRUCTS[name]).eval(), torch.randn(3, 6, 4)
     model = export(net, {"x": x}, tmp_path / "model.onnx", exporter, dynamic={"x": {0: "batch"}})
-    build_package(model, tmp_path / "package", loss="mse")
-    state, module, _ = open_training(tmp_path / "package")
+    state, module, _ = built_training(model, tmp_path / "package", loss="mse")
     predicted = net.double()(x.double())
     target = torch.linspace(-1, 1, predicted.numel()).reshape(predicted.shape).float()
     loss = F.mse_loss(predicted, target.double())
@@ -171,8 +170,7 @@ def test_equal_elements(tmp_path: Path) -> None:
     net = Extremes()
     x = torch.tensor([[[1.0, 1, 0], [2, 0, 2]], [[3, 3, 3], [1, 2, 2]], [[-1, 0, 1], [-1, 0, 1]]])
     model = export(net, {"x": x}, tmp_path / "model.onnx", "dynamo", dynamic={"x": {0: "batch"}})
-    build_package(model, tmp_path / "package", loss="mse", train=["scale"])
-    state, module, _ = open_training(tmp_path / "package")
+    state, module, _ = built_training(model, tmp_path / "package", loss="mse", train=["scale"])
     target = torch.zeros(3, 7)
     loss = F.mse_loss(net(x), target)
     loss.backward()
@@ -215,8 +213,7 @@ def test_a_scripted_loop(module: type[nn.Module], axes: dict[int, str], tmp_path
         net = torch.jit.script(module())
     feeds = {"x": torch.randn(4, 5, 3)}
     model = export(net, feeds, tmp_path / "model.onnx", "torchscript", dynamic={"x": axes})
-    build_package(model, tmp_path / "package", loss="mse")
-    state, training, _ = open_training(tmp_path / "package")
+    state, training, _ = built_training(model, tmp_path / "package", loss="mse")
     x = torch.randn(7, 8 if 1 in axes else 5, 3)
     target = torch.ones(7, 2)
     loss = F.mse_loss(net(x), target)

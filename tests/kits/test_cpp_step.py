@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from odtpack.build import build_package
 from odtpack.optimizers import SGD, AdamW, GroupRule, Optimizer
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import measure, run, save_batch
 from tests.kits.harness import Task, contents, needs, train, with_step_model_of
+from tests.packaging_tools import built_package
 
 pytestmark = needs(cpp_kit.unavailable())
 WIDTHS = (64, 2048, 1024, 4)
@@ -24,11 +24,8 @@ WIDTHS = (64, 2048, 1024, 4)
 
 def build(folder: Path, optimizer: Optimizer | None = None, **options: Any) -> Package:
     """A package whose step model cuts a matrix, with AdamW unless another optimizer is named."""
-    build_package(
-        zoo.mlp(WIDTHS), folder, loss="cross_entropy", step_model="always",
-        optimizer=optimizer or AdamW(), **options,
-    )  # fmt: skip
-    return Package.open(folder)
+    options |= {"optimizer": optimizer or AdamW(), "step_model": "always"}
+    return built_package(zoo.mlp(WIDTHS), folder, **options)
 
 
 @pytest.fixture

@@ -12,10 +12,8 @@ import onnxruntime
 import pytest
 
 from odtpack.adapters import AdapterSpec
-from odtpack.build import build_package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.kits import cpp_kit, csharp_kit
 from tests.kits.cases import Case
@@ -24,6 +22,7 @@ from tests.kits.csharp_kit import run
 from tests.kits.harness import ARM64_CASES, needs
 from tests.kits.measured import check_measurements
 from tests.packages.samples import build
+from tests.packaging_tools import built_package
 from tests.programs import ran
 
 pytestmark = needs(csharp_kit.unavailable())
@@ -197,8 +196,7 @@ def test_an_app_checks_a_signature_itself(package: Path, tmp_path: Path) -> None
 
 def test_an_adapter_is_taken_over_by_its_names(tmp_path: Path) -> None:
     adapter = AdapterSpec("lora", ("fc1*",), (), 2, 4.0)
-    build_package(zoo.mlp((8, 6, 3)), tmp_path / "package", loss="cross_entropy", adapter=adapter)
-    package = Package.open(tmp_path / "package")
+    package = built_package(zoo.mlp((8, 6, 3)), tmp_path / "package", adapter=adapter)
     trained = read_checkpoint(package.path / "checkpoint")
     trained.trainable = {name: array + 1 for name, array in trained.trainable.items()}
     write_checkpoint(tmp_path / "trained", trained)

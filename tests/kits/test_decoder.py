@@ -34,6 +34,7 @@ from tests.adapters.written.models import HERE, VOCABULARY
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
 from tests.kits.harness import Batch, Task, contents, save_batch, train
 from tests.kits.js_fixtures import GUIDE
+from tests.packaging_tools import built_package
 from tests.packed_weights import FILES, at_once, damaged, packed_by_onnxruntime, packed_in
 from tests.programs import ran
 
@@ -43,11 +44,10 @@ PLAIN, TIED = "genai-qwen2-int4", "genai-llama-tied-int4"  # the latter's embedd
 
 
 def built(name: str, folder: Path) -> Package:
-    build_package(
+    return built_package(
         HERE / name / "model.onnx", folder, loss="next_token", segments=True,
         adapter=AdapterSpec("lora", ("model.*_proj",), (), 4, 8.0),
     )  # fmt: skip
-    return Package.open(folder)
 
 
 @pytest.fixture(scope="module")

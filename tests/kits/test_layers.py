@@ -23,6 +23,7 @@ from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
 from tests.kits.harness import OPTIONS, STEPS, Batch, Packages, Task, contents, train
 from tests.kits.kills import loses_nothing
 from tests.packages.samples import build
+from tests.packaging_tools import built_package
 from tests.runtime.checkpoint_samples import Foreign
 from tests.runtime.test_checkpoint_hostile import CORRUPT
 
@@ -155,8 +156,8 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(
 
 def test_an_adapter_is_written_and_read(layer: Any, tmp_path: Path) -> None:
     adapter = AdapterSpec("lora", ("fc1*",), (), 2, 4.0)
-    build_package(zoo.mlp((8, 6, 3)), tmp_path / "package", loss="cross_entropy", adapter=adapter)
-    package, trained, read = Package.open(tmp_path / "package"), tmp_path / "1", tmp_path / "2"
+    package = built_package(zoo.mlp((8, 6, 3)), tmp_path / "package", adapter=adapter)
+    trained, read = tmp_path / "1", tmp_path / "2"
     state, again = (CheckpointState.load_checkpoint(package.checkpoint) for _ in range(2))
     for array in state.arrays(trainable=True).values():
         array[...] += 1

@@ -18,7 +18,7 @@ from odtpack.recipe.draft import draft
 from odtpack_runtime import OdtpackError
 from tests.command import Run
 from tests.model_text import add_initializers, parsed, run
-from tests.packaging_tools import open_training
+from tests.packaging_tools import built_training
 from tests.refused import refused
 
 # Nodes whose size ONNX Runtime and the standard's inference see differently.
@@ -62,8 +62,7 @@ def test_gradient_at_and_behind_a_size_that_the_standard_sees_differently(
     model = parsed(text, opset, v=one, w=one)
     x = np.random.default_rng(0).random((2, 1, 5, 6), np.float32)
     mean = run(model, {"x": x})["y"]
-    build_package(model, tmp_path, loss="l1", optimizer=optimizers.SGD())
-    state, _, optimizer = open_training(tmp_path)
+    state, _, optimizer = built_training(model, tmp_path, loss="l1", optimizer=optimizers.SGD())
     optimizer.set_learning_rate(1.0)
     optimizer.step_on(x, np.zeros_like(mean))
     for name in "vw":
@@ -117,8 +116,8 @@ def test_a_bias_behind_a_wrong_annotation_has_the_right_gradient(tmp_path: Path)
     w, bias, x = (rng.normal(size=s).astype(np.float32) for s in ((3, 4), (4,), (5, 3)))
     target = rng.normal(size=(5, 4)).astype(np.float32)
     model = parsed(f"{text} {{ h = MatMul(x, w) y = Add(h, bias) }}", w=w, bias=bias)
-    build_package(model, tmp_path, loss="mse", optimizer=optimizers.SGD(), self_check=False)
-    state, module, optimizer = open_training(tmp_path)
+    options = {"loss": "mse", "optimizer": optimizers.SGD(), "self_check": False}
+    state, module, optimizer = built_training(model, tmp_path, **options)
     optimizer.set_learning_rate(1.0)
     module(x, target)
     optimizer.step()

@@ -16,7 +16,6 @@ import onnx
 import pytest
 
 from odtpack.adapters import AdapterSpec
-from odtpack.build import build_package
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Lion
 from odtpack.update.diff import Level, Verdict, diff_packages
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
@@ -25,6 +24,7 @@ from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.model_text import retyped
 from tests.packages.samples import small_model, with_values
+from tests.packaging_tools import built_package
 from tests.refused import refused
 
 _HEAD = ["fc.*"]
@@ -99,8 +99,7 @@ CASES = {
 
 
 def build(folder: Path, model: onnx.ModelProto, options: dict[str, Any]) -> Package:
-    build_package(model, folder, **{"loss": "cross_entropy", **options})
-    return Package.open(folder)
+    return built_package(model, folder, **options)
 
 
 def open_with(package: Package, state: CheckpointState) -> tuple[Module, Optimizer]:

@@ -17,6 +17,7 @@ from odtpack_runtime.session.device import Device
 from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_runtime.training import first_step
 from tests import zoo
+from tests.packaging_tools import built_package
 from tests.refused import refused
 from tests.software_gpu import package_of, reason_without
 
@@ -53,10 +54,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     folder = tmp_path_factory.mktemp("device") / "package"
-    build_package(
-        zoo.mlp((6, 5, 3)), folder, loss="cross_entropy", runtime="webgpu", step_model="always"
-    )
-    return Package.open(folder)
+    return built_package(zoo.mlp((6, 5, 3)), folder, runtime="webgpu", step_model="always")
 
 
 class Training:

@@ -12,9 +12,9 @@ import pytest
 
 from benchmarks.decoder.model import Shape, write_model
 from benchmarks.gpu import batch_of
-from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Module, Optimizer, Package
 from odtpack_runtime.session.device import Device
+from tests.packaging_tools import built_package
 from tests.refused import refused
 from tests.software_gpu import reason_without
 
@@ -36,11 +36,10 @@ def built(folder: Path, base: Any, optimizer: str = "adamw", layers: int = 2) ->
     """A decoder whose layers are two segments each."""
     folder.mkdir(exist_ok=True)
     model = write_model(Shape("tiny", layers, 64, 4, 2, 96, 50), folder)
-    build_package(
+    return built_package(
         model, folder / "package", loss="next_token", adapter="lora", adapter_on=("*proj*",),
         base=base, segments=True, runtime="webgpu", optimizer=optimizer,
     )  # fmt: skip
-    return Package.open(folder / "package")
 
 
 @pytest.fixture(scope="module")

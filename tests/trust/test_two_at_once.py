@@ -25,7 +25,7 @@ from odtpack_runtime.files.atomic import locked
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
-from tests.packaging_tools import open_training
+from tests.packaging_tools import built_package, open_training
 from tests.programs import started
 from tests.refused import refused
 
@@ -128,8 +128,7 @@ def test_two_processes_update_one_folder(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     folder = tmp_path_factory.mktemp("built") / "package"
-    build_package(zoo.mlp((6, 32, 3)), folder, loss="cross_entropy")
-    return Package.open(folder)
+    return built_package(zoo.mlp((6, 32, 3)), folder)
 
 
 LARGE = 200_000
