@@ -40,6 +40,11 @@ def parsed(
     return model
 
 
+def nodes(text: str, opset: int = 17) -> list[onnx.NodeProto]:
+    """Nodes alone, of their text."""
+    return [*parsed(f"() => () {{ {text} }}", opset).graph.node]
+
+
 def inferred(text: str, opset: int = 17, **options: Any) -> ir.Model:
     """The same as a graph with shapes."""
     return infer_shapes(ir.from_proto(parsed(text, opset, **options)))

@@ -19,7 +19,7 @@ from odtpack.onnxblock import blocks
 from odtpack_runtime import CheckpointState
 from tests import model_text, zoo
 from tests.model_text import parsed
-from tests.onnxblock.nets import Forward, Train, Twin, batch, mlp, names, run, values
+from tests.onnxblock.nets import Forward, Train, Twin, batch, built, mlp, names, run, values
 from tests.packaging_tools import statistic_names, trainable_names
 from tests.refused import refused
 
@@ -124,8 +124,7 @@ def test_what_was_asked_for_last_counts() -> None:
     block.requires_grad("fc1.weight", False)
     block.requires_grad("fc2.weight", False)
     block.requires_grad("fc2.weight", True)
-    with onnxblock.base(mlp()):
-        block("output-0")
+    built(block, "output-0", on=mlp())
     trainable, frozen = block.parameters()
     assert [t.name for t in trainable] == ["fc2.weight"]
     assert [t.name for t in frozen] == ["fc1.weight"]
@@ -432,7 +431,6 @@ def test_losses_that_cannot_be_trained() -> None:
         with onnxblock.base(mlp()), refused(code):
             train(*wanted)
     model = mlp()
-    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     model.graph.input.append(helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["n"]))
     with onnxblock.base(model), pytest.raises(OdtpackError, match="only float32 inputs"):
         train("ids")
