@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -261,11 +262,8 @@ def test_a_full_disk_is_named(
 ) -> None:
     """ONNX Runtime says only that it cannot write."""
     package, _ = trained("genai-qwen2-int4")
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise OdtpackError("model-not-loadable", "graph.cc:5468")
-
-    monkeypatch.setattr(packed, "_save", fail)
+    failed = mock.Mock(side_effect=OdtpackError("model-not-loadable", "graph.cc:5468"))
+    monkeypatch.setattr(packed, "_save", failed)
     for free, text in ((0, "No space left on device"), (1 << 40, "graph.cc:5468")):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         with refused("packed-not-written", text):

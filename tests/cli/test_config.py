@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -180,10 +181,8 @@ class TestModelsAreLoadedApart:
 
     @pytest.fixture
     def nothing_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def refuse(*_: object, **__: object) -> None:
-            raise AssertionError("a model is loaded in the process of the command")
-
-        monkeypatch.setattr(onnxruntime, "InferenceSession", refuse)
+        wrong = AssertionError("a model is loaded in the process of the command")
+        monkeypatch.setattr(onnxruntime, "InferenceSession", mock.Mock(side_effect=wrong))
 
     @pytest.mark.usefixtures("nothing_here")
     @pytest.mark.parametrize(

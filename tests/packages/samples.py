@@ -36,6 +36,17 @@ def with_values(model: onnx.ModelProto, *names: str, seed: int = 1) -> onnx.Mode
     return changed
 
 
+def renamed(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
+    """The model with another name of an initializer."""
+    changed = onnx.ModelProto()
+    changed.CopyFrom(model)
+    for tensor in changed.graph.initializer:
+        tensor.name = new if tensor.name == old else tensor.name
+    for node in changed.graph.node:
+        node.input[:] = [new if name == old else name for name in node.input]
+    return changed
+
+
 @functools.cache
 def _plain() -> Path:
     """The package without options, built once in a process."""

@@ -18,7 +18,7 @@ from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.package.package import Package
 from tests.model_text import retyped
 from tests.packages.mutations import rehash
-from tests.packages.samples import build, list_extra, small_model, with_values
+from tests.packages.samples import build, list_extra, renamed, small_model, with_values
 from tests.refused import refused
 
 
@@ -297,11 +297,7 @@ def test_extra_files_are_known_by_what_they_are(tmp_path: Path) -> None:
 def test_markdown_tables_hold_together(tmp_path: Path) -> None:
     """Whatever a parameter is called, a row has as many cells as its header, and links nothing."""
     name = "a|b\\|`c`<img> http://evil.e www.evil.e @user #1"
-    model = small_model()
-    for tensor in model.graph.initializer:
-        tensor.name = name if tensor.name == "fc.bias" else tensor.name
-    for node in model.graph.node:
-        node.input[:] = [name if item == "fc.bias" else item for item in node.input]
+    model = renamed(small_model(), "fc.bias", name)
     build_package(model, tmp_path / "old", loss="cross_entropy")
     build_package(with_values(model), tmp_path / "new", loss="cross_entropy")
     text = markdown(diff_packages(tmp_path / "old", tmp_path / "new"))

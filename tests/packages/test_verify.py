@@ -8,7 +8,8 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import onnx.parser
 import pytest
 
 from odtpack.build import build_package
-from odtpack.cli import main
 from odtpack.update.release import new_key, sign_package
 from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_runtime.apart import worker
@@ -25,6 +25,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
 from tests.command import Run
+from tests.faults import failing
 from tests.model_text import parsed
 from tests.packages.mutations import edit, rehash
 from tests.programs import ran
@@ -41,6 +42,15 @@ def refusal(package: Path, **options: Any) -> OdtpackError:
     with pytest.raises(OdtpackError) as caught:
         verify_package(package, **options)
     return caught.value
+
+
+@contextmanager
+def changed_model(package: Path) -> Iterator[onnx.GraphProto]:
+    """The evaluation model's graph, whose changes the manifest is told."""
+    model = onnx.load_model(package / "eval_model.onnx")
+    yield model.graph
+    (package / "eval_model.onnx").write_bytes(model.SerializeToString())
+    rehash(package, "eval_model.onnx")
 
 
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
@@ -113,24 +123,18 @@ def test_a_checkpoint_of_another_package(package: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_that_reads_another_file(package: Path) -> None:
-    path = package / "eval_model.onnx"
-    model = onnx.load_model(path)
-    tensor = model.graph.initializer.add(name="secret", data_type=1, dims=[4])
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="../../../etc/passwd")
-    path.write_bytes(model.SerializeToString())
-    rehash(package, path.name)
+    with changed_model(package) as graph:
+        tensor = graph.initializer.add(name="secret", data_type=1, dims=[4])
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="../../../etc/passwd")
     with refused("model-external-data", "secret"):
         verify_package(package)
 
 
 def test_a_model_that_does_not_load(package: Path) -> None:
     """ONNX Runtime's own refusal: a name is given twice."""
-    path = package / "eval_model.onnx"
-    model = onnx.load_model(path)
-    model.graph.node[-1].output[0] = model.graph.node[0].output[0]
-    path.write_bytes(model.SerializeToString())
-    rehash(package, path.name)
+    with changed_model(package) as graph:
+        graph.node[-1].output[0] = graph.node[0].output[0]
     assert refusal(package).code == "model-not-loadable"
 
 
@@ -211,15 +215,14 @@ class TestSignature:
 
     @pytest.mark.parametrize("content", [None, b"", b"not a key", b"x" * 2**17])
     def test_what_is_no_key(
-        self, signed: Path, tmp_path: Path, content: bytes | None, capfd: Any
+        self, signed: Path, tmp_path: Path, content: bytes | None, run: Run
     ) -> None:
         path = tmp_path / "key"
         if content is not None:
             path.write_bytes(content)
         before = (signed / "manifest.sig").read_bytes()
         for command in (["verify", signed, "--public-key", path], ["sign", signed, "--key", path]):
-            assert main(list(map(str, command))) == 2
-            assert "error[internal]" not in capfd.readouterr().err
+            assert "error[internal]" not in run(*command, code=2).err
         assert (signed / "manifest.sig").read_bytes() == before
 
     def test_keys_of_another_kind(self, signed: Path, key: Path, tmp_path: Path) -> None:
@@ -243,13 +246,8 @@ class TestSignature:
     def test_without_the_library(
         self, signed: Path, key: Path, monkeypatch: pytest.MonkeyPatch, run: Run
     ) -> None:
-        real = builtins.__import__
-
-        def missing(name: str, *arguments: Any, **options: Any) -> Any:
-            if name.startswith("cryptography"):
-                raise ImportError(name)
-            return real(name, *arguments, **options)
-
+        call, error = builtins.__import__, ImportError("no library")
+        missing = failing(call, error, lambda name, *_: name.startswith("cryptography"))
         monkeypatch.setattr(builtins, "__import__", missing)
         for command in (
             ["verify", signed, "--public-key", key.with_suffix(".pub")],
