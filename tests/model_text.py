@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,19 @@ def add_initializers(model: onnx.ModelProto, values: Mapping[str, Any]) -> None:
     )
 
 
+def with_arrays(
+    model: onnx.ModelProto,
+    change: Callable[[str, np.ndarray], np.ndarray] | Mapping[str, np.ndarray],
+) -> onnx.ModelProto:
+    """A copy whose initializers are changed: each by its name and its array, or those of names."""
+    result = copy.deepcopy(model)
+    change = change if callable(change) else change.get
+    for tensor in result.graph.initializer:
+        array = change(tensor.name, numpy_helper.to_array(tensor))
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return result
+
+
 # Constants of the zoo that float32 rounds, as the models mean them.
 MEANT = (math.sqrt(2), math.sqrt(8))
 
@@ -63,8 +77,7 @@ MEANT = (math.sqrt(2), math.sqrt(8))
 def retyped(model: onnx.ModelProto, dtype: type, before: type = np.float32) -> onnx.ModelProto:
     """A float32 model in another type, as an exporter would write it."""
     kinds = (onnx.helper.np_dtype_to_tensor_dtype(np.dtype(each)) for each in (before, dtype))
-    (single, code), result = kinds, onnx.ModelProto()
-    result.CopyFrom(model)
+    (single, code), result = kinds, copy.deepcopy(model)
     graph = result.graph
     for value in (*graph.input, *graph.output, *graph.value_info):
         if value.type.tensor_type.elem_type == single:

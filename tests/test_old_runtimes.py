@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
-import onnx.parser
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from benchmarks.models.__main__ import models
 from scripts import old_runtimes
 from tests.kits.ran import Ran
+from tests.model_text import drawn, parsed
 from tests.onnx_torch import Interpreter
 
 
@@ -87,16 +88,10 @@ WEIGHTS = {"w": (4, 3, 3, 2), "v": (4, 2, 2, 3), "wl": (2, 16, 21), "rl": (2, 16
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_oracle_computes_what_onnx_defines(name: str) -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[2, 3, 6, 7] x) => (float y) {'
-        f" {GRAPHS[name]} }}"
-    )
+    read = [each for each in WEIGHTS if re.search(rf" {each}[,)]", GRAPHS[name])]
+    values = drawn(np.random.default_rng(1), **{each: WEIGHTS[each] for each in read})
+    model = parsed(f"(float[2, 3, 6, 7] x) => (float y) {{ {GRAPHS[name]} }}", **values)
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    random = np.random.default_rng(1)
-    for weight, shape in WEIGHTS.items():
-        if f" {weight}," in GRAPHS[name] or f" {weight})" in GRAPHS[name]:
-            value = random.normal(size=shape).astype(np.float32)
-            model.graph.initializer.append(onnx.numpy_helper.from_array(value, weight))
     (expected,) = ReferenceEvaluator(model).run(["y"], {"x": X})
     oracle = Interpreter(model)
     found = oracle({"x": X})["y"]

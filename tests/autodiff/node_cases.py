@@ -9,6 +9,7 @@ reference implementation in float64.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import warnings
@@ -91,8 +92,7 @@ def _array(given: Any) -> Any:
 
 def _under_known_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     """A case of an opset that no runtime loads under the newest that one does, if it may be."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
+    changed = copy.deepcopy(model)
     for entry in changed.opset_import:
         if (
             entry.domain == ""

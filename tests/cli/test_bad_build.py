@@ -11,6 +11,7 @@ import pytest
 from odtpack.artifacts import LossType, generate_artifacts
 from odtpack_runtime.apart import worker
 from tests.cli.conftest import Refused, Run, Shared, assert_refused, tree
+from tests.model_text import parsed
 from tests.refused import refused as raises_refused
 
 
@@ -116,10 +117,8 @@ def test_operator_without_gradient(refused: Refused, tmp_path: Path) -> None:
 def stored_as(kind: int, path: Path) -> Path:
     """A layer whose weight is stored in a type, and made float32 of where it is read."""
     node = "Cast<to = 1>(w)" if kind == onnx.TensorProto.BFLOAT16 else "DequantizeLinear(w, s)"
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 8] input) => '
-        f"(float[batch, 4] output) {{ f = {node} output = MatMul(input, f) }}"
-    )
+    text = f"{{ f = {node} output = MatMul(input, f) }}"
+    model = parsed(f"(float[batch, 8] input) => (float[batch, 4] output) {text}")
     weight = onnx.helper.make_tensor("w", kind, (8, 4), [1] * 32)
     scale = onnx.helper.make_tensor("s", onnx.TensorProto.FLOAT, (), [0.1])
     model.graph.initializer.extend([weight, scale])

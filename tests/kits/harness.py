@@ -137,6 +137,14 @@ def save_arrays(folder: Path, **arrays: np.ndarray[Any, Any]) -> dict[str, dict[
     return data
 
 
+def write_assets(folder: Path, package: Path, shape: tuple[int, ...] = (1, 8, 8)) -> None:
+    """What the guides train with, in ``assets``: a package, and 320 images of three classes."""
+    assets, rng = folder / "assets", np.random.default_rng(1)
+    shutil.copytree(package, assets / "package")
+    rng.standard_normal((320, *shape), dtype=np.float32).tofile(assets / "images.bin")
+    rng.integers(0, 3, 320).tofile(assets / "labels.bin")
+
+
 def train(
     package: Path, batches: list[Batch], count: int, save: Path, checkpoint: Path | None = None
 ) -> tuple[list[float], float]:

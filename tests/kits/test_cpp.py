@@ -146,11 +146,8 @@ def test_the_guide_builds_and_trains(
     for name, content in blocks.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "odtpack").symlink_to(ROOT)
-    shutil.copytree(packages["adamw"], tmp_path / "assets" / "package")
-    rng = np.random.default_rng(1)
     (shape,) = {batch[next(iter(batch))].shape[1:] for batch in batches}
-    rng.standard_normal((320, *shape), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
-    rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
+    harness.write_assets(tmp_path, packages["adamw"], shape)
     make(tmp_path, tmp_path / "build", cpp_kit.cmake_options("plain"), "app")
     for _ in range(2):  # the second time it goes on from the end
         ran(tmp_path / "build" / "app", cwd=tmp_path)

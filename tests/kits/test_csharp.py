@@ -19,7 +19,7 @@ from tests.kits import cpp_kit, csharp_kit
 from tests.kits.cases import Case
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
 from tests.kits.csharp_kit import run
-from tests.kits.harness import ARM64_CASES, needs
+from tests.kits.harness import ARM64_CASES, needs, write_assets
 from tests.kits.measured import check_measurements
 from tests.packages.samples import build
 from tests.packaging_tools import built_package
@@ -91,10 +91,7 @@ def test_the_guide_trains_with_the_nuget_package(package: Path, tmp_path: Path) 
     (tmp_path / "Guide.cs").write_text(filled)
     app = csharp_kit.compiled(tmp_path / "app.exe", f"-r:{csharp_kit.library()}",
                               tmp_path / "Program.cs", tmp_path / "Guide.cs")  # fmt: skip
-    shutil.copytree(package, tmp_path / "assets" / "package")
-    rng = np.random.default_rng(1)
-    rng.standard_normal((320, 1, 8, 8), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
-    rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
+    write_assets(tmp_path, package)
     for _ in range(2):  # the second time there is nothing left to do
         subprocess.run(csharp_kit.command(app), cwd=tmp_path, check=True)
         assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 100

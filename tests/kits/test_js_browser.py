@@ -263,10 +263,7 @@ def test_the_guides_code_for_a_browser_trains(digits_package: Path, browsers: Br
     with web.serve({**web.FOLDERS, "package": digits_package}, page) as address:
         browsers.console.clear()
         browsers.open(address)
-        until = time.monotonic() + 60
-        while not browsers.evaluate("document.title"):
-            assert time.monotonic() < until, browsers.console
-            time.sleep(0.05)
+        web.wait(browsers, "document.title")
         loss, dims, size, step = browsers.evaluate("document.title").split(" ")
     assert 0 < float(loss) < 10
     assert (dims, step) == ("2,10", "1")

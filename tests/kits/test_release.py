@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from odtpack_runtime.session.native import VARIABLE
 from scripts import release
 from tests import zoo
 from tests.kits import cpp_kit, javascript, kotlin_kit, web
-from tests.kits.harness import needs
+from tests.kits.harness import needs, write_assets
 from tests.kits.kotlin_kit import finish
 from tests.once import made_once
 from tests.packages.samples import build
@@ -96,10 +95,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder with a package of a small CNN and 320 samples."""
-    build(tmp_path / "assets" / "package", zoo.cnn(size=8, width=(4, 8), classes=3))
-    rng = np.random.default_rng(1)
-    rng.standard_normal((320, 1, 8, 8), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
-    rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
+    write_assets(tmp_path, build(tmp_path / "built", zoo.cnn(size=8, width=(4, 8), classes=3)))
     return tmp_path
 
 
@@ -232,10 +228,7 @@ def test_an_npm_project_that_vite_bundles_for_chromium(npm: Path, project: Path)
     served = {"assets": project / "dist" / "assets", "public": project / "dist"}
     with web.serve(served, page) as address, Browser(project / "profile", served=True) as browser:
         browser.open(address)
-        until = time.monotonic() + 120
-        while not browser.evaluate("Boolean(window.result)"):
-            assert time.monotonic() < until, browser.console
-            time.sleep(0.05)
+        web.wait(browser, "Boolean(window.result)")
         found = browser.evaluate("window.result")
     assert (found["steps"], found["dims"], found["scores"]) == (20, [32, 3], 96)
     assert (found["refused"], found["lost"]) == ("input-count", "bad-argument")

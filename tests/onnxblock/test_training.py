@@ -278,10 +278,7 @@ def test_checkpoints(tmp_path: Path) -> None:
     }
     assert CheckpointState.load_checkpoint(tmp_path / "nominal").is_nominal
 
-    zero = mlp()
-    for tensor in zero.graph.initializer:
-        array = np.zeros(tensor.dims, np.float32)
-        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    zero = model_text.with_arrays(model, lambda name, array: np.zeros_like(array))
     zero.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(3), "other"))
     onnxblock.load_checkpoint_to_model(tmp_path / "checkpoint", zero)
     loaded = values(zero)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import functools
 import shutil
 import tempfile
@@ -16,6 +17,7 @@ from odtpack.build import build_package
 from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.package.package import Package
 from tests import zoo
+from tests.model_text import with_arrays
 from tests.packages.mutations import edit
 
 
@@ -25,21 +27,19 @@ def small_model(**options: Any) -> onnx.ModelProto:
 
 def with_values(model: onnx.ModelProto, *names: str, seed: int = 1) -> onnx.ModelProto:
     """The model with other values of some of its initializers; of all if none is named."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
     random = np.random.default_rng(seed)
-    for tensor in changed.graph.initializer:
-        if not names or tensor.name in names:
-            array = onnx.numpy_helper.to_array(tensor)
-            moved = array + random.normal(0, 0.1, array.shape).astype(array.dtype)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(moved, tensor.name))
-    return changed
+
+    def moved(name: str, array: np.ndarray) -> np.ndarray:
+        if names and name not in names:
+            return array
+        return array + random.normal(0, 0.1, array.shape).astype(array.dtype)
+
+    return with_arrays(model, moved)
 
 
 def renamed(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
     """The model with another name of an initializer."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
+    changed = copy.deepcopy(model)
     for tensor in changed.graph.initializer:
         tensor.name = new if tensor.name == old else tensor.name
     for node in changed.graph.node:

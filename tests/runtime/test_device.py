@@ -17,6 +17,7 @@ from odtpack_runtime.session.device import Device
 from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_runtime.training import first_step
 from tests import zoo
+from tests.model_text import parsed
 from tests.packaging_tools import built_package
 from tests.refused import refused
 from tests.software_gpu import package_of, reason_without
@@ -27,8 +28,7 @@ webgpu = pytest.param("webgpu", marks=pytest.mark.skipif(bool(WITHOUT), reason=W
 
 def _without_cuda() -> str:
     """Why there is no CUDA here, or nothing."""
-    text = '<ir_version: 8, opset_import: ["": 13]> g (float[1] x) => (float[1] y) { y = Neg(x) }'
-    model = onnx.parser.parse_model(text).SerializeToString()
+    model = parsed("(float[1] x) => (float[1] y) { y = Neg(x) }", 13).SerializeToString()
     try:
         Device("cuda").session(model, onnxruntime.SessionOptions())
     except OdtpackError as error:
@@ -244,9 +244,7 @@ def test_mixed_precision_needs_float16_there(device: str, tmp_path: Path) -> Non
 
 def test_a_float64_model_has_a_step_model(tmp_path: Path) -> None:
     """The provider knows no float64: the models run on the processor."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (double[N, 6] x) => (double[N, 3] y) '
-        f"<double[6, 3] w = {{{', '.join(str(i / 9) for i in range(18))}}}> {{ y = MatMul(x, w) }}"
-    )
-    build_package(model, tmp_path, loss="cross_entropy", runtime="webgpu", step_model="always")
-    assert Package.open(tmp_path).step_model is not None
+    w = np.arange(18.0).reshape(6, 3) / 9
+    model = parsed("(double[N, 6] x) => (double[N, 3] y) { y = MatMul(x, w) }", w=w)
+    package = built_package(model, tmp_path, runtime="webgpu", step_model="always")
+    assert package.step_model is not None

@@ -25,6 +25,7 @@ from odtpack_runtime import (
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.training.loop import evaluate, right_labels, train_step
 from tests import zoo
+from tests.model_text import parsed
 from tests.packaging_tools import built_training, open_training
 from tests.refused import refused
 from tests.runtime import models
@@ -329,9 +330,7 @@ _ALL = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
 
 
 def write(path: Path, **metadata: str) -> Path:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Relu(x) }'
-    )
+    model = parsed("(float[1] x) => (float[1] y) { y = Relu(x) }")
     model.producer_version = "v" * 300
     onnx.helper.set_model_props(model, metadata)
     path.write_bytes(model.SerializeToString())

@@ -19,7 +19,7 @@ from odtpack.model.loading import load_model
 from odtpack.package.coverage import find_obstacles
 from odtpack_runtime import CheckpointState, Optimizer
 from tests import zoo
-from tests.model_text import computed, parsed, retyped
+from tests.model_text import computed, parsed, retyped, with_arrays
 from tests.packaging_tools import (
     LOSSES,
     batch,
@@ -44,14 +44,12 @@ def round_epsilons(module: nn.Module) -> None:
 
 def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
     """The float32 model with its parameters rounded to float16."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    for tensor in result.graph.initializer:
-        array = numpy_helper.to_array(tensor)
-        if array.dtype == np.float32 and array.size > 1:
-            array = array.astype(np.float16).astype(np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-    return result
+
+    def narrow(_: str, array: np.ndarray) -> np.ndarray:
+        small = array.dtype != np.float32 or array.size == 1
+        return array if small else array.astype(np.float16).astype(np.float32)
+
+    return with_arrays(model, narrow)
 
 
 SMALL_TRANSFORMER = {"vocab": 50, "d": 32, "layers": 2, "heads": 4, "T": 16, "ff": 64}
