@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import SPECS, follow, unpacked, with_its_own_matrix
 from tests.model_text import parsed
-from tests.packages.mutations import seal
+from tests.packages.mutations import edit
 from tests.packaging_tools import built_training, losses_of_steps, open_training
 from tests.refused import refused
 
@@ -300,14 +299,6 @@ def test_an_input_that_nothing_reads_stays_one(tmp_path: Path) -> None:
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
 
 
-def changed(folder: Path, change: Callable[[Any], object]) -> None:
-    """The manifest says something else."""
-    path = folder / "manifest.json"
-    content = json.loads(path.read_bytes())
-    change(content)
-    path.write_bytes(seal(content))
-
-
 @pytest.mark.parametrize(("key", "value"), [
     ("segments", []),
     ("segments", [{"forward": "../training_model.onnx"}]),
@@ -319,7 +310,7 @@ def changed(folder: Path, change: Callable[[Any], object]) -> None:
 ])  # fmt: skip
 def test_hostile_segments(key: str, value: object, llama_file: Path, tmp_path: Path) -> None:
     folder = built(llama_file, tmp_path)
-    changed(folder, lambda content: content["segments"].update({key: value}))
+    edit(folder, lambda content: content["segments"].update({key: value}))
     with refused("manifest-invalid"):
         Package.open(folder)
 
@@ -339,7 +330,7 @@ def test_segments_that_contradict_their_files(
 ) -> None:
     """Nothing is read beyond the file of weights, whatever a manifest says of it."""
     folder = built(llama_file, tmp_path)
-    changed(folder, lambda content: CONTRADICTIONS[change](content["segments"]))
+    edit(folder, lambda content: CONTRADICTIONS[change](content["segments"]))
     with pytest.raises(OdtpackError) as caught:
         open_training(folder)
     assert caught.value.code in ("segments-invalid", "model-mismatch")
@@ -390,7 +381,7 @@ def _last_tensor(content: dict[str, Any]) -> dict[str, Any]:
 def test_verify_a_manifest_that_says_otherwise(
     change: Callable[[dict[str, Any]], None], says: str, llama_file: Path, tmp_path: Path
 ) -> None:
-    changed(built(llama_file, tmp_path), change)
+    edit(built(llama_file, tmp_path), change)
     with pytest.raises(OdtpackError) as caught:
         verify_package(tmp_path)
     assert caught.value.code in ("manifest-contradicts", "manifest-invalid")

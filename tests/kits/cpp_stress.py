@@ -23,6 +23,7 @@ from odtpack.build import build_package
 from tests.kits import cpp_kit
 from tests.kits.cases import CASES, Case
 from tests.kits.cpp_kit import save_batch
+from tests.kits.harness import job_file
 from tests.model_text import parsed
 
 
@@ -95,14 +96,9 @@ def write_job(case: Case, folder: Path) -> Path:
     shutil.copytree(_built(case), folder / "package")
     inputs = json.loads((folder / "package" / "manifest.json").read_text())["inputs"]
     batch = case.data(np.random.default_rng(4), 8)
-    job = {
-        "package": "package",
-        "learning_rate": 0.01,
-        "steps": [save_batch(folder, {i["name"]: a for i, a in zip(inputs, batch, strict=True)})],
-    }
-    path = folder / "job.json"
-    path.write_text(json.dumps(job, default=str))
-    return path
+    steps = [save_batch(folder, {i["name"]: a for i, a in zip(inputs, batch, strict=True)})]
+    job = {"package": "package", "learning_rate": 0.01, "steps": steps}
+    return job_file(job, folder)
 
 
 def calls(program: Program, command: str, job: Path, times: int, **options: str) -> str:

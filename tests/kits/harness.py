@@ -266,11 +266,23 @@ def list_again(package: Package, **files: Path) -> None:
     (package.path / "manifest.json").write_text(changed)
 
 
-def measured(run: Callable[..., Any], job: Task, folder: Path) -> dict[str, Any]:
-    """Run a job of a kit's program ``measure``; return what it prints."""
+def job_file(job: Task, folder: Path) -> Path:
+    """Write a job as the programs of kits read it."""
     path = folder / "job.json"
     path.write_text(json.dumps(job, default=str))
-    done = run("measure", path)
+    return path
+
+
+def refusal(run: Callable[..., Any], job: Task, folder: Path, **options: Any) -> str:
+    """What a kit's program ``measure`` says of a job that it refuses."""
+    done = run("measure", job_file(job, folder), **options)
+    assert done.returncode == 2, done.stderr
+    return str(done.stderr)
+
+
+def measured(run: Callable[..., Any], job: Task, folder: Path) -> dict[str, Any]:
+    """Run a job of a kit's program ``measure``; return what it prints."""
+    done = run("measure", job_file(job, folder))
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads(done.stdout))
 

@@ -21,6 +21,7 @@ from tests.kits import cpp_kit, fuzz_cpp, harness, models
 from tests.kits.cpp_kit import KIT, ROOT, make, measure, run
 from tests.kits.harness import ARM64_CASES, STEPS, Packages, Task, contents, needs, train
 from tests.kits.measured import measurements
+from tests.packages.mutations import edit
 from tests.programs import ran
 from tests.runtime.checkpoint_samples import Foreign
 from tests.runtime.test_checkpoint_hostile import CORRUPT
@@ -109,14 +110,15 @@ def test_the_self_check_passes_and_notices_a_wrong_figure(
     if steps > 1:
         built = tmp_path / "accumulating"
         build_package(models.mlp(), built, loss="cross_entropy", accumulation_steps=steps)
-    content = json.loads((built / "manifest.json").read_text())
-    assert "losses" in content["self_check"]
-    content["self_check"]["losses"][2] += 0.01
+
+    def spoil(content: Task) -> None:
+        content["self_check"]["losses"][2] += 0.01
+
     for name, code in (("right", None), ("wrong", "self-check-failed")):
         folder = tmp_path / name
         shutil.copytree(built, folder / "package")
         if code:
-            (folder / "package" / "manifest.json").write_text(json.dumps(content))
+            edit(folder / "package", spoil, sealed=False)
         case = {"name": name, "kind": "self_check", "package": "package"}
         (folder / "case.json").write_text(json.dumps(case | ({"code": code} if code else {})))
     cases = [{"name": name, "kind": "self_check"} for name in ("right", "wrong")]

@@ -32,7 +32,7 @@ from odtpack_runtime.package.adapter import CONFIG, TENSORS, read_onnx_adapter, 
 from odtpack_runtime.package.generator import _Draw
 from tests.adapters.written.models import HERE, VOCABULARY
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
-from tests.kits.harness import Batch, Task, contents, save_batch, train
+from tests.kits.harness import Batch, Task, contents, job_file, save_batch, train
 from tests.kits.js_fixtures import GUIDE
 from tests.packaging_tools import built_package
 from tests.packed_weights import FILES, at_once, damaged, packed_by_onnxruntime, packed_in
@@ -497,7 +497,6 @@ def test_the_guides_code_generates(package: Package, tmp_path: Path) -> None:
 
 
 def run(job: Task, folder: Path, variant: str) -> str:
-    (folder / "job.json").write_text(json.dumps(job, default=str))
-    done = cpp_kit.run("decoder", folder / "job.json", variant=variant)
+    done = cpp_kit.run("decoder", job_file(job, folder), variant=variant)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -148,8 +148,7 @@ def test_an_adapter_is_written_and_read_where_it_is_trained(tmp_path: Path) -> N
             "package": package.path, "steps": steps, "count": 10, "learning_rate": 0.05,
             "adapters": [tmp_path / f"{index}.onnx_adapter"], "again": first, **device,
         }  # fmt: skip
-        (tmp_path / "job.json").write_text(json.dumps(job, default=str))
-        done = cpp_kit.run("decoder", tmp_path / "job.json")
+        done = cpp_kit.run("decoder", harness.job_file(job, tmp_path))
         assert done.returncode == 0, done.stderr
         losses = [float(line) for line in done.stdout.split()]
         found.append((losses, read_onnx_adapter(tmp_path / f"{index}.onnx_adapter")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -88,10 +87,8 @@ def test_a_step_model_of_another_optimizer_is_refused(
     model = zoo.cnn(size=8, width=(4, 8), classes=3)
     wrong = Package.open(build(tmp_path / "other", model, step_model="always", **other))
     harness.with_step_model_of(wrong, folder)
-    (tmp_path / "job.json").write_text(json.dumps({**job, "package": folder}, default=str))
-    done = layer.run("measure", tmp_path / "job.json")
-    assert done.returncode == 2
-    assert "code: model-mismatch" in done.stderr
+    said = harness.refusal(layer.run, {**job, "package": folder}, tmp_path)
+    assert "code: model-mismatch" in said
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "groups", "step model"])
@@ -145,11 +142,8 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(
     shutil.copy(packages["adamw"] / "checkpoint", saved)
     before = saved.read_bytes()
     task = {**job, "package": packages["adamw"], "save": saved.name}
-    (tmp_path / "job.json").write_text(json.dumps(task, default=str))
-
-    done = native.run("measure", tmp_path / "job.json", **harness.full_disk(1000))
-    assert done.returncode == 2
-    assert "code: file-not-written" in done.stderr
+    said = harness.refusal(native.run, task, tmp_path, **harness.full_disk(1000))
+    assert "code: file-not-written" in said
     assert saved.read_bytes() == before
     assert not list(tmp_path.glob(".state*"))
 
