@@ -15,7 +15,7 @@ import pytest
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.files import folder_update
 from odtpack_runtime.files.folder_update import check_finished, finish_update, update_folder
-from tests.faults import failing
+from tests.failing import failing
 from tests.packages.killing import ACTIONS
 from tests.programs import ran
 from tests.refused import refused

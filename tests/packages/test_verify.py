@@ -25,7 +25,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
 from tests.command import Run
-from tests.faults import failing
+from tests.failing import failing
 from tests.model_text import parsed
 from tests.packages.mutations import edit, rehash
 from tests.programs import ran

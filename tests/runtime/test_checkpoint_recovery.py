@@ -23,7 +23,7 @@ from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, re
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files import atomic
 from odtpack_runtime.files.atomic import atomic_write
-from tests.faults import failing
+from tests.failing import failing
 from tests.programs import started
 from tests.refused import refused
 from tests.runtime.checkpoint_samples import assert_same
