@@ -68,12 +68,7 @@ CASES = [
         *elementwise.CASES, *index.CASES, *matrix.CASES, *products.CASES, *quantize.CASES,
         *structure.CASES, *sums.CASES,
     ]),
-    *planes.CASES,
-    *recurrent.CASES,
-    *regions.CASES,
-    *resize.CASES,
-    *sampling.CASES,
-    *windows.CASES,
+    *planes.CASES, *recurrent.CASES, *regions.CASES, *resize.CASES, *sampling.CASES, *windows.CASES,
     *windows_sweep.CASES,
 ]  # fmt: skip
 # Held to an oracle by a test of their own below.

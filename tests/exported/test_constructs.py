@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from odtpack.build import build_package
 from odtpack.cli._twin import Twin, compared
+from odtpack_runtime import Module
 from odtpack_runtime.package.package import Package
 from tests.exported.export import Exporter, export
 from tests.packaging_tools import built_training
@@ -99,6 +100,13 @@ CONSTRUCTS: dict[str, Construct] = {
 }
 
 
+def agree(net: Callable[..., Tensor], module: Module, x: Tensor, target: Tensor) -> None:
+    """On the loss; afterwards both have its gradients."""
+    loss = F.mse_loss(net(x), target)
+    loss.backward()
+    assert float(module(x.numpy(), target.numpy())) == pytest.approx(loss.item(), rel=1e-5)
+
+
 class Net(nn.Module):
     def __init__(self, construct: Construct, flat: bool = True) -> None:
         super().__init__()
@@ -171,10 +179,7 @@ def test_equal_elements(tmp_path: Path) -> None:
     x = torch.tensor([[[1.0, 1, 0], [2, 0, 2]], [[3, 3, 3], [1, 2, 2]], [[-1, 0, 1], [-1, 0, 1]]])
     model = export(net, {"x": x}, tmp_path / "model.onnx", "dynamo", dynamic={"x": {0: "batch"}})
     state, module, _ = built_training(model, tmp_path / "package", loss="mse", train=["scale"])
-    target = torch.zeros(3, 7)
-    loss = F.mse_loss(net(x), target)
-    loss.backward()
-    assert float(module(x.numpy(), target.numpy())) == pytest.approx(loss.item(), rel=1e-5)
+    agree(net, module, x, torch.zeros(3, 7))
     ((_, scale),) = state.parameters
     np.testing.assert_allclose(scale.grad, net.scale.grad.numpy(), rtol=1e-5)
 
@@ -214,11 +219,7 @@ def test_a_scripted_loop(module: type[nn.Module], axes: dict[int, str], tmp_path
     feeds = {"x": torch.randn(4, 5, 3)}
     model = export(net, feeds, tmp_path / "model.onnx", "torchscript", dynamic={"x": axes})
     state, training, _ = built_training(model, tmp_path / "package", loss="mse")
-    x = torch.randn(7, 8 if 1 in axes else 5, 3)
-    target = torch.ones(7, 2)
-    loss = F.mse_loss(net(x), target)
-    loss.backward()
-    assert float(training(x.numpy(), target.numpy())) == pytest.approx(loss.item(), rel=1e-5)
+    agree(net, training, torch.randn(7, 8 if 1 in axes else 5, 3), torch.ones(7, 2))
     expected = {name: parameter.grad.numpy() for name, parameter in net.named_parameters()}
     for name, parameter in state.parameters:
         # Of the names that the exporter makes up each is of a transposed weight.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,14 +39,11 @@ CASES = {
     "cnn": (zoo.cnn, 8, 0.05),
     "cnn-hidden-opset13": (lambda: zoo.cnn(size=14, width=(8, 12), hidden=16, opset=13), 8, 0.1),
     **{
-        f"transformer-opset{opset}": (
-            lambda opset=opset: zoo.transformer_encoder(**SMALL_TRANSFORMER, opset=opset),
-            4,
-            0.05,
-        )
+        f"transformer-opset{opset}":
+            (partial(zoo.transformer_encoder, **SMALL_TRANSFORMER, opset=opset), 4, 0.05)
         for opset in (12, 13, 17, 21)
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
