@@ -8,8 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from tests import zoo
 from tests.command import Run
 from tests.failing import failing
 from tests.model_text import parsed
-from tests.packages.mutations import edit, rehash
+from tests.packages.mutations import changed_model, edit, rehash
 from tests.programs import ran
 from tests.refused import refused
 
@@ -42,15 +41,6 @@ def refusal(package: Path, **options: Any) -> OdtpackError:
     with pytest.raises(OdtpackError) as caught:
         verify_package(package, **options)
     return caught.value
-
-
-@contextmanager
-def changed_model(package: Path) -> Iterator[onnx.GraphProto]:
-    """The evaluation model's graph, whose changes the manifest is told."""
-    model = onnx.load_model(package / "eval_model.onnx")
-    yield model.graph
-    (package / "eval_model.onnx").write_bytes(model.SerializeToString())
-    rehash(package, "eval_model.onnx")
 
 
 MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
@@ -123,8 +113,8 @@ def test_a_checkpoint_of_another_package(package: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_that_reads_another_file(package: Path) -> None:
-    with changed_model(package) as graph:
-        tensor = graph.initializer.add(name="secret", data_type=1, dims=[4])
+    with changed_model(package) as model:
+        tensor = model.graph.initializer.add(name="secret", data_type=1, dims=[4])
         tensor.data_location = onnx.TensorProto.EXTERNAL
         tensor.external_data.add(key="location", value="../../../etc/passwd")
     with refused("model-external-data", "secret"):
@@ -133,8 +123,8 @@ def test_a_model_that_reads_another_file(package: Path) -> None:
 
 def test_a_model_that_does_not_load(package: Path) -> None:
     """ONNX Runtime's own refusal: a name is given twice."""
-    with changed_model(package) as graph:
-        graph.node[-1].output[0] = graph.node[0].output[0]
+    with changed_model(package) as model:
+        model.graph.node[-1].output[0] = model.graph.node[0].output[0]
     assert refusal(package).code == "model-not-loadable"
 
 

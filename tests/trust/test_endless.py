@@ -37,6 +37,7 @@ from odtpack_runtime.session.session import open_session
 from tests import zoo
 from tests.command import Run
 from tests.hostile.models import as_if_in_ort_format
+from tests.packages.mutations import changed_model
 from tests.refused import refused
 
 
@@ -338,13 +339,9 @@ def test_a_graph_among_a_function_s_defaults_is_looked_at() -> None:
 
 
 def test_verify_refuses_options(built: Path, tmp_path: Path) -> None:
-    from tests.packages.mutations import rehash
-
     folder = Path(shutil.copytree(built, tmp_path / "package"))
-    model = onnx.load(folder / "eval_model.onnx")
-    CHANGES["options"](model)
-    (folder / "eval_model.onnx").write_bytes(model.SerializeToString())
-    rehash(folder, "eval_model.onnx")
+    with changed_model(folder) as model:
+        CHANGES["options"](model)
     with refused("bad-metadata"):
         verify_package(folder)
 
