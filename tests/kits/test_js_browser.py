@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -222,10 +221,7 @@ def test_chromium_passes_the_conformance_suite(
     with web.serve({**web.FOLDERS, **kit, "scripts": SCRIPTS, "suite": suite}) as address:
         web.open_kit(browsers, f"{address}?threads={threads}")
         browsers.evaluate(SUITE)
-        until = time.monotonic() + 600
-        while not browsers.evaluate("Boolean(window.results)"):
-            assert time.monotonic() < until, "the suite does not end"
-            time.sleep(0.5)
+        web.wait(browsers, "Boolean(window.results)", 600)
         results = browsers.evaluate("window.results")
     assert len(results) >= 50
     assert {name: result for name, result in results.items() if isinstance(result, str)} == {}

@@ -57,7 +57,6 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
             image[1, 0, 3, 4], values[2, 1] = np.nan, 0
         labels = rng.integers(0, 3, 4)
         found["pictures"].append(save_batch(folder, input=image, labels=labels))
-        (folder / "roots").mkdir()
         found["roots"].append(save_batch(folder / "roots", input=values, labels=labels))
     return found
 
@@ -167,10 +166,9 @@ def test_samples_are_counted_along_the_first_input_that_has_an_axis(tmp_path: Pa
     build_package(model, tmp_path / "package", loss="cross_entropy")
     data = []
     for size in (6, 2):
-        (folder := tmp_path / str(size)).mkdir()
-        values = rng.uniform(0.5, 1.5, (size, 4)).astype(np.float32)
-        data.append(save_batch(folder, labels=rng.integers(0, 3, size), input=values,
-                               scale=np.float32(2)))  # fmt: skip
+        values = {"input": rng.uniform(0.5, 1.5, (size, 4)).astype(np.float32)}
+        values |= {"labels": rng.integers(0, 3, size), "scale": np.float32(2)}
+        data.append(save_batch(tmp_path / str(size), **values))
     found = act(tmp_path / "package", data, *calls("eval 0", "eval 1"), {"do": "evaluate all"})
     first, second, mean = map(float, found["results"])
     assert mean == pytest.approx((6 * first + 2 * second) / 8)
@@ -271,9 +269,8 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     build_package(looked_up(), folder / "package", loss="cross_entropy", step_model="never")
     data = []
     for name, last in {"good": 4, "bad": 50}.items():
-        (folder / name).mkdir()
-        data.append(save_batch(folder / name, words=np.array([1, 2, 3, last]),
-                               labels=np.array([0, 1, 2, 0])))  # fmt: skip
+        arrays = {"words": np.array([1, 2, 3, last]), "labels": np.array([0, 1, 2, 0])}
+        data.append(save_batch(folder / name, **arrays))
     return folder / "package", data
 
 
@@ -366,10 +363,8 @@ def test_the_class_of_the_highest_score_is_that_of_numpy(tmp_path: Path) -> None
     """Of equal scores the first counts, 0 and -0 are equal, and NaN is above all numbers."""
     build_package(scores(), tmp_path / "package", loss="cross_entropy")
     rows = np.array([[-0.0, 0, -1], [0, np.nan, 2], [np.nan, 1, np.nan], [1, 2, 2]], np.float32)
-    data = []
-    for label in range(3):
-        (folder := tmp_path / str(label)).mkdir()
-        data.append(save_batch(folder, input=rows, labels=np.full(4, label)))
+    data = [save_batch(tmp_path / str(label), input=rows, labels=np.full(4, label))
+            for label in range(3)]  # fmt: skip
     found = act(tmp_path / "package", data, *({"do": "accuracy", "batch": i} for i in range(3)))
     right = rows.argmax(axis=1)
     assert [float(each) for each in found["results"]] == [(right == i).mean() for i in range(3)]

@@ -64,7 +64,6 @@ def job(batches: list[Batch], tmp_path: Path) -> dict[str, Any]:
     """Seven steps on batches of several lengths, an evaluation and a save."""
     steps = []
     for number, batch in enumerate(batches):
-        (tmp_path / str(number)).mkdir()
         steps.append(save_batch(tmp_path / str(number), batch))
     return {"steps": steps, "count": 7, "threads": 1, "learning_rate": 0.01, "evaluation": True,
             "save": "kit.ckpt"}  # fmt: skip

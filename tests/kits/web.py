@@ -90,9 +90,9 @@ def open_kit(browser: Browser, address: str) -> None:
     wait(browser, "Boolean(window.kit)")
 
 
-def wait(browser: Browser, condition: str) -> None:
+def wait(browser: Browser, condition: str, seconds: float = 240) -> None:
     """Until a page says so."""
-    until = time.monotonic() + 240
+    until = time.monotonic() + seconds
     while not browser.evaluate(condition):
         assert time.monotonic() < until, (condition, browser.console)
         time.sleep(0.05)
