@@ -16,6 +16,7 @@ from odtpack_runtime.package.verify import verify_package
 from tests import zoo
 from tests.cli.conftest import Outcome, Run, Shared, arrays, assert_refused
 from tests.model_text import drawn, parsed
+from tests.packaging_tools import open_training
 
 TITLE = "  trains     "
 
@@ -92,11 +93,9 @@ def test_only_the_evaluation_model_returns_the_prediction(shared: Shared) -> Non
 
 
 def test_the_prediction_is_that_of_the_forward_model(shared: Shared) -> None:
-    package = Package.open(shared.package)
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, state, package.eval_model).eval()
+    _, module, _ = open_training(shared.package)
     data = arrays()
-    _, scores = module(data["input"], data["labels"])
+    _, scores = module.eval()(data["input"], data["labels"])
     forward = onnxruntime.InferenceSession(shared.model, providers=["CPUExecutionProvider"])
     (expected,) = forward.run(None, {"input": data["input"]})
     np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
@@ -240,8 +239,7 @@ def test_export_has_outputs_that_the_loss_does_not_read(
     wanted = ["far", "near", "inner"]
     named = [word for name in wanted for word in ("--outputs", name)]
     run("export", package.path, "--out", tmp_path / "a.onnx", *named, code=0)
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, state, package.eval_model)
+    state, module, _ = open_training(package.path)
     state.parameters["trained"].data = np.ones((40, 4), np.float32)
     module.export_model_for_inferencing(tmp_path / "b.onnx", wanted)
     x = random.normal(size=(3, 40)).astype(np.float32)

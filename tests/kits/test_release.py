@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from odtpack_runtime import CheckpointState, Module, Optimizer, Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.session.native import VARIABLE
 from scripts import release
@@ -24,6 +23,7 @@ from tests.kits.harness import needs, write_assets
 from tests.kits.kotlin_kit import finish
 from tests.once import made_once
 from tests.packages.samples import build
+from tests.packaging_tools import losses_of_steps, open_training
 from tests.programs import ran
 from tests.reports.browser import CHROMIUM, Browser
 
@@ -233,18 +233,12 @@ def test_an_npm_project_that_vite_bundles_for_chromium(npm: Path, project: Path)
     assert (found["steps"], found["dims"], found["scores"]) == (20, [32, 3], 96)
     assert (found["refused"], found["lost"]) == ("input-count", "bad-argument")
     assert found["skipped"] is None
-    package = Package.open(project / "public" / "package")
-    module = Module(package.training_model, CheckpointState.load_checkpoint(package.checkpoint))
-    optimizer = Optimizer(package.optimizer_model, module)
+    _, module, optimizer = open_training(project / "public" / "package")
     optimizer.set_learning_rate(0.01)
     images = np.fromfile(project / "public" / "images.bin", np.float32).reshape(320, 1, 8, 8)
     labels = np.fromfile(project / "public" / "labels.bin", np.int64)
-    wanted = []
-    for step in [*range(20), 0]:
-        rows = slice(step * 32 % 289, step * 32 % 289 + 32)
-        wanted.append(float(module(images[rows], labels[rows])))
-        optimizer.step()
-        module.lazy_reset_grad()
+    rows = [slice(step * 32 % 289, step * 32 % 289 + 32) for step in [*range(20), 0]]
+    wanted = losses_of_steps(module, optimizer, [(images[each], labels[each]) for each in rows])
     np.testing.assert_allclose(found["losses"], wanted, rtol=2e-6)
 
 
