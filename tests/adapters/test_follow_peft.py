@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,17 +159,16 @@ def with_its_own_matrix(base: Any, path: Path) -> tuple[nn.Module, Path]:
 
 
 @needs_peft
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-@pytest.mark.parametrize("base", ["int8", "int4", "nf4"])
-def test_a_base_of_few_bits(kind: str, base: Any, llama_file: Path, tmp_path: Path) -> None:
-    module = unpacked(llama.llama(), llama_file, base)
-    follow(module, llama_file, tmp_path, SPECS[kind], base=base)
-
-
-@needs_peft
-@pytest.mark.parametrize("kind", SPECS)
-def test_a_language_model(kind: str, llama_file: Path, tmp_path: Path) -> None:
-    follow(llama.llama(), llama_file, tmp_path, SPECS[kind])
+@pytest.mark.parametrize(("base", "kind", "segments"), [
+    *itertools.product((None, "int8", "int4", "nf4"), ("lora", "dora"), (False, True)),
+    (None, "ia3", False),
+])  # fmt: skip
+def test_a_language_model(
+    base: Any, kind: str, segments: bool, llama_file: Path, tmp_path: Path
+) -> None:
+    """As one model, and segment by segment."""
+    module = llama.llama() if base is None else unpacked(llama.llama(), llama_file, base)
+    follow(module, llama_file, tmp_path, SPECS[kind], base=base, segments=segments)
 
 
 # Adapters on an encoder with pooling, and on convolutions, are PEFT's in training and in files.

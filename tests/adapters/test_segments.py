@@ -23,30 +23,13 @@ from odtpack_runtime.package.adapter import TENSORS
 from odtpack_runtime.package.verify import verify_package
 from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
-from tests.adapters.test_follow_peft import SPECS, follow, unpacked, with_its_own_matrix
+from tests.adapters.test_follow_peft import SPECS, follow, unpacked
 from tests.model_text import parsed
 from tests.packages.mutations import edit
 from tests.packaging_tools import built_training, losses_of_steps, open_training
 from tests.refused import refused
 
 ADAMW = optimizers.AdamW(weight_decay=0.01)
-
-
-@needs_peft
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-@pytest.mark.parametrize("base", [None, "int8", "int4", "nf4"])
-def test_ten_steps_follow_peft(kind: str, base: Any, llama_file: Path, tmp_path: Path) -> None:
-    module = llama.llama() if base is None else unpacked(llama.llama(), llama_file, base)
-    follow(module, llama_file, tmp_path, SPECS[kind], base=base, segments=True)
-
-
-@needs_peft
-@pytest.mark.parametrize("base", [None, "int8", "int4"])
-def test_by_parts_of_the_vocabulary(base: Any, tmp_path: Path) -> None:
-    """With a matrix of its own; the test below has one that is tied."""
-    module, model = with_its_own_matrix(base, tmp_path / "model.onnx")
-    options = {"base": base, "loss_options": {"words": 8}}
-    follow(module, model, tmp_path / "package", SPECS["lora"], segments=True, **options)
 
 
 @needs_peft
