@@ -20,7 +20,6 @@ from tests.kits.cases import Case
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
 from tests.kits.csharp_kit import run
 from tests.kits.harness import ARM64_CASES, needs, write_assets
-from tests.kits.measured import check_measurements
 from tests.packages.samples import build
 from tests.packaging_tools import built_package
 from tests.programs import ran
@@ -201,10 +200,3 @@ def test_an_adapter_is_taken_over_by_its_names(tmp_path: Path) -> None:
     assert sorted(done.stdout.split("\n")) == sorted(package.manifest.adapter.parameters)
     for name, array in read_checkpoint(tmp_path / "saved").trainable.items():
         np.testing.assert_array_equal(array, trained.trainable[name])
-
-
-def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
-    done = run("benchmark", tmp_path, 1, 5 * 10**8)
-    assert done.returncode == 0, done.stderr
-    check_measurements(done.stdout, "csharp", onnxruntime.__version__)
-    assert not list(tmp_path.iterdir())

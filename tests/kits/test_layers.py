@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from odtpack.adapters import AdapterSpec
@@ -21,6 +22,7 @@ from tests.kits.cases import CASES
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
 from tests.kits.harness import OPTIONS, STEPS, Batch, Packages, Task, contents, train
 from tests.kits.kills import loses_nothing
+from tests.kits.measured import check_measurements
 from tests.packages.samples import build
 from tests.packaging_tools import built_package
 from tests.runtime.checkpoint_samples import Foreign
@@ -207,6 +209,14 @@ def test_code_for_the_former_api_compiles_and_trains(
     losses = [float(line) for line in done.stdout.split()]
     assert losses == train(package, batches[:1], 12, tmp_path / "python.ckpt")[0]
     harness.carried_over(package, tmp_path)
+
+
+def test_the_benchmark_writes_every_measurement(layer: Any, tmp_path: Path) -> None:
+    done = layer.run("benchmark", tmp_path, 1, 5 * 10**8)
+    assert done.returncode == 0, done.stderr
+    name = layer.__name__.rpartition(".")[2].removesuffix("_kit")
+    check_measurements(done.stdout, name, onnxruntime.__version__)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_wrong_is_refused_and_changes_nothing(layer: Any, tmp_path: Path) -> None:

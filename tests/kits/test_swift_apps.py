@@ -14,7 +14,6 @@ from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import swift_kit
 from tests.kits.harness import contents, needs, write_assets
-from tests.kits.measured import check_measurements
 from tests.kits.swift_kit import ROOT, command, in_toolchain, run
 from tests.packages.samples import build
 from tests.programs import ran
@@ -100,13 +99,6 @@ def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path
     (tmp_path / "once" / "trained.ckpt").unlink()
     assert run_trainer(tmp_path / "once", 10_000) == "true\n"
     assert read_checkpoint(tmp_path / "once" / "trained.ckpt").optimizer.step == 1600
-
-
-def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
-    done = run("benchmark", tmp_path, 1, 5 * 10**8)
-    assert done.returncode == 0, done.stderr
-    check_measurements(done.stdout, "swift", onnxruntime.__version__)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_signature_cannot_be_checked_without_cryptokit(package: Path, tmp_path: Path) -> None:
