@@ -22,7 +22,7 @@ import pytest
 from odtpack.build import build_package
 from odtpack.optimizers import GroupRule, make_optimizer
 from odtpack.passes import precision
-from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.checkpoint.writer import write_checkpoint
@@ -35,7 +35,7 @@ from odtpack_runtime.training.loop import loss_of
 from tests import zoo
 from tests.once import made_once
 from tests.packages import mutations
-from tests.packaging_tools import losses_of_steps
+from tests.packaging_tools import losses_of_steps, open_training
 from tests.peer import client
 from tests.programs import ran
 
@@ -149,11 +149,8 @@ def train(
     package: Path, batches: list[Batch], count: int, save: Path, checkpoint: Path | None = None
 ) -> tuple[list[float], float]:
     """What a job does, in Python; returns the losses of the steps and of the evaluation."""
-    state = CheckpointState.load_checkpoint(checkpoint or package / "checkpoint")
-    model = package / "training_model.onnx"
-    options = default_session_options(model, threads=1)
-    module = Module(model, state, package / "eval_model.onnx", session_options=options)
-    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    options = default_session_options(package / "training_model.onnx", threads=1)
+    state, module, optimizer = open_training(package, options, checkpoint)
     optimizer.set_learning_rate(0.01)
     inputs = (batches[step % len(batches)].values() for step in range(count))
     losses = losses_of_steps(module, optimizer, inputs)

@@ -12,13 +12,13 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.passes import precision
-from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer, Package
+from odtpack_runtime import CheckpointState, Module, OdtpackError, Package
 from odtpack_runtime.session.device import Device
 from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_runtime.training import first_step
 from tests import zoo
 from tests.model_text import parsed
-from tests.packaging_tools import built_package
+from tests.packaging_tools import built_package, open_training
 from tests.refused import refused
 from tests.software_gpu import package_of, reason_without
 
@@ -61,12 +61,9 @@ class Training:
     def __init__(
         self, package: Package, device: str, checkpoint: Path | None = None, step: bool = False
     ) -> None:
-        self.state = CheckpointState.load_checkpoint(checkpoint or package.checkpoint)
-        self.module = Module(
-            package.training_model, self.state, package.eval_model, device=device,
-            step_model_uri=package.step_model if step else None,
-        )  # fmt: skip
-        self.optimizer = Optimizer(package.optimizer_model, self.module)
+        options = {"device": device, "step_model_uri": package.step_model if step else None}
+        opened = open_training(package.path, checkpoint=checkpoint, **options)
+        self.state, self.module, self.optimizer = opened
 
     def steps(self, count: int, accumulate: int = 2) -> list[float]:
         losses = []

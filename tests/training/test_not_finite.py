@@ -21,7 +21,7 @@ from odtpack_runtime.training.loop import train_step
 from odtpack_runtime.training.parameter_vector import all_finite
 from tests import zoo
 from tests.model_text import drawn, parsed
-from tests.packaging_tools import batch
+from tests.packaging_tools import batch, open_training
 from tests.refused import refused
 
 WHOLE = pytest.mark.parametrize("whole", [False, True], ids=["two models", "step model"])
@@ -42,12 +42,8 @@ def package_of(
 
 
 def opened(package: Package, *, whole: bool = False, **options: object) -> tuple[Module, Optimizer]:
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(
-        package.training_model, state, package.eval_model,
-        step_model_uri=package.step_model if whole else None, **options,
-    )  # fmt: skip
-    return module, Optimizer(package.optimizer_model, module)
+    step = package.step_model if whole else None
+    return open_training(package.path, step_model_uri=step, **options)[1:]
 
 
 def contents(module: Module) -> dict[str, bytes]:
