@@ -53,15 +53,15 @@ def generate(
 
 def open_training(
     folder: Path, session_options: onnxruntime.SessionOptions | None = None,
-    checkpoint: Path | None = None, **options: Any,
+    checkpoint: Path | None = None, form: str = "onnx", **options: Any,
 ) -> tuple[CheckpointState, Module, Optimizer]:  # fmt: skip
     """Open a generated folder through the training runtime; ``options`` are the module's."""
     state = CheckpointState.load_checkpoint(checkpoint or folder / "checkpoint")
-    module = Module(
-        folder / "training_model.onnx", state, folder / "eval_model.onnx",
-        session_options=session_options, **options,
-    )  # fmt: skip
-    return state, module, Optimizer(folder / "optimizer_model.onnx", module)
+    training, evaluation, update = (
+        folder / f"{kind}_model.{form}" for kind in ("training", "eval", "optimizer")
+    )
+    module = Module(training, state, evaluation, session_options=session_options, **options)
+    return state, module, Optimizer(update, module)
 
 
 Model = onnx.ModelProto | ir.Model | Path

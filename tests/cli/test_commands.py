@@ -16,7 +16,7 @@ from odtpack import artifacts
 from odtpack.build import build_package
 from odtpack.cli.export import forward_values
 from odtpack.update.diff import PackageDiff
-from odtpack_runtime import CheckpointState, Module
+from odtpack_runtime import CheckpointState
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.loop import evaluate
 from odtpack_simulator.device.profile import list_profiles, load_profile
@@ -24,7 +24,7 @@ from tests import zoo
 from tests.cli.conftest import Run, Shared, arrays, assert_refused, tree
 from tests.model_text import parsed, retyped
 from tests.packages.samples import small_model, with_values
-from tests.packaging_tools import batch
+from tests.packaging_tools import batch, open_training
 
 
 class TestBuild:
@@ -148,9 +148,7 @@ class TestTrain:
             run("train", tmp_path / "p", *common, "--seed", seed, "--epochs", 1, "--json").json()
             for seed in (0, 1)
         ]
-        package = Package.open(tmp_path / "p")
-        state = CheckpointState.load_checkpoint(package.checkpoint)
-        module = Module(package.training_model, state, package.eval_model)
+        _, module, _ = open_training(tmp_path / "p")
         batches = [[array[start : start + 8] for array in held.values()] for start in (0, 8, 16)]
         expected = pytest.approx(evaluate(module, batches).loss, rel=1e-6)
         assert [each["eval_loss_before"] for each in found] == [expected] * 2

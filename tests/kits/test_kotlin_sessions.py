@@ -13,7 +13,7 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.optimizers import GroupRule, make_optimizer
-from odtpack_runtime import CheckpointState, Module, Optimizer, Package
+from odtpack_runtime import Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import kotlin_kit
@@ -21,6 +21,7 @@ from tests.kits.harness import Packages, contents, needs
 from tests.kits.kotlin_kit import run, save_batch
 from tests.kits.models import looked_up, roots, scores
 from tests.kits.stress import TIMES
+from tests.packaging_tools import open_training
 from tests.simulator.graphs import weighted
 
 pytestmark = needs(kotlin_kit.unavailable())
@@ -246,10 +247,8 @@ def test_a_step_model_keeps_what_has_a_nan_and_counts_it_as_python_does(app: App
     for kind in ("arrays", "moments"):
         changed = {name for name in before[kind] if before[kind][name] != after[kind][name]}
         assert changed == {"weight", "bias"}
-    state = CheckpointState.load_checkpoint(package / "checkpoint")
-    models = package / "training_model.onnx", package / "step_model.onnx"
-    module = Module(models[0], state, step_model_uri=models[1])
-    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    step_model = package / "step_model.onnx"
+    _, module, optimizer = open_training(package, step_model_uri=step_model)
     for batch in (data[0], data[2]):
         arrays = {name: np.fromfile(each["file"], each["dtype"]).reshape(each["shape"])
                   for name, each in batch.items()}  # fmt: skip

@@ -16,7 +16,6 @@ import onnx.parser
 import pytest
 
 from odtpack import targets
-from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.model_text import parsed
@@ -45,15 +44,12 @@ ORT_MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 def test_ort_format(name: str, tmp_path: Path) -> None:
     model = ORT_MODELS[name]()
     generate(model, tmp_path, OPTIMIZERS["adamw"], ort_format=True)
-    kinds = ("training", "eval", "optimizer")
     for suffix in (".ort", ".required_operators.config"):
+        kinds = ("training", "eval", "optimizer")
         assert set(contents(tmp_path)) >= {f"{kind}_model{suffix}" for kind in kinds}
     losses = []
-    for suffix in (".onnx", ".ort"):
-        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-        training, evaluation, update = (tmp_path / f"{kind}_model{suffix}" for kind in kinds)
-        module = Module(training, state, evaluation)
-        optimizer = Optimizer(update, module)
+    for form in ("onnx", "ort"):
+        _, module, optimizer = open_training(tmp_path, form=form)
         data = [batch(model, 4, seed, classes=4) for seed in range(4)]
         run = losses_of_steps(module, optimizer, data)
         losses.append([*run, float(module.eval()(*data[-1]))])

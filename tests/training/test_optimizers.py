@@ -18,7 +18,7 @@ from odtpack_runtime import Optimizer as RuntimeOptimizer
 from odtpack_runtime.training import optimizer as runtime_optimizer
 from odtpack_runtime.training.parameter_vector import gradient_norm
 from tests import model_text, zoo
-from tests.packaging_tools import batch, losses_of_steps
+from tests.packaging_tools import batch, losses_of_steps, open_training
 from tests.training.formulas import CASES, FORMULAS
 from tests.training.optimizer_runs import (
     GROUPS,
@@ -240,10 +240,8 @@ def test_ort_format(kind: str, tmp_path: Path) -> None:
         ort_format=OrtFormat(),
     )  # fmt: skip
     data, results = batch(model, 6, classes=3), []
-    for suffix in ("onnx", "ort"):
-        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-        module = Module(tmp_path / f"training_model.{suffix}", state)
-        stepper = RuntimeOptimizer(tmp_path / f"optimizer_model.{suffix}", module)
+    for form in ("onnx", "ort"):
+        state, module, stepper = open_training(tmp_path, form=form)
         losses_of_steps(module, stepper, [data] * 3)
         order = [slot.name for slot in module.flat.trainable.slots]
         results.append((order, {name: p.data.copy() for name, p in state.parameters}))

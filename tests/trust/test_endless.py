@@ -27,7 +27,6 @@ from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import InlinePass
 from odtpack.model.shared_tensors import weight_array
 from odtpack.package import write
-from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.apart import worker
 from odtpack_runtime.apart.ort_log import log_lines
 from odtpack_runtime.package.checks import graphs_of, load_model
@@ -38,6 +37,7 @@ from tests import zoo
 from tests.command import Run
 from tests.hostile.models import as_if_in_ort_format
 from tests.packages.mutations import changed_model
+from tests.packaging_tools import open_training
 from tests.refused import refused
 
 
@@ -292,13 +292,6 @@ CHANGES: dict[str, Callable[[onnx.ModelProto], object]] = {
 }  # fmt: skip
 
 
-def train(folder: Path) -> None:
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    paths = [folder / f"{name}.onnx" for name in FILES]
-    module = Module(paths[0], state, paths[1])
-    Optimizer(paths[2], module)
-
-
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_model_without_its_manifest(change: str, name: str, built: Path, tmp_path: Path) -> None:
@@ -306,12 +299,12 @@ def test_a_model_without_its_manifest(change: str, name: str, built: Path, tmp_p
     folder = tmp_path / "models"
     shutil.copytree(built, folder, ignore=shutil.ignore_patterns("manifest.json"))
     np.arange(4, dtype=np.float32).tofile(tmp_path / "secret.bin")
-    train(folder)
+    open_training(folder)
     model = onnx.load(folder / f"{name}.onnx")
     CHANGES[change](model)
     (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
     with refused("bad-metadata" if change == "options" else "model-external-data"):
-        train(folder)
+        open_training(folder)
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.ORT", "model.ort", "model"])

@@ -222,9 +222,8 @@ def test_close_during_a_step_waits_and_ends_the_training(package: Package, _: in
 def test_after_close_every_call_is_closed_and_the_state_can_be_saved(
     package: Package, tmp_path: Path
 ) -> None:
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    with Module(package.training_model, state, package.eval_model) as module:
-        optimizer = Optimizer(package.optimizer_model, module)
+    state, module, optimizer = open_training(package.path)
+    with module:
         optimizer.step_on(*batch(0))
     for call in (
         lambda: module(*batch(0)), lambda: module.eval()(*batch(0)), optimizer.step,
@@ -327,12 +326,6 @@ def train(planned: Path) -> None:
     assert main(["train", str(planned), "--data", str(data), "--out", str(out)]) == 0
 
 
-def module(planned: Path) -> None:
-    opened = Package.open(planned)
-    state = CheckpointState.load_checkpoint(opened.checkpoint)
-    Module(opened.training_model, state, opened.eval_model)
-
-
 def verify_refuses(planned: Path) -> None:
     with refused("package-unlisted"):
         verify_package(planned)
@@ -346,7 +339,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "diff": lambda planned: main(["diff", str(planned), str(planned)]),
     "train": train,
     "install": lambda planned: install(planned, planned.parent / "app"),
-    "Module": module,
+    "Module": lambda planned: open_training(Package.open(planned).path),
 }
 
 
