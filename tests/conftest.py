@@ -11,7 +11,10 @@ from typing import Any
 import hypothesis
 import pytest
 
+from tests.command import run
 from tests.sweep import Asked
+
+__all__ = ["run"]
 
 # No test asserts a time, and a busy machine is slow to make examples.
 hypothesis.settings.register_profile(

@@ -1,7 +1,9 @@
 """Models from ONNX's text form, and what ONNX Runtime computes of them."""
 
+import copy
 import json
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,11 @@ def parsed(
     return model
 
 
+def nodes(text: str, opset: int = 17) -> list[onnx.NodeProto]:
+    """Nodes alone, of their text."""
+    return [*parsed(f"() => () {{ {text} }}", opset).graph.node]
+
+
 def inferred(text: str, opset: int = 17, **options: Any) -> ir.Model:
     """The same as a graph with shapes."""
     return infer_shapes(ir.from_proto(parsed(text, opset, **options)))
@@ -47,6 +54,48 @@ def add_initializers(model: onnx.ModelProto, values: Mapping[str, Any]) -> None:
     model.graph.initializer.extend(
         numpy_helper.from_array(np.asarray(array), name) for name, array in values.items()
     )
+
+
+def with_arrays(
+    model: onnx.ModelProto,
+    change: Callable[[str, np.ndarray], np.ndarray] | Mapping[str, np.ndarray],
+) -> onnx.ModelProto:
+    """A copy whose initializers are changed: each by its name and its array, or those of names."""
+    result = copy.deepcopy(model)
+    change = change if callable(change) else change.get
+    for tensor in result.graph.initializer:
+        array = change(tensor.name, numpy_helper.to_array(tensor))
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    return result
+
+
+# Constants of the zoo that float32 rounds, as the models mean them.
+MEANT = (math.sqrt(2), math.sqrt(8))
+
+
+def retyped(model: onnx.ModelProto, dtype: type, before: type = np.float32) -> onnx.ModelProto:
+    """A float32 model in another type, as an exporter would write it."""
+    kinds = (onnx.helper.np_dtype_to_tensor_dtype(np.dtype(each)) for each in (before, dtype))
+    (single, code), result = kinds, copy.deepcopy(model)
+    graph = result.graph
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.type.tensor_type.elem_type == single:
+            value.type.tensor_type.elem_type = code
+    tensors = [*graph.initializer]
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                tensors.append(attribute.t)
+            if (node.op_type, attribute.name, attribute.i) == ("Cast", "to", single):
+                attribute.i = code
+    for tensor in tensors:
+        if tensor.data_type == single:
+            array = numpy_helper.to_array(tensor).astype(np.float64)
+            if array.size == 1:
+                near = [c for c in MEANT if math.isclose(array.item(), c, rel_tol=1e-6)]
+                array = np.full(array.shape, near[0]) if near else array
+            tensor.CopyFrom(numpy_helper.from_array(array.astype(dtype), tensor.name))
+    return result
 
 
 def session(

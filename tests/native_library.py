@@ -94,9 +94,9 @@ def refuses_bodies(model: onnx.ModelProto, *, unless: bool) -> None:
 
 
 def train(
-    package: Path, batch: Sequence[np.ndarray], prefix: Path, *, native: bool
+    package: Path, batch: Sequence[np.ndarray], prefix: Path, *, native: bool, steps: int = 3
 ) -> tuple[list[float], list[np.ndarray]]:
-    """Losses of three steps on a batch, and parameters; the profile has this prefix."""
+    """Losses of steps on a batch, and parameters; the profile has this prefix."""
     options = default_session_options(package / "training_model.onnx", 1)
     options.enable_profiling = True
     options.profile_file_prefix = str(prefix)
@@ -106,8 +106,23 @@ def train(
     module = Module(package / "training_model.onnx", state, session_options=options)
     optimizer = Optimizer(package / "optimizer_model.onnx", module)
     optimizer.set_learning_rate(0.05)
-    losses = losses_of_steps(module, optimizer, [batch] * 3)
+    losses = losses_of_steps(module, optimizer, [batch] * steps)
     return losses, [np.array(value.data) for _, value in state.parameters]
+
+
+def trains_alike(
+    package: Path, batch: Sequence[np.ndarray], folder: Path, *, losses: float, rtol: float,
+    atol: float,
+) -> None:  # fmt: skip
+    """Check that kernels are taken; losses and parameters are those of the bodies."""
+    found = []
+    for native in (True, False):
+        found.append(train(package, batch, folder / f"{native}-", native=native))
+        profile = "".join(path.read_text() for path in folder.glob(f"{native}-*"))
+        assert ('"op_name" : "Kernel0"' in profile) is native
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=losses)
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        np.testing.assert_allclose(one, other, rtol=rtol, atol=atol)
 
 
 @functools.cache
@@ -200,18 +215,12 @@ def kernel_model(
     call.attribute.append(
         onnx.helper.make_attribute("program", code, attr_type=onnx.AttributeProto.INTS)
     )
-    number = onnx.TensorProto.FLOAT
+    number, value = onnx.TensorProto.FLOAT, onnx.helper.make_tensor_value_info
     types = [onnx.helper.np_dtype_to_tensor_dtype(each) for each in of_bytes]
     types += [number] * (len(inputs) - len(types))
-    graph = onnx.helper.make_graph(
-        [call],
-        "native",
-        [
-            onnx.helper.make_tensor_value_info(name, dtype, dims)
-            for dtype, (name, dims) in zip(types, inputs.items(), strict=True)
-        ],
-        [onnx.helper.make_tensor_value_info(name, number, None) for name in outputs],
-    )
+    read = [value(*each) for each in zip(inputs, types, inputs.values(), strict=True)]
+    written = [value(name, number, None) for name in outputs]
+    graph = onnx.helper.make_graph([call], "native", read, written)
     return onnx.ModelProto(ir_version=8, graph=graph, functions=[function], opset_import=opsets)
 
 

@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import onnx.parser
+import onnx_ir as ir
 import onnxruntime
 
 from odtpack import artifacts
-from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack.build import build_package
+from odtpack_runtime import CheckpointState, Module, Optimizer, Package
 from odtpack_runtime.training.loop import loss_of
 
 LOSSES = {
@@ -49,15 +51,33 @@ def generate(
 
 def open_training(
     folder: Path, session_options: onnxruntime.SessionOptions | None = None,
-    checkpoint: Path | None = None, **options: Any,
+    checkpoint: Path | None = None, form: str = "onnx", **options: Any,
 ) -> tuple[CheckpointState, Module, Optimizer]:  # fmt: skip
     """Open a generated folder through the training runtime; ``options`` are the module's."""
     state = CheckpointState.load_checkpoint(checkpoint or folder / "checkpoint")
-    module = Module(
-        folder / "training_model.onnx", state, folder / "eval_model.onnx",
-        session_options=session_options, **options,
-    )  # fmt: skip
-    return state, module, Optimizer(folder / "optimizer_model.onnx", module)
+    training, evaluation, update = (
+        folder / f"{kind}_model.{form}" for kind in ("training", "eval", "optimizer")
+    )
+    module = Module(training, state, evaluation, session_options=session_options, **options)
+    return state, module, Optimizer(update, module)
+
+
+Model = onnx.ModelProto | ir.Model | Path
+
+
+def built_package(
+    model: Model, folder: Path, loss: str | None = "cross_entropy", **options: Any
+) -> Package:
+    """The package of a model, built there and opened."""
+    build_package(model, folder, loss=loss, **options)
+    return Package.open(folder)
+
+
+def built_training(
+    model: Model, folder: Path, **options: Any
+) -> tuple[CheckpointState, Module, Optimizer]:
+    """A package of a model, built there and opened for training."""
+    return open_training(built_package(model, folder, **options).path)
 
 
 def open_module(folder: Path, checkpoint: str | Path = "checkpoint") -> Module:

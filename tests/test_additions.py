@@ -17,6 +17,7 @@ import numpy as np
 import onnx.parser
 import pytest
 
+from tests.model_text import parsed
 from tests.programs import ran
 
 ROOT = Path(__file__).parents[1]
@@ -243,13 +244,9 @@ def test_its_case_passes(addition: str, copy: Path) -> None:
 
 
 def test_the_command_line_has_them(copy: Path) -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["": 18]>
-        g (float[N, 4] x) => (float[N, 2] y)
-        <float[4, 2] w = {0.1, -0.2, 0.3, 0.4, -0.5, 0.6, 0.7, -0.8}> {
-            a = Neg(x) b = Neg(a) h = Shrink<lambd = 0.1>(b) y = MatMul(h, w)
-        }"""
-    )
+    w = np.float32([[0.1, -0.2], [0.3, 0.4], [-0.5, 0.6], [0.7, -0.8]])
+    nodes = "a = Neg(x) b = Neg(a) h = Shrink<lambd = 0.1>(b) y = MatMul(h, w)"
+    model = parsed(f"(float[N, 4] x) => (float[N, 2] y) {{ {nodes} }}", 18, w=w)
     onnx.save(model, copy / "model.onnx")
     run(copy, "-m", "odtpack", "build", "model.onnx", "--out", "package", "--loss", "log_cosh",
         "--optimizer", "soft_sign", "--optimizer-option", "sharpness=0.01")  # fmt: skip

@@ -29,6 +29,7 @@ from odtpack_runtime.package.verify import write_inference_model
 from scripts.kernel_table import listed
 from tests import zoo
 from tests.exported.export import export
+from tests.model_text import parsed
 from tests.packaging_tools import open_training, trainable_names
 from tests.refused import refused
 
@@ -171,8 +172,7 @@ TABLE = json.loads(Path(kernel_needs.__file__).with_name("kernels.json").read_by
 
 
 def model(text: str, opset: int = 13) -> ir.Model:
-    header = f'<ir_version: 7, opset_import: ["" : {opset}]>'
-    return ir.from_proto(onnx.parser.parse_model(f"{header} g {text}"))
+    return ir.from_proto(parsed(text, opset, ir_version=7))
 
 
 @pytest.mark.parametrize(("text", "release"), [

@@ -4,7 +4,6 @@ import ast
 import contextlib
 import functools
 import importlib.util
-import json
 import os
 import re
 import shlex
@@ -20,7 +19,6 @@ import numpy as np
 import onnx.parser
 import pytest
 
-from odtpack.cli import main
 from odtpack.cli.device import demo
 from odtpack.losses import LOSSES
 from odtpack_runtime.errors import OdtpackError, error_codes
@@ -29,12 +27,9 @@ from scripts.generate_docs import PAGES
 from tests import zoo
 from tests.adapters import llama
 from tests.adapters.written.models import HERE
-from tests.cli.conftest import Run
-from tests.cli.conftest import run as cli
+from tests.command import Run
 from tests.peer import client
 from tests.programs import ran
-
-__all__ = ["cli"]
 
 ROOT = Path(__file__).parents[1]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
@@ -80,23 +75,23 @@ def prepare_encoder(folder: Path) -> None:
     onnx.save(model, folder / "encoder.onnx")
 
 
-def run(command: list[str], folder: Path, tries: int = 5) -> None:
+def execute(command: list[str], folder: Path, tries: int = 5) -> None:
     environment = os.environ | {"COLUMNS": "100", "PYTHONWARNINGS": "default"}
     done = ran(*command, code=None, cwd=folder, env=environment)
     if tries > 1 and done.returncode == 2 and BUSY in done.stderr:
         time.sleep(PAUSE_SECONDS)  # as it says: other tests kept this machine busy
-        run(command, folder, tries - 1)
+        execute(command, folder, tries - 1)
         return
     assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
 
 
-def odtpack(cli: Run, command: str, folder: Path, tries: int = 5) -> None:
+def odtpack(run: Run, command: str, folder: Path, tries: int = 5) -> None:
     """The same with a command of the command line, in this process: its start takes a second."""
     with contextlib.chdir(folder):
-        done = cli(*shlex.split(command))
+        done = run(*shlex.split(command))
     if tries > 1 and done.code == 2 and BUSY in " ".join(done.err.split()):
         time.sleep(PAUSE_SECONDS)
-        odtpack(cli, command, folder, tries - 1)
+        odtpack(run, command, folder, tries - 1)
         return
     assert done.code == 0, f"odtpack {command}\n{done.out}\n{done.err}"
 
@@ -126,10 +121,10 @@ MARKS = {"from-onnxruntime-training": pytest.mark.peer} | dict.fromkeys(LONG, py
         for page in GUIDES
     ],
 )
-def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path, cli: Run) -> None:
+def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path, run: Run) -> None:
     if guide.stem in ("app-developer", "simulation"):
         build = "build factory.onnx --out package --loss cross_entropy --optimizer adamw"
-        odtpack(cli, build, folder)
+        odtpack(run, build, folder)
     if guide.stem == "from-onnxruntime-training":
         prepare_artifacts(folder)
     if guide.stem == "federated":
@@ -143,10 +138,10 @@ def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path, cli: Ru
         shutil.copytree(HERE / "genai-qwen2-int4", folder / "genai")
     if guide.stem == "what-the-graph-loses":
         (folder / "module.py").write_text(blocks(guide, "python")[0])
-        run([sys.executable, "-W", "ignore", "module.py"], folder)
+        execute([sys.executable, "-W", "ignore", "module.py"], folder)
         with contextlib.chdir(folder):
             compare = "compare-gradients model.onnx --loss cross_entropy --torch module.py:build"
-            shown = cli(*compare.split()).out
+            shown = run(*compare.split()).out
         assert shown.split() == blocks(guide, "text")[0].split()
     commands = [
         line
@@ -158,14 +153,14 @@ def test_the_commands_of_a_guide_run_in_order(guide: Path, folder: Path, cli: Ru
         if "results/*" in command:  # a shell lists the results that were kept
             (folder / "results").mkdir(exist_ok=True)
             shutil.copy(folder / "report.json", folder / "results" / "first.json")
-        odtpack(cli, command.removeprefix("odtpack ").replace("results/*", "results/first"), folder)
+        odtpack(run, command.removeprefix("odtpack ").replace("results/*", "results/first"), folder)
     programs = [p for p in blocks(guide, "python") if "torch.onnx.export" not in p]
     elsewhere = ("odtpack.flower", "onnxruntime_genai")  # make federated, make exporters
     programs = [p for p in programs if not any(each in p for each in elsewhere)]
     for program in programs:
         of_reference = "from onnxruntime.training" in program
         reference = [str(client.ENVIRONMENT / "bin" / "python"), "-E", "-W", "ignore"]
-        run([*(reference if of_reference else [sys.executable]), "-c", program], folder)
+        execute([*(reference if of_reference else [sys.executable]), "-c", program], folder)
     assert commands or programs
 
 
@@ -209,11 +204,11 @@ def test_readme_shows_the_commands_that_the_makefile_has() -> None:
         assert re.search(rf"^{target}:", makefile, re.M), target
 
 
-def test_readme_options_exist(cli: Run) -> None:
+def test_readme_options_exist(run: Run) -> None:
     """Every option that the README names is one of that command."""
     text = (ROOT / "README.md").read_text().replace("\\\n", " ")
     for command, rest in re.findall(r"^odtpack ((?:fleet )?\w+)(.*)$", text, re.M):
-        help_text = cli(*command.split(), "--help", code=0).out
+        help_text = run(*command.split(), "--help", code=0).out
         for option in re.findall(r"(?<!\S)--[\w-]+", rest):
             assert option in help_text, f"odtpack {command} {option}"
 
@@ -352,12 +347,12 @@ def test_an_error_takes_the_hint_of_its_code() -> None:
     assert OdtpackError("onnx-missing", "not there", hint="ask").hint == "ask"
 
 
-def test_a_printed_error_says_how_to_read_more(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["build", "absent.onnx", "--loss", "mse", "--out", "package"]) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
+def test_a_printed_error_says_how_to_read_more(run: Run) -> None:
+    said = run("build", "absent.onnx", "--loss", "mse", "--out", "package", code=2).err
+    last = said.splitlines()[-1]
     assert last == "  see: odtpack explain model-not-found"
-    assert main(last.removeprefix("  see: odtpack ").split()) == 0
-    assert "There is no model at the path." in capsys.readouterr().out
+    explained = run(*last.removeprefix("  see: odtpack ").split(), code=0)
+    assert "There is no model at the path." in explained.out
 
 
 @functools.cache
@@ -366,15 +361,12 @@ def table() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("code", error_codes())
-def test_every_code_has_a_page_and_an_explanation(
-    code: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_code_has_a_page_and_an_explanation(code: str, run: Run) -> None:
     """Both hold every field of the table."""
     entry = table()[code]
     fields = [entry["means"], entry.get("hint") or entry["fix"]]
     fields += [entry[key] for key in ("cause", "example") if key in entry]
-    assert main(["explain", code]) == 0
-    printed = capsys.readouterr().out
+    printed = run("explain", code, code=0).out
     page = generated()[f"errors/{code}.md"]
     assert f"[`{code}`](errors/{code}.md)" in generated()["errors.md"]
     for text in fields:
@@ -382,20 +374,17 @@ def test_every_code_has_a_page_and_an_explanation(
             assert line in printed
             assert line[1:] in page  # a sentence begins with a capital there
     assert ("kits" in printed) == entry.get("kits", False) or "kit" in entry["means"]
-    assert main(["explain", code, "--json"]) == 0
-    given = json.loads(capsys.readouterr().out)
+    given = run("explain", code, "--json", code=0).json()
     assert {key: given[key] for key in entry} == entry
     assert given["code"] == code
 
 
-def test_an_unknown_code_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "data-shapes"]) == 2
-    assert "did you mean data-shape" in capsys.readouterr().err
-    assert main(["explain", "error[data-shape]:", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["code"] == "data-shape"
+def test_an_unknown_code_names_the_nearest(run: Run) -> None:
+    assert "did you mean data-shape" in run("explain", "data-shapes", code=2).err
+    found = run("explain", "error[data-shape]:", "--json", code=0).json()
+    assert found["code"] == "data-shape"
 
 
-def test_without_a_code_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "--json"]) == 0
-    listed = [entry["code"] for entry in json.loads(capsys.readouterr().out)["codes"]]
-    assert listed == [*error_codes()]
+def test_without_a_code_all_are_listed(run: Run) -> None:
+    codes = run("explain", "--json", code=0).json()["codes"]
+    assert [entry["code"] for entry in codes] == [*error_codes()]

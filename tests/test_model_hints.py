@@ -1,6 +1,5 @@
 """What a model file declares, names and leaves unsaid does not lead a build astray."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ from onnx import numpy_helper
 
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.build import build_package
-from odtpack.cli import main
 from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
 from odtpack.onnxblock import TrainingBlock, base, blocks
@@ -19,8 +17,9 @@ from odtpack.onnxblock.loss import CrossEntropyLoss
 from odtpack.package.candidates import candidates
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_simulator.replay.paired_loss import accuracy_inputs
+from tests.command import Run
 from tests.model_text import drawn, parsed
-from tests.packaging_tools import open_training
+from tests.packaging_tools import built_training, open_training
 from tests.refused import refused
 
 RANDOM = np.random.default_rng(2)
@@ -41,8 +40,7 @@ def test_declared_sizes_are_hints(tmp_path: Path) -> None:
             h = Gather(embed, input) f = Reshape(h, s) logits = MatMul(f, head) }""",
         embed=(7, 4), head=(4, 7),
     )  # fmt: skip
-    build_package(model, tmp_path / "package", loss="cross_entropy")
-    _, module, _ = open_training(tmp_path / "package")
+    _, module, _ = built_training(model, tmp_path / "package")
     tokens = RANDOM.integers(0, 7, (6, 10))
     labels = RANDOM.integers(0, 7, 60)
     values = {t.name: numpy_helper.to_array(t).astype(np.float64) for t in model.graph.initializer}
@@ -53,8 +51,7 @@ def test_declared_sizes_are_hints(tmp_path: Path) -> None:
 
 def test_sizes_that_inference_confirms_are_held_to(tmp_path: Path) -> None:
     model = _model("(float[batch, 4] x) => (float[batch, 3] y) { y = MatMul(x, w) }", w=(4, 3))
-    build_package(model, tmp_path / "package", loss="cross_entropy")
-    _, module, _ = open_training(tmp_path / "package")
+    _, module, _ = built_training(model, tmp_path / "package")
     with pytest.raises(OdtpackError, match="'batch' is 2 in input 'x' and 3 in input 'labels'"):
         module(np.zeros((2, 4), np.float32), np.zeros(3, np.int64))
 
@@ -76,7 +73,7 @@ SCALED = """(float[N, 4] x) => (float[N, 3] y)
     h = MatMul(x, w) c = Mul(h, logit_scale) p = Pow(c, power) y = Add(p, eps) }"""
 
 
-def test_scalar_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_scalar_parameters(tmp_path: Path, run: Run) -> None:
     model = _model(SCALED, w=(4, 3))
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
@@ -84,8 +81,7 @@ def test_scalar_parameters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     for name, patterns in (("default", ()), ("star", ("*",))):
         manifest = build_package(model, tmp_path / name, loss="mse", train=patterns)
         assert _roles(manifest) == {"logit_scale": "trainable", "w": "trainable"}
-    assert main(["inspect", str(path), "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)["parameters"]
+    listed = run("inspect", path, "--json", code=0).json()["parameters"]
     assert [p["name"] for p in listed if p["role"] == "trainable"] == ["logit_scale", "w"]
     state, module, _ = open_training(tmp_path / "default")
     x, target = np.ones((2, 4), np.float32), np.zeros((2, 3), np.float32)
@@ -213,21 +209,18 @@ def test_a_bias_of_one_element_in_a_file_of_constants(tmp_path: Path) -> None:
     assert _roles(manifest) == {"w": "trainable", "b": "trainable"}
 
 
-def test_a_matrix_in_a_constant_beside_initializers_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_matrix_in_a_constant_beside_initializers_is_named(tmp_path: Path, run: Run) -> None:
     text = """(float[N, 2] x) => (float[N, 2] y) {
         last = Constant<value = float[2, 2] {1, 2, 3, 4}>()
         h = MatMul(x, w) y = MatMul(h, last) }"""
     path = tmp_path / "model.onnx"
     onnx.save(_model(text, w=(2, 2)), path)
-    words = ["build", str(path), "--loss", "mse", "--out"]
-    assert main([*words, str(tmp_path / "package")]) == 0
-    said = " ".join(capsys.readouterr().err.split())
+    words = "build", path, "--loss", "mse", "--out"
+    said = " ".join(run(*words, tmp_path / "package", code=0).err.split())
     assert "last: a Constant node at the place of a weight" in said
     assert "--train 'last' trains it" in said
-    assert main([*words, str(tmp_path / "both"), "--train", "last", "--train", "w"]) == 0
-    assert "a Constant node" not in capsys.readouterr().err
+    both = run(*words, tmp_path / "both", "--train", "last", "--train", "w", code=0)
+    assert "a Constant node" not in both.err
 
 
 @pytest.mark.parametrize("row", [True, False])
@@ -257,14 +250,11 @@ def test_scales_of_every_rank_are_settings() -> None:
 
 
 @pytest.mark.parametrize("layout", ["TNC", "NTC"])
-def test_ctc_says_which_axis_is_time(
-    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctc_says_which_axis_is_time(layout: str, tmp_path: Path, run: Run) -> None:
     model = _model("(float[N, T, 6] x) => (float[N, T, 5] y) { y = MatMul(x, w) }", w=(6, 5))
     path = tmp_path / "model.onnx"
     onnx.save(model, path)
-    words = ["build", str(path), "--loss", "ctc", "--out", str(tmp_path / "package")]
-    assert main([*words, "--loss-option", f"layout={layout}"]) == 0
-    said = " ".join(capsys.readouterr().err.split())
+    words = "build", path, "--loss", "ctc", "--out", tmp_path / "package"
+    said = " ".join(run(*words, "--loss-option", f"layout={layout}", code=0).err.split())
     note = "ctc reads 'y' [N, T, 5] as [time, samples, classes]; if samples come first"
     assert (note in said) == (layout == "TNC")

@@ -1,10 +1,11 @@
 """Old releases of ONNX Runtime are set up, and what cannot be is said in a sentence."""
 
+import re
 import subprocess
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
-import onnx.parser
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
@@ -12,6 +13,7 @@ from onnx.reference import ReferenceEvaluator
 from benchmarks.models.__main__ import models
 from scripts import old_runtimes
 from tests.kits.ran import Ran
+from tests.model_text import drawn, parsed
 from tests.onnx_torch import Interpreter
 
 
@@ -42,10 +44,8 @@ def test_a_release_that_pip_cannot_install_is_an_error(
     monkeypatch.setattr(old_runtimes, "CACHE", tmp_path)
     monkeypatch.setattr(old_runtimes, "_works", lambda python: True)
 
-    def refuse(command: list[object], check: bool) -> None:
-        raise subprocess.CalledProcessError(1, command)
-
-    monkeypatch.setattr(subprocess, "run", refuse)
+    failed = subprocess.CalledProcessError(1, [])
+    monkeypatch.setattr(subprocess, "run", mock.Mock(side_effect=failed))
     assert old_runtimes.main(["1.20"]) == 2
     assert "error: ONNX Runtime 1.20 could not be installed" in capsys.readouterr().err
 
@@ -86,16 +86,10 @@ WEIGHTS = {"w": (4, 3, 3, 2), "v": (4, 2, 2, 3), "wl": (2, 16, 21), "rl": (2, 16
 
 @pytest.mark.parametrize("name", GRAPHS)
 def test_the_oracle_computes_what_onnx_defines(name: str) -> None:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[2, 3, 6, 7] x) => (float y) {'
-        f" {GRAPHS[name]} }}"
-    )
+    read = [each for each in WEIGHTS if re.search(rf" {each}[,)]", GRAPHS[name])]
+    values = drawn(np.random.default_rng(1), **{each: WEIGHTS[each] for each in read})
+    model = parsed(f"(float[2, 3, 6, 7] x) => (float y) {{ {GRAPHS[name]} }}", **values)
     model.graph.output[0].type.tensor_type.ClearField("shape")
-    random = np.random.default_rng(1)
-    for weight, shape in WEIGHTS.items():
-        if f" {weight}," in GRAPHS[name] or f" {weight})" in GRAPHS[name]:
-            value = random.normal(size=shape).astype(np.float32)
-            model.graph.initializer.append(onnx.numpy_helper.from_array(value, weight))
     (expected,) = ReferenceEvaluator(model).run(["y"], {"x": X})
     oracle = Interpreter(model)
     found = oracle({"x": X})["y"]

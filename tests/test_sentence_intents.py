@@ -16,11 +16,10 @@ from torch import nn
 
 from examples import sentence_intents
 from odtpack.adapters import AdapterSpec
-from odtpack.build import build_package
 from odtpack.memory import compile as memory_compile
 from odtpack.model.head import add_head
 from odtpack_runtime.training.loop import train_step
-from tests.packaging_tools import open_training
+from tests.packaging_tools import built_training
 from tests.programs import ran
 
 ROOT = Path(__file__).parents[1]
@@ -122,11 +121,9 @@ def test_what_it_computes_again_does_not_wait_for_itself(
     data = (ids, np.ones_like(ids), rng.integers(0, 4, 8))
     losses = []
     for name in ("again", "kept"):
-        build_package(
-            model, tmp_path / name, loss="cross_entropy", train=["head.*"], base="int8",
-            adapter=AdapterSpec("lora", ("*.query", "*.value"), (), 4, 8.0),
-        )  # fmt: skip
-        _, module, optimizer = open_training(tmp_path / name)
+        adapter = AdapterSpec("lora", ("*.query", "*.value"), (), 4, 8.0)
+        build = {"train": ["head.*"], "base": "int8", "adapter": adapter}
+        _, module, optimizer = built_training(model, tmp_path / name, **build)
         optimizer.set_learning_rate(0.01)
         losses.append([train_step(module, optimizer, [data]) for _ in range(4)])
         monkeypatch.setattr(memory_compile, "compile_memory", lambda *_: None)

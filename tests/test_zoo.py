@@ -9,10 +9,11 @@ import onnxruntime
 import pytest
 import torch
 from onnx.reference import ReferenceEvaluator
+from torch.nn.functional import cross_entropy
 
 import odtpack
 from tests import zoo
-from tests.torch_twins import twin
+from tests.torch_twins import losses_of, twin
 
 SMALL = {
     "mlp": ("mlp", {"sizes": (12, 9, 7, 5)}),
@@ -165,13 +166,7 @@ def test_ten_steps_of_sgd_lower_the_loss(name: str, arguments: dict, learning_ra
     x = torch.from_numpy(example_input(model, batch=16))
     labels = torch.arange(16) % 10
     optimizer = torch.optim.SGD(module.parameters(), lr=learning_rate)
-    losses = []
-    for _ in range(11):
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(module(x), labels)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = losses_of(optimizer, lambda: cross_entropy(module(x), labels), 11)
     assert losses[0] < 3
     assert losses[-1] < losses[0] - 0.05
 

@@ -6,6 +6,7 @@ ONNX model into it. The module tree gives every parameter the name it has in the
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import onnx
@@ -15,6 +16,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests import zoo
+
+
+def losses_of(
+    optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor], steps: int
+) -> list[float]:
+    """Make steps of PyTorch; return the loss of each, before its update."""
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()
+        losses.append(value.item())
+        optimizer.step()
+    return losses
 
 
 def twin(

@@ -233,11 +233,12 @@ def test_tied_to_the_embedding(words: int, base: Any, llama_file: Path, tmp_path
 
 
 @needs_peft
+@pytest.mark.parametrize("segments", [False, True])
 @pytest.mark.parametrize("base", [None, "int8", "int4"])
-def test_a_matrix_of_its_own(base: Any, tmp_path: Path) -> None:
+def test_a_matrix_of_its_own(base: Any, segments: bool, tmp_path: Path) -> None:
     module, model = with_its_own_matrix(base, tmp_path / "model.onnx")
-    package = tmp_path / "package"
-    follow(module, model, package, SPECS["lora"], base=base, loss_options={"words": 8})
+    options = {"base": base, "loss_options": {"words": 8}, "segments": segments}
+    follow(module, model, tmp_path / "package", SPECS["lora"], **options)
 
 
 @needs_peft

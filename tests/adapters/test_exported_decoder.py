@@ -22,14 +22,11 @@ from odtpack_runtime.package.adapter import PREFIX, PeftAdapter
 from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import ALPHA, RANK, follow, next_token
-from tests.cli.conftest import Run, run
+from tests.cli.conftest import Run
 from tests.model_text import parsed
 from tests.model_text import run as computed
-from tests.packaging_tools import losses_of_steps, open_training
+from tests.packaging_tools import built_training, losses_of_steps, open_training
 from tests.refused import refused
-
-__all__ = ["run"]
-
 
 KINDS: dict[str, dict[str, Any]] = {
     "int4": {}, "int4-zero-points": {"symmetric": False}, "int4-packed": {"packed": True},
@@ -105,8 +102,8 @@ def test_a_decoder_in_float16_learns_from_the_same_loss(symmetric: bool, tmp_pat
     with torch.no_grad():
         wanted = next_token(module(torch.from_numpy(ids)), torch.from_numpy(labels))
     spec = AdapterSpec("lora", ("*.q_proj", "*.down_proj"))
-    build_package(tmp_path / "model.onnx", tmp_path / "package", loss="next_token", adapter=spec)
-    _, trainer, optimizer = open_training(tmp_path / "package")
+    build = {"loss": "next_token", "adapter": spec}
+    _, trainer, optimizer = built_training(tmp_path / "model.onnx", tmp_path / "package", **build)
     optimizer.set_learning_rate(0.01)
     losses = losses_of_steps(trainer, optimizer, [(ids, labels)] * 4)
     assert losses[0] == pytest.approx(wanted.item(), rel=1e-3)

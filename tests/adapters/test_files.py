@@ -25,13 +25,11 @@ from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_follow_peft import SPECS, config
 from tests.adapters.written.models import HERE
-from tests.cli.conftest import Run, run
+from tests.cli.conftest import Run
 from tests.exported.export import export
 from tests.model_text import parsed
-from tests.packaging_tools import losses_of_steps, open_training
+from tests.packaging_tools import built_package, built_training, losses_of_steps, open_training
 from tests.refused import refused
-
-__all__ = ["run"]
 
 Trained = Callable[[str], Path]
 
@@ -44,8 +42,8 @@ def trained(llama_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Train
     def make(kind: str) -> Path:
         folder = tmp_path_factory.mktemp(kind)
         spec = AdapterSpec("bitfit") if kind == "bitfit" else SPECS[kind]
-        build_package(llama_file, folder / "package", loss="next_token", adapter=spec)
-        state, module, optimizer = open_training(folder / "package")
+        build = {"loss": "next_token", "adapter": spec}
+        state, module, optimizer = built_training(llama_file, folder / "package", **build)
         optimizer.set_learning_rate(0.05)
         losses_of_steps(module, optimizer, [llama.batch()] * 3)
         CheckpointState.save_checkpoint(state, folder / "trained.ckpt")
@@ -54,25 +52,37 @@ def trained(llama_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Train
     return make
 
 
-def logits(model: Path | bytes, options: Any = None) -> np.ndarray:
-    given = model if isinstance(model, bytes) else str(model)
-    session = onnxruntime.InferenceSession(given)
-    (found,) = session.run(["logits"], {"input_ids": llama.batch()[0]}, options)
+TOKENS, _ = llama.batch()
+close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-4)
+
+
+def logits(model: Path, options: Any = None, ids: np.ndarray = TOKENS) -> np.ndarray:
+    (found,) = onnxruntime.InferenceSession(model).run(["logits"], {"input_ids": ids}, options)
     return np.asarray(found)
+
+
+def plain(package: Path, run: Run, *more: str | Path) -> Path:
+    """What a package exports as a plain model; without a checkpoint, before the training."""
+    out = package.with_name("plain.onnx")
+    run("export", package, "--outputs", "logits", "--out", out, *more, code=0)
+    return out
 
 
 def expected(folder: Path, run: Run) -> np.ndarray:
     """What the package exports as a plain model with the trained values."""
-    out = folder / "plain.onnx"
-    asked = ("--checkpoint", folder / "trained.ckpt", "--outputs", "logits", "--out", out)
-    run("export", folder / "package", *asked, code=0)
-    return logits(out)
+    return logits(plain(folder / "package", run, "--checkpoint", folder / "trained.ckpt"))
 
 
 def exported(folder: Path, run: Run, *more: str) -> Path:
     out = folder / "adapter"
     asked = ("--checkpoint", folder / "trained.ckpt", "--out", out, *more)
     run("adapter", "export", folder / "package", *asked, code=0)
+    return out
+
+
+def merged(model: Path, adapter: Path, run: Run) -> Path:
+    out = model.with_name("merged.onnx")
+    run("adapter", "merge", model, adapter, "--out", out, code=0)
     return out
 
 
@@ -95,15 +105,8 @@ def test_peft_reads_what_is_written(kind: str, trained: Trained, run: Run) -> No
     with torch.no_grad():
         theirs = model(torch.from_numpy(llama.batch()[0])).numpy()
     wanted = expected(folder, run)
-    np.testing.assert_allclose(theirs, wanted, rtol=1e-4, atol=1e-4)
-    assert np.abs(wanted - logits(folder_model(folder, run))).max() > 0.01  # it has learned
-
-
-def folder_model(folder: Path, run: Run) -> Path:
-    """The model as it was before the training."""
-    out = folder / "before.onnx"
-    run("export", folder / "package", "--outputs", "logits", "--out", out, code=0)
-    return out
+    close(theirs, wanted)
+    assert np.abs(wanted - logits(plain(folder / "package", run))).max() > 0.01  # it has learned
 
 
 @needs_peft
@@ -123,10 +126,7 @@ def test_what_peft_writes_is_read(kind: str, trained: Trained, run: Run, tmp_pat
     model.save_pretrained(str(tmp_path / "theirs"))
     start = tmp_path / "start.ckpt"
     run("adapter", "import", folder / "package", tmp_path / "theirs", "--out", start, code=0)
-    out = tmp_path / "plain.onnx"
-    asked = ("--checkpoint", start, "--outputs", "logits", "--out", out)
-    assert run("export", folder / "package", *asked).code == 0
-    np.testing.assert_allclose(logits(out), theirs, rtol=1e-4, atol=1e-4)
+    close(logits(plain(folder / "package", run, "--checkpoint", start)), theirs)
 
 
 @pytest.mark.parametrize("kind", [*SPECS, "bitfit"])
@@ -138,9 +138,8 @@ def test_onnxruntime_runs_the_adapter(kind: str, trained: Trained, run: Run) -> 
     options = onnxruntime.RunOptions()
     options.add_active_adapter(adapter)
     base = out / "base.onnx"
-    np.testing.assert_allclose(logits(base, options), expected(folder, run), rtol=1e-5, atol=1e-5)
-    before = logits(folder_model(folder, run))
-    np.testing.assert_allclose(logits(base), before, rtol=1e-5, atol=1e-5)
+    close(logits(base, options), expected(folder, run), rtol=1e-5, atol=1e-5)
+    close(logits(base), logits(plain(folder / "package", run)), rtol=1e-5, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -160,9 +159,8 @@ def test_merged_weights(
     original: Path = request.getfixturevalue(file)
     shutil.copytree(original.parent, tmp_path, dirs_exist_ok=True)  # with its data beside it
     model = tmp_path / original.name
-    out = tmp_path / "merged.onnx"
-    run("adapter", "merge", model, exported(folder, run), "--out", out, code=0)
-    np.testing.assert_allclose(logits(out), expected(folder, run), rtol=1e-4, atol=1e-4)
+    out = merged(model, exported(folder, run), run)
+    close(logits(out), expected(folder, run))
     assert out.stat().st_size < 1.1 * model.stat().st_size + 1000
 
 
@@ -173,11 +171,10 @@ def test_merged_weights_do_not_read_the_model_s_data_from_another_folder(
     shutil.copytree(dynamo_file.parent, source)
     model = onnx.load(source / dynamo_file.name)
     onnx.save(model, source / "outside.onnx", save_as_external_data=True, size_threshold=0)
-    out = tmp_path / "merged.onnx"
-    adapter = exported(folder, run)
+    out, adapter = tmp_path / "merged.onnx", exported(folder, run)
     run("adapter", "merge", source / "outside.onnx", adapter, "--out", out, code=0)
     shutil.rmtree(source)
-    np.testing.assert_allclose(logits(out), expected(folder, run), rtol=1e-4, atol=1e-4)
+    close(logits(out), expected(folder, run))
 
 
 def test_what_does_not_fit_is_an_error(
@@ -207,9 +204,8 @@ def test_what_does_not_fit_is_an_error(
         assert (out / name).read_bytes() == foreign.read_bytes()
     (adapter / "adapter_model.safetensors").write_bytes(b"\xff" * 100)
     refusal(run, "peft-invalid", "merge", llama_file, adapter, "--out", nothing)
-    plain = tmp_path / "plain"
-    build_package(llama_file, plain, loss="next_token")
-    refusal(run, "no-adapter", "export", plain, "--out", nothing)
+    build_package(llama_file, tmp_path / "plain", loss="next_token")
+    refusal(run, "no-adapter", "export", tmp_path / "plain", "--out", nothing)
     refusal(run, "peft-without-kind", "export", trained("bitfit") / "package", "--out", nothing)
     assert not nothing.exists()
 
@@ -311,19 +307,18 @@ def test_values_that_are_not_finite(
 def changed(tensors: Any, how: str) -> Any:
     """Tensors of a LoRA adapter that are not those of its configuration."""
     first, second, *_ = tensors
-    if how == "ranks that differ":
-        return {**tensors, first: tensors[first][:2]}
-    if how == "a smaller rank":
-        return {**tensors, first: tensors[first][:2], second: tensors[second][:, :2]}
-    if how == "no tensors":
-        return {}
-    if how == "a layer is missing":
-        return {name: array for name, array in tensors.items() if "layers.1" not in name}
-    if how == "no B":
-        return {name: array for name, array in tensors.items() if name != second}
-    magnitudes = {name.replace(low_rank.B, low_rank.MAGNITUDE): np.ones(len(array), np.float32)
-                  for name, array in tensors.items() if name.endswith(low_rank.B)}  # fmt: skip
-    return {**tensors, **magnitudes} if how == "magnitudes" else tensors
+    smaller = {first: tensors[first][:2], second: tensors[second][:, :2]}
+    return {
+        "ranks that differ": {**tensors, first: tensors[first][:2]},
+        "a smaller rank": {**tensors, **smaller},
+        "no tensors": {},
+        "a layer is missing": {name: a for name, a in tensors.items() if "layers.1" not in name},
+        "no B": {name: array for name, array in tensors.items() if name != second},
+        "magnitudes": tensors | {
+            name.replace(low_rank.B, low_rank.MAGNITUDE): np.ones(len(array), np.float32)
+            for name, array in tensors.items() if name.endswith(low_rank.B)
+        },
+    }.get(how, tensors)  # fmt: skip
 
 
 @pytest.mark.parametrize(("how", "kind", "said"), [
@@ -397,7 +392,7 @@ def test_a_model_of_optimum_is_merged_without_a_word(
     run("adapter", "export", tmp_path / "package", "--out", tmp_path / "adapter", code=0)
     caplog.clear()
     caplog.set_level(logging.WARNING, "onnx_ir")
-    run("adapter", "merge", model, tmp_path / "adapter", "--out", tmp_path / "m.onnx", code=0)
+    merged(model, tmp_path / "adapter", run)
     assert not caplog.records
 
 
@@ -455,10 +450,9 @@ def test_a_bad_adapter_is_an_error(kind: Any, change: dict[str, Any], code: str)
 
 
 def test_an_unknown_layer_is_an_error(llama_file: Path, tmp_path: Path) -> None:
+    spec = AdapterSpec("lora", ("*.query",))
     with refused("unknown-layer") as caught:
-        build_package(
-            llama_file, tmp_path, loss="next_token", adapter=AdapterSpec("lora", ("*.query",))
-        )
+        build_package(llama_file, tmp_path, loss="next_token", adapter=spec)
     assert "layers.0.self_attn.q_proj" in str(caught.value.hint)
 
 
@@ -518,16 +512,13 @@ def of_tokens(model: Path | Any) -> np.ndarray:
     if isinstance(model, nn.Module):
         with torch.no_grad():
             return np.asarray(model.eval()(torch.from_numpy(IDS)))
-    (found,) = onnxruntime.InferenceSession(model).run(["logits"], {"input_ids": IDS})
-    return np.asarray(found)
+    return logits(model, ids=IDS)
 
 
 def of_package(package: Path, state: CheckpointState, run: Run) -> np.ndarray:
-    checkpoint, out = package.with_name("c.ckpt"), package.with_name("out.onnx")
+    checkpoint = package.with_name("c.ckpt")
     CheckpointState.save_checkpoint(state, checkpoint)
-    asked = ("--checkpoint", checkpoint, "--outputs", "logits", "--out", out)
-    run("export", package, *asked, code=0)
-    return of_tokens(out)
+    return of_tokens(plain(package, run, "--checkpoint", checkpoint))
 
 
 @needs_peft
@@ -557,30 +548,27 @@ def test_modules_that_are_saved_as_a_whole(
             if each.requires_grad:
                 each.add_(added if each.shape == added.shape else 0.2 * torch.randn_like(each))
     theirs.save_pretrained(tmp_path / "theirs")
-    merged = tmp_path / "merged.onnx"
-    run("adapter", "merge", model, tmp_path / "theirs", "--out", merged, code=0)
-    np.testing.assert_allclose(of_tokens(merged), of_tokens(theirs), rtol=1e-4, atol=1e-5)
+    out, package = tmp_path / "merged.onnx", tmp_path / "package"
+    run("adapter", "merge", model, tmp_path / "theirs", "--out", out, code=0)
+    close(of_tokens(out), of_tokens(theirs), atol=1e-5)
     names = {
         name for each in modules for name, _ in getattr(Tokens(tied), each).named_parameters(each)
     }
     if tied:
         names = {"lm_head.weight" if exporter == "dynamo" else "embed.weight"}
-    package = tmp_path / "package"
     spec = AdapterSpec("lora", ("a",), (), 2, 4.0)
-    build_package(model, package, loss="next_token", adapter=spec, train=tuple(names))
-    opened, state = Package.open(package), open_training(package)[0]
+    opened = built_package(model, package, loss="next_token", adapter=spec, train=tuple(names))
+    state, *_ = open_training(package)
     if tied and saved != "both":
         with refused("adapter-mismatch") as caught:
             load_adapter(opened, state, tmp_path / "theirs")
         assert "'embed.weight' and 'lm_head.weight' are one parameter" in caught.value.what
         return
     load_adapter(opened, state, tmp_path / "theirs")
-    np.testing.assert_allclose(
-        of_package(package, state, run), of_tokens(theirs), rtol=1e-4, atol=1e-5
-    )
+    close(of_package(package, state, run), of_tokens(theirs), atol=1e-5)
     save_adapter(opened, state, tmp_path / "ours")
     back = peft.PeftModel.from_pretrained(Tokens(tied), str(tmp_path / "ours"))
-    np.testing.assert_allclose(of_tokens(back), of_tokens(theirs), rtol=1e-4, atol=1e-5)
+    close(of_tokens(back), of_tokens(theirs), atol=1e-5)
 
 
 @needs_peft
@@ -594,16 +582,15 @@ def test_a_tied_table_is_called_what_looks_it_up(
     model, package = tokens(True, exporter), tmp_path / "package"
     with refused("unknown-layer"):
         build_package(model, package, loss="next_token", adapter=AdapterSpec("lora", ("lm_head*",)))
-    build_package(
-        model, package, loss="next_token", adapter=AdapterSpec("lora", ("embed", "a"), (), 2)
-    )
-    opened, state = Package.open(package), open_training(package)[0]
+    spec = AdapterSpec("lora", ("embed", "a"), (), 2)
+    opened = built_package(model, package, loss="next_token", adapter=spec)
+    state, *_ = open_training(package)
     for each in state.arrays(trainable=True).values():
         np.add(each, 0.1, out=each)
     save_adapter(opened, state, tmp_path / "ours")
     wanted = of_package(package, state, run)
     back = peft.PeftModel.from_pretrained(Tokens(True), str(tmp_path / "ours"))
-    np.testing.assert_allclose(of_tokens(back), wanted, rtol=1e-4, atol=1e-5)
-    merged = tmp_path / "merged.onnx"
-    run("adapter", "merge", model, tmp_path / "ours", "--out", merged, code=0)
-    np.testing.assert_allclose(of_tokens(merged), wanted, rtol=1e-4, atol=1e-5)
+    close(of_tokens(back), wanted, atol=1e-5)
+    out = tmp_path / "merged.onnx"
+    run("adapter", "merge", model, tmp_path / "ours", "--out", out, code=0)
+    close(of_tokens(out), wanted, atol=1e-5)

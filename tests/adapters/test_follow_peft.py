@@ -1,6 +1,7 @@
 """Ten steps of AdamW on an adapter agree with PEFT on PyTorch, which runs in float64."""
 
 import copy
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from odtpack.quantized import quantize_base
 from odtpack_runtime import CheckpointState
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
-from tests.cli.conftest import Run, run
+from tests.cli.conftest import Run
 from tests.exported.export import export
 from tests.packaging_tools import losses_of_steps, open_training
 
@@ -156,22 +157,20 @@ def with_its_own_matrix(base: Any, path: Path) -> tuple[nn.Module, Path]:
 
 
 @needs_peft
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-@pytest.mark.parametrize("base", ["int8", "int4", "nf4"])
-def test_a_base_of_few_bits(kind: str, base: Any, llama_file: Path, tmp_path: Path) -> None:
-    module = unpacked(llama.llama(), llama_file, base)
-    follow(module, llama_file, tmp_path, SPECS[kind], base=base)
-
-
-@needs_peft
-@pytest.mark.parametrize("kind", SPECS)
-def test_a_language_model(kind: str, llama_file: Path, tmp_path: Path) -> None:
-    follow(llama.llama(), llama_file, tmp_path, SPECS[kind])
+@pytest.mark.parametrize(("base", "kind", "segments"), [
+    *itertools.product((None, "int8", "int4", "nf4"), ("lora", "dora"), (False, True)),
+    (None, "ia3", False),
+])  # fmt: skip
+def test_a_language_model(
+    base: Any, kind: str, segments: bool, llama_file: Path, tmp_path: Path
+) -> None:
+    """As one model, and segment by segment."""
+    module = llama.llama() if base is None else unpacked(llama.llama(), llama_file, base)
+    follow(module, llama_file, tmp_path, SPECS[kind], base=base, segments=segments)
 
 
 # Adapters on an encoder with pooling, and on convolutions, are PEFT's in training and in files.
 
-__all__ = ["run"]
 
 WORDS, WIDTH, HEADS, TOKENS, CLASSES = 23, 16, 2, 7, 4
 LOSS = ("cross_entropy", nn.functional.cross_entropy)

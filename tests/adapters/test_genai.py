@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from odtpack.adapters import AdapterSpec
-from odtpack.build import build_package
 from odtpack_runtime import Generator, Package, save_adapter
 from tests.adapters import llama
 from tests.adapters.written.models import causal, run_builder, save
-from tests.packaging_tools import losses_of_steps, open_training
+from tests.packaging_tools import built_training, losses_of_steps
 from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
@@ -29,11 +28,10 @@ def test_the_guides_hand_over(precision: str, tmp_path: Path) -> None:
     save(causal("Qwen2", False, 64), tmp_path / "hf")
     run_builder(PYTHON, tmp_path / "hf", tmp_path / "genai", precision)
     phone = tmp_path / "phone"
-    build_package(
+    state, module, optimizer = built_training(
         tmp_path / "genai" / "model.onnx", phone, loss="next_token", segments=True,
         adapter=AdapterSpec("lora", ("model.*_proj",), (), 4, 8.0),
     )  # fmt: skip
-    state, module, optimizer = open_training(phone)
     optimizer.set_learning_rate(0.05)
     losses_of_steps(module, optimizer, [llama.batch()] * 3)
     save_adapter(Package.open(phone), state, tmp_path / "mine.onnx_adapter")

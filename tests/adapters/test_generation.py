@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx
@@ -29,12 +30,10 @@ from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.test_written_by_tools import twin
 from tests.adapters.written.models import GENAI, HERE, OPTIMUM, causal
-from tests.cli.conftest import Run, run
-from tests.packaging_tools import losses_of_steps, open_training
+from tests.cli.conftest import Run
+from tests.packaging_tools import built_package, losses_of_steps, open_training
 from tests.packed_weights import FILES, at_once, damaged, packed_by_onnxruntime, packed_in
 from tests.refused import refused
-
-__all__ = ["run"]
 
 SPEC = AdapterSpec("lora", ("model.*_proj",), (), 4, 8.0)
 PROMPT = [*range(3, 9)]
@@ -74,8 +73,7 @@ def exact(name: str, folder: Path) -> Path:
 def built(name: str, folder: Path, **more: Any) -> Package:
     """A package of segments of the model."""
     given = {"loss": "next_token", "segments": True, "adapter": SPEC} | more
-    build_package(exact(name, folder), folder / "package", **given)
-    return Package.open(folder / "package")
+    return built_package(exact(name, folder), folder / "package", **given)
 
 
 def logits(model: Path, options: Any = None) -> np.ndarray:
@@ -128,11 +126,8 @@ def test_codes_of_weights_without_names(tmp_path: Path) -> None:
     )
     quantizer.process()
     quantizer.model.save_model_to_file(str(tmp_path / "model.onnx"))
-    build_package(
-        tmp_path / "model.onnx", tmp_path / "package", loss="next_token", segments=True,
-        adapter=SPEC,
-    )  # fmt: skip
-    package = Package.open(tmp_path / "package")
+    build = {"loss": "next_token", "segments": True, "adapter": SPEC}
+    package = built_package(tmp_path / "model.onnx", tmp_path / "package", **build)
     assert package.manifest.adapter is not None
     assert "model.layers.1.mlp.down_proj" in package.manifest.adapter.layers
     assert len(package.manifest.adapter.layers) == 14
@@ -265,11 +260,8 @@ def test_a_full_disk_is_named(
 ) -> None:
     """ONNX Runtime says only that it cannot write."""
     package, _ = trained("genai-qwen2-int4")
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise OdtpackError("model-not-loadable", "graph.cc:5468")
-
-    monkeypatch.setattr(packed, "_save", fail)
+    failed = mock.Mock(side_effect=OdtpackError("model-not-loadable", "graph.cc:5468"))
+    monkeypatch.setattr(packed, "_save", failed)
     for free, text in ((0, "No space left on device"), (1 << 40, "graph.cc:5468")):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         with refused("packed-not-written", text):
@@ -331,8 +323,8 @@ def test_export_into_the_model_that_was_built(run: Run, tmp_path: Path) -> None:
 
     name, package = "genai-qwen2-int4", tmp_path / "package"
     model = exact(name, tmp_path)
-    build_package(model, package, loss="next_token", adapter=SPEC)
-    opened, random = Package.open(package), np.random.default_rng(1)
+    opened = built_package(model, package, loss="next_token", adapter=SPEC)
+    random = np.random.default_rng(1)
     state = CheckpointState.load_checkpoint(opened.checkpoint)
     for array in state.arrays(trainable=True).values():
         np.add(array, 0.1 * random.normal(size=array.shape), out=array, casting="same_kind")

@@ -18,14 +18,12 @@ from odtpack_runtime.package.adapter import CONFIG
 from tests.adapters import llama
 from tests.adapters.conftest import needs_peft
 from tests.adapters.written.models import HERE
-from tests.cli.conftest import Run, run
+from tests.cli.conftest import Run
 from tests.exported.export import Exporter, export
 from tests.model_text import parsed
 from tests.model_text import run as computed
-from tests.packaging_tools import losses_of_steps, open_training
+from tests.packaging_tools import built_training, losses_of_steps, open_training
 from tests.refused import refused
-
-__all__ = ["run"]
 
 VOCABULARY, WIDTH, LONGEST, TOKENS = 23, 8, 16, 3
 SPEC = AdapterSpec("prompt", tokens=TOKENS, seed=5)
@@ -226,8 +224,8 @@ def test_what_is_trained_beside_it_has_a_file_of_onnx_runtime_only(
     """PEFT's configuration for vectors names no modules to save."""
     _, model = exported(tmp_path)
     package = tmp_path / "package"
-    build_package(model, package, loss="next_token", adapter=SPEC, train=["head.bias"])
-    state, module, optimizer = open_training(package)
+    build = {"loss": "next_token", "adapter": SPEC, "train": ["head.bias"]}
+    state, module, optimizer = built_training(model, package, **build)
     start = {name: value.data.copy() for name, value in state.parameters if value.requires_grad}
     assert sorted(start) == ["head.bias", "prompt_embeddings"]
     losses_of_steps(module, optimizer, [batch()])

@@ -1,6 +1,5 @@
 """A package of segments trains as PEFT does, and as the package with one model."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,30 +21,13 @@ from odtpack_runtime.package.adapter import TENSORS
 from odtpack_runtime.package.verify import verify_package
 from tests.adapters import genai, llama
 from tests.adapters.conftest import needs_peft
-from tests.adapters.test_follow_peft import SPECS, follow, unpacked, with_its_own_matrix
+from tests.adapters.test_follow_peft import SPECS, follow, unpacked
 from tests.model_text import parsed
-from tests.packages.mutations import seal
-from tests.packaging_tools import losses_of_steps, open_training
+from tests.packages.mutations import edit
+from tests.packaging_tools import built_training, losses_of_steps, open_training
 from tests.refused import refused
 
 ADAMW = optimizers.AdamW(weight_decay=0.01)
-
-
-@needs_peft
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-@pytest.mark.parametrize("base", [None, "int8", "int4", "nf4"])
-def test_ten_steps_follow_peft(kind: str, base: Any, llama_file: Path, tmp_path: Path) -> None:
-    module = llama.llama() if base is None else unpacked(llama.llama(), llama_file, base)
-    follow(module, llama_file, tmp_path, SPECS[kind], base=base, segments=True)
-
-
-@needs_peft
-@pytest.mark.parametrize("base", [None, "int8", "int4"])
-def test_by_parts_of_the_vocabulary(base: Any, tmp_path: Path) -> None:
-    """With a matrix of its own; the test below has one that is tied."""
-    module, model = with_its_own_matrix(base, tmp_path / "model.onnx")
-    options = {"base": base, "loss_options": {"words": 8}}
-    follow(module, model, tmp_path / "package", SPECS["lora"], segments=True, **options)
 
 
 @needs_peft
@@ -290,21 +272,12 @@ def test_an_input_that_nothing_reads_stays_one(tmp_path: Path) -> None:
     losses = []
     for segments in (False, True):
         folder = tmp_path / str(segments)
-        build_package(model, folder, loss="mse", segments=segments)
-        _, module, optimizer = open_training(folder)
+        _, module, optimizer = built_training(model, folder, loss="mse", segments=segments)
         assert module.input_names() == ["input", "unread", "target"]
         batch = [np.ones((3, 40), np.float32), np.ones(3, np.float32), np.ones((3, 40), np.float32)]
         found = losses_of_steps(module, optimizer, [batch] * 3)
         losses.append(found)
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-6)
-
-
-def changed(folder: Path, change: Callable[[Any], object]) -> None:
-    """The manifest says something else."""
-    path = folder / "manifest.json"
-    content = json.loads(path.read_bytes())
-    change(content)
-    path.write_bytes(seal(content))
 
 
 @pytest.mark.parametrize(("key", "value"), [
@@ -318,7 +291,7 @@ def changed(folder: Path, change: Callable[[Any], object]) -> None:
 ])  # fmt: skip
 def test_hostile_segments(key: str, value: object, llama_file: Path, tmp_path: Path) -> None:
     folder = built(llama_file, tmp_path)
-    changed(folder, lambda content: content["segments"].update({key: value}))
+    edit(folder, lambda content: content["segments"].update({key: value}))
     with refused("manifest-invalid"):
         Package.open(folder)
 
@@ -338,7 +311,7 @@ def test_segments_that_contradict_their_files(
 ) -> None:
     """Nothing is read beyond the file of weights, whatever a manifest says of it."""
     folder = built(llama_file, tmp_path)
-    changed(folder, lambda content: CONTRADICTIONS[change](content["segments"]))
+    edit(folder, lambda content: CONTRADICTIONS[change](content["segments"]))
     with pytest.raises(OdtpackError) as caught:
         open_training(folder)
     assert caught.value.code in ("segments-invalid", "model-mismatch")
@@ -389,7 +362,7 @@ def _last_tensor(content: dict[str, Any]) -> dict[str, Any]:
 def test_verify_a_manifest_that_says_otherwise(
     change: Callable[[dict[str, Any]], None], says: str, llama_file: Path, tmp_path: Path
 ) -> None:
-    changed(built(llama_file, tmp_path), change)
+    edit(built(llama_file, tmp_path), change)
     with pytest.raises(OdtpackError) as caught:
         verify_package(tmp_path)
     assert caught.value.code in ("manifest-contradicts", "manifest-invalid")

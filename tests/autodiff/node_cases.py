@@ -7,6 +7,7 @@ the case's own model: in ONNX Runtime, or, where that has no kernel, in the onnx
 reference implementation in float64.
 """
 
+import copy
 import dataclasses
 import itertools
 import warnings
@@ -89,8 +90,7 @@ def _array(given: Any) -> Any:
 
 def _under_known_opset(model: onnx.ModelProto) -> onnx.ModelProto:
     """A case of an opset that no runtime loads under the newest that one does, if it may be."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
+    changed = copy.deepcopy(model)
     for entry in changed.opset_import:
         if (
             entry.domain == ""

@@ -1,5 +1,6 @@
 """What a model computes: in ONNX Runtime, or in the onnx package's reference implementation."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -60,8 +61,7 @@ def _wide(feeds: Feeds, floats: type = np.float32) -> Feeds:
 
 def _widened(model: onnx.ModelProto) -> onnx.ModelProto:
     """The model with float32 in the place of float16, whose steps are too coarse to difference."""
-    wide = onnx.ModelProto()
-    wide.CopyFrom(model)
+    wide = copy.deepcopy(model)
     for value in (*wide.graph.input, *wide.graph.output):
         tensor = value.type.tensor_type
         if tensor.elem_type == TensorProto.FLOAT16:

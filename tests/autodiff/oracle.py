@@ -11,6 +11,7 @@ The points are chosen away from kinks by the cases (see ``spread``), not by the 
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -125,6 +126,10 @@ def cases(op: str, inputs: Mapping[str, Array | None], function: Callable[..., A
     fields = {key: value for key, value in options.items() if key in _FIELDS}
     attrs = {key: value for key, value in options.items() if key not in _FIELDS}
     return [Case(op, inputs, function, opset=opset, attrs=attrs, **fields) for opset in opsets]
+
+
+joined = itertools.chain.from_iterable
+"""The cases of several calls of :func:`cases`."""
 
 
 def forward_model(case: Case, floats: type = np.float32) -> ir.Model:

@@ -57,6 +57,7 @@ from tests.autodiff.random_graphs import RandomGraph, random_graphs
 from tests.autodiff.representatives import representatives
 from tests.autodiff.rule_reads import attributes, compared_words
 from tests.autodiff.versions import at_every_version
+from tests.model_text import retyped
 from tests.refused import refused
 from tests.sweep import split
 
@@ -65,12 +66,7 @@ CASES = [
         *elementwise.CASES, *index.CASES, *matrix.CASES, *products.CASES, *quantize.CASES,
         *structure.CASES, *sums.CASES,
     ]),
-    *planes.CASES,
-    *recurrent.CASES,
-    *regions.CASES,
-    *resize.CASES,
-    *sampling.CASES,
-    *windows.CASES,
+    *planes.CASES, *recurrent.CASES, *regions.CASES, *resize.CASES, *sampling.CASES, *windows.CASES,
     *windows_sweep.CASES,
 ]  # fmt: skip
 # Held to an oracle by a test of their own below.
@@ -371,21 +367,6 @@ STEP = 1e-6
 DIRECTIONS = 2
 
 
-def in_single(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The same model in float32."""
-    copy = onnx.ModelProto()
-    copy.CopyFrom(proto)
-    graph = copy.graph
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE:
-            value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
-    for tensor in graph.initializer:
-        if tensor.data_type == onnx.TensorProto.DOUBLE:
-            array = onnx.numpy_helper.to_array(tensor).astype(np.float32)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
-    return copy
-
-
 def slopes(proto: onnx.ModelProto, graph: RandomGraph, seeds: dict[str, Array],
            directions: dict[str, list[Array]]) -> dict[str, Array]:  # fmt: skip
     """Central differences of the sum of seeds times outputs, along each direction."""
@@ -438,7 +419,7 @@ def compared(graph: RandomGraph) -> None:
     }
     expected = slopes(proto, graph, seeds, directions)
 
-    model = ir.from_proto(in_single(proto) if graph.single else proto)
+    model = ir.from_proto(retyped(proto, np.float32, np.float64) if graph.single else proto)
     model, gradients = add_gradients(expand(model, list(graph.feeds)), list(graph.feeds))
     floats = np.float32 if graph.single else np.float64
     feeds = graph.feeds | {f"seed_{name}": seed for name, seed in seeds.items()}

@@ -1,52 +1,19 @@
 """A small model, its data and its package, and a way to run a command."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 from odtpack.build import build_package
-from odtpack.cli import main
 from tests import zoo
+from tests.command import Outcome, Run, assert_refused, run
 
+__all__ = ["Outcome", "Run", "assert_refused", "run"]
 SAMPLES = 60
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Run = Callable[..., Outcome]
-
-
-@pytest.fixture
-def run(capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run ``odtpack`` in this process with what a process would print.
-
-    If a code is given, the command has to end with it.
-    """
-
-    def call(*arguments: object, code: int | None = None) -> Outcome:
-        capfd.readouterr()
-        ended = main([str(argument) for argument in arguments])
-        printed = capfd.readouterr()
-        assert code in (None, ended), printed.err
-        return Outcome(ended, printed.out, printed.err)
-
-    return call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +23,14 @@ class Shared:
     model: Path
     data: Path
     package: Path
+
+    def build(self, out: object, *more: object, loss: str = "cross_entropy") -> tuple[object, ...]:
+        """The words that build the model."""
+        return "build", self.model, "--out", out, "--loss", loss, *more
+
+    def train(self, out: object, *more: object) -> tuple[object, ...]:
+        """The words that train the package on the data."""
+        return "train", self.package, "--data", self.data, "--out", out, *more
 
 
 def arrays(samples: int = SAMPLES, classes: int = 3) -> dict[str, np.ndarray]:
@@ -84,19 +59,6 @@ def tree(folder: Path) -> dict[str, bytes | None]:
         str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
         for path in sorted(folder.rglob("*"))
     }
-
-
-def assert_refused(outcome: Outcome, code: str, *words: str) -> None:
-    """One clear error: its code, words that it must hold, a way out, and no traceback."""
-    assert outcome.code == 2, outcome.err
-    assert outcome.out == ""
-    assert f"error[{code}]: " in outcome.err, outcome.err
-    assert outcome.err.count("error[") == 1
-    assert "\n  help: " in outcome.err, outcome.err
-    assert outcome.err.endswith(f"\n  see: odtpack explain {code}\n"), outcome.err
-    assert "Traceback" not in outcome.err
-    for word in words:
-        assert word in outcome.err, outcome.err
 
 
 Refused = Callable[..., None]

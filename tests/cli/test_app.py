@@ -3,8 +3,9 @@
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, get_args
+from unittest import mock
 
 import pytest
 import typer
@@ -94,13 +95,13 @@ def test_choices_are_those_of_the_packager() -> None:
     assert {name.value for name in OptimizerName} == set(OPTIMIZERS)
 
 
-def test_a_bug_says_so_and_how_to_see_more(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def broken() -> None:
-        raise ZeroDivisionError("oh")
+def ends_with(error: BaseException) -> Callable[[str], mock.Mock]:
+    """In the place of the parser: what every command ends with."""
+    return lambda name: mock.Mock(**{"main.side_effect": error})
 
-    monkeypatch.setattr(_app, "_parser", lambda name: _Command(broken))
+
+def test_a_bug_says_so_and_how_to_see_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_app, "_parser", ends_with(ZeroDivisionError("oh")))
     outcome = run("devices", "list")
     assert_refused(outcome, "internal", "bug", "ZeroDivisionError", "oh", "ODTPACK_TRACEBACK=1")
     monkeypatch.setenv("ODTPACK_TRACEBACK", "1")
@@ -108,19 +109,8 @@ def test_a_bug_says_so_and_how_to_see_more(
 
 
 def test_interrupt(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(_app, "_parser", lambda name: _Command(interrupted))
+    monkeypatch.setattr(_app, "_parser", ends_with(KeyboardInterrupt()))
     assert run("devices", "list", code=130).err.startswith("error[interrupted]")
-
-
-class _Command:
-    def __init__(self, function: object) -> None:
-        self.function = function
-
-    def main(self, *args: object, **kwargs: object) -> object:
-        return self.function()  # type: ignore[operator]
 
 
 def test_control_characters_never_reach_the_terminal(run: Run) -> None:

@@ -9,11 +9,12 @@ import pytest
 from odtpack.artifacts import LossType, generate_artifacts
 from odtpack_runtime.apart import worker
 from tests.cli.conftest import Refused, Run, Shared, assert_refused, tree
+from tests.model_text import parsed
 from tests.refused import refused as raises_refused
 
 
-def command(model: object, tmp_path: Path, *more: object) -> tuple[object, ...]:
-    return "build", model, "--out", tmp_path / "new", "--loss", "cross_entropy", *more
+def command(model: object, folder: Path, *more: object) -> tuple[object, ...]:
+    return "build", model, "--out", folder / "new", "--loss", "cross_entropy", *more
 
 
 # Options, the code of the error, and words that the error must contain.
@@ -114,10 +115,8 @@ def test_operator_without_gradient(refused: Refused, tmp_path: Path) -> None:
 def stored_as(kind: int, path: Path) -> Path:
     """A layer whose weight is stored in a type, and made float32 of where it is read."""
     node = "Cast<to = 1>(w)" if kind == onnx.TensorProto.BFLOAT16 else "DequantizeLinear(w, s)"
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["" : 17]> g (float[batch, 8] input) => '
-        f"(float[batch, 4] output) {{ f = {node} output = MatMul(input, f) }}"
-    )
+    text = f"{{ f = {node} output = MatMul(input, f) }}"
+    model = parsed(f"(float[batch, 8] input) => (float[batch, 4] output) {text}")
     weight = onnx.helper.make_tensor("w", kind, (8, 4), [1] * 32)
     scale = onnx.helper.make_tensor("s", onnx.TensorProto.FLOAT, (), [0.1])
     model.graph.initializer.extend([weight, scale])
@@ -151,8 +150,7 @@ def test_places_that_are_taken(
     refused: Refused, shared: Shared, tmp_path: Path, name: str, out: str, code: str, word: str
 ) -> None:
     (tmp_path / name).write_text("years of work")
-    arguments = "build", shared.model, "--out", tmp_path / out, "--loss", "mse"
-    refused(arguments, code, str(tmp_path), word)
+    refused(shared.build(tmp_path / out, loss="mse"), code, str(tmp_path), word)
 
 
 WEB_APP = '{"name": "my web app", "start_url": "/"}'
@@ -170,7 +168,7 @@ def test_a_manifest_of_something_else_makes_no_package(
     (web / "manifest.json").write_text(text)
     (web / "checkpoint").write_text("mine")
     words = "folder-not-empty", "manifest.json", "delete this one if it is a damaged package"
-    refused(("build", shared.model, "--out", web, "--loss", "mse"), *words)
+    refused(shared.build(web, loss="mse"), *words)
     refused(("import", tmp_path, "--out", web), *words)
     (web / "checkpoint").unlink()
     refused(("install", shared.package, "--android", web), *words)
@@ -179,7 +177,7 @@ def test_a_manifest_of_something_else_makes_no_package(
         generate_artifacts(shared.model, ["fc.weight"], **options)
     (web / "manifest.json").unlink()
     (web / "manifest.json").symlink_to(shared.package / "manifest.json")
-    refused(("build", shared.model, "--out", web, "--loss", "mse"), "folder-not-empty", "is a link")
+    refused(shared.build(web, loss="mse"), "folder-not-empty", "is a link")
 
 
 def test_only_files_that_a_package_wrote_are_removed_or_replaced(

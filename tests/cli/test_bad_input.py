@@ -352,11 +352,7 @@ def test_folders_that_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_folder_that_takes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Permissions say yes, and the system says no: full, read-only, of another kind."""
     monkeypatch.setattr(os, "access", lambda *_: True)
-
-    def refuse(*_: object) -> int:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "open", mock.Mock(side_effect=OSError(30, "Read-only file system")))
     for check in (partial(check_writable, inputs=[]), check_creatable):
         with pytest.raises(OdtpackError, match="Read-only file system"):
             check(tmp_path / "new", "--out")
@@ -369,9 +365,7 @@ def test_nothing_is_trained_for_a_report_that_cannot_be_written(
 ) -> None:
     from odtpack_simulator import simulation
 
-    def started(*_: object, **__: object) -> None:
-        raise AssertionError("the replay was started")
-
+    started = mock.Mock(side_effect=AssertionError("the replay was started"))
     monkeypatch.setattr(simulation, "simulate", started)
     (tmp_path / "file").write_text("mine")
     path = tmp_path / "file" / "r" if place == "below a file" else NOTHING_IS_CREATED / "r"

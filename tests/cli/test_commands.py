@@ -14,15 +14,15 @@ from odtpack import artifacts
 from odtpack.build import build_package
 from odtpack.cli.export import forward_values
 from odtpack.update.diff import PackageDiff
-from odtpack_runtime import CheckpointState, Module
+from odtpack_runtime import CheckpointState
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.loop import evaluate
 from odtpack_simulator.device.profile import list_profiles, load_profile
 from tests import zoo
 from tests.cli.conftest import Run, Shared, arrays, assert_refused, tree
+from tests.model_text import parsed, retyped
 from tests.packages.samples import small_model, with_values
-from tests.packaging_tools import batch
-from tests.training.test_types import retyped
+from tests.packaging_tools import batch, open_training
 
 
 class TestBuild:
@@ -36,11 +36,8 @@ class TestBuild:
             loss=artifacts.LossType.MSELoss, optimizer=artifacts.OptimType.SGD,
             artifact_directory=tmp_path / "call",
         )  # fmt: skip
-        outcome = run(
-            *("build", shared.model, "--out", tmp_path / "command", "--loss", "mse"),
-            *("--optimizer", "sgd", "--train", "fc.*"),
-            code=0,
-        )
+        options = "--optimizer", "sgd", "--train", "fc.*"
+        outcome = run(*shared.build(tmp_path / "command", *options, loss="mse"), code=0)
         assert tree(tmp_path / "command") == tree(tmp_path / "call")
         assert outcome.out == ""
         assert "trainable     2 parameters, 99 elements, 396 B" in outcome.err
@@ -48,11 +45,8 @@ class TestBuild:
         assert "training_model.onnx" in outcome.err
 
     def test_json_is_the_manifest(self, run: Run, shared: Shared, tmp_path: Path) -> None:
-        outcome = run(
-            *("build", shared.model, "--out", tmp_path / "p", "--loss", "cross_entropy"),
-            *("--freeze", "conv1.*", "--freeze", "conv2.*", "--weight-decay", "0.01"),
-            *("--beta1", "0.8", "--output", "output", "--json"),
-        )
+        options = "--freeze conv1.* --freeze conv2.* --weight-decay 0.01 --beta1 0.8 --output"
+        outcome = run(*shared.build(tmp_path / "p", *options.split(), "output", "--json"))
         content = outcome.json()
         assert content.pop("path") == str(tmp_path / "p")
         assert content.pop("check_seconds") > 0
@@ -66,16 +60,12 @@ class TestBuild:
         assert "built" in outcome.err
 
     def test_options_of_the_loss(self, run: Run, shared: Shared, tmp_path: Path) -> None:
-        outcome = run(
-            *("build", shared.model, "--out", tmp_path / "p", "--loss", "cross_entropy"),
-            *("--loss-option", "label_smoothing=0.1", "--loss-option", "ignore_index=-1", "--json"),
-            code=0,
-        )
+        options = "--loss-option", "label_smoothing=0.1", "--loss-option", "ignore_index=-1"
+        outcome = run(*shared.build(tmp_path / "p", *options, "--json"), code=0)
         options = outcome.json()["loss_options"]
         assert options.pop("labels") == "numbers"
         assert options == {"reduction": "mean", "ignore_index": -1, "label_smoothing": 0.1}
-        with np.load(shared.data) as found:
-            data = dict(found)
+        data = arrays()
         data["labels"][::2] = -1
         np.savez(tmp_path / "some.npz", **data)
         train = "train", tmp_path / "p", "--data", tmp_path / "some.npz", "--epochs", 1
@@ -86,8 +76,7 @@ class TestBuild:
     def test_again_into_a_package_leaves_nothing_of_the_old_one(
         self, run: Run, shared: Shared, tmp_path: Path
     ) -> None:
-        build = "build", shared.model, "--out", tmp_path, "--loss", "cross_entropy"
-        first = run(*build, "--ort-format", "--nominal", code=0)
+        first = run(*shared.build(tmp_path, "--ort-format", "--nominal"), code=0)
         assert first.out == ""
         assert first.err.startswith("built")  # the converter's own talk is not shown
         names = set(tree(tmp_path))
@@ -95,7 +84,7 @@ class TestBuild:
         assert "optimizer_model.required_operators.config" in names
         assert Package.open(tmp_path)
         (tmp_path / "notes.txt").write_text("mine")
-        assert run(*build).code == 0
+        run(*shared.build(tmp_path), code=0)
         assert set(tree(tmp_path)) == set(tree(shared.package)) | {"notes.txt"}
 
     def test_loss_that_is_part_of_the_model(self, run: Run, shared: Shared, tmp_path: Path) -> None:
@@ -106,11 +95,8 @@ class TestBuild:
         model.graph.input.extend(inputs)
         model.graph.initializer.extend(parameters.values())
         onnx.save(model, tmp_path / "with_loss.onnx")
-        outcome = run(
-            *("build", tmp_path / "with_loss.onnx", "--out", tmp_path / "p"),
-            *("--loss", "none", "--json"),
-            code=0,
-        )
+        build = "build", tmp_path / "with_loss.onnx", "--out", tmp_path / "p", "--loss", "none"
+        outcome = run(*build, "--json", code=0)
         assert outcome.json()["loss"] == "none"
         assert [item["name"] for item in outcome.json()["inputs"]] == ["input", "labels"]
 
@@ -120,11 +106,8 @@ class TestTrain:
         self, run: Run, shared: Shared, tmp_path: Path
     ) -> None:
         before = tree(shared.package)
-        outcome = run(
-            *("train", shared.package, "--data", shared.data, "--out", tmp_path / "t.ckpt"),
-            *("--epochs", 8, "--batch-size", 8, "--lr", 0.02, "--json"),
-            code=0,
-        )
+        options = "--epochs", 8, "--batch-size", 8, "--lr", 0.02, "--json"
+        outcome = run(*shared.train(tmp_path / "t.ckpt", *options), code=0)
         content = outcome.json()
         assert (content["train_samples"], content["eval_samples"]) == (48, 12)
         assert content["steps"] == 48
@@ -139,10 +122,8 @@ class TestTrain:
     def test_loss_before_is_that_of_the_model(
         self, run: Run, shared: Shared, tmp_path: Path
     ) -> None:
-        outcome = run(
-            *("train", shared.package, "--data", shared.data, "--out", tmp_path / "t.ckpt"),
-            *("--epochs", 1, "--eval", shared.data, "--batch-size", 7, "--json"),
-        )
+        options = "--epochs", 1, "--eval", shared.data, "--batch-size", 7, "--json"
+        outcome = run(*shared.train(tmp_path / "t.ckpt", *options))
         data = arrays()
         model = onnx.reference.ReferenceEvaluator(str(shared.model))
         (logits,) = model.run(None, {"input": data["input"]})
@@ -157,8 +138,7 @@ class TestTrain:
         self, run: Run, shared: Shared, tmp_path: Path
     ) -> None:
         """Where a loss weighs samples, batches of another order have another mean."""
-        options = "--loss-option", "ignore_index=0", "--loss", "cross_entropy"
-        run("build", shared.model, "--out", tmp_path / "p", *options, code=0)
+        run(*shared.build(tmp_path / "p", "--loss-option", "ignore_index=0"), code=0)
         held = {name: array[:23] for name, array in arrays().items()}
         np.savez(tmp_path / "held.npz", allow_pickle=False, **held)
         common = "--data", shared.data, "--eval", tmp_path / "held.npz", "--batch-size", 8
@@ -166,9 +146,7 @@ class TestTrain:
             run("train", tmp_path / "p", *common, "--seed", seed, "--epochs", 1, "--json").json()
             for seed in (0, 1)
         ]
-        package = Package.open(tmp_path / "p")
-        state = CheckpointState.load_checkpoint(package.checkpoint)
-        module = Module(package.training_model, state, package.eval_model)
+        _, module, _ = open_training(tmp_path / "p")
         batches = [[array[start : start + 8] for array in held.values()] for start in (0, 8, 16)]
         expected = pytest.approx(evaluate(module, batches).loss, rel=1e-6)
         assert [each["eval_loss_before"] for each in found] == [expected] * 2
@@ -176,11 +154,11 @@ class TestTrain:
     def test_resumed_is_as_if_never_interrupted(
         self, run: Run, shared: Shared, tmp_path: Path
     ) -> None:
-        train = "train", shared.package, "--data", shared.data, "--seed", 3
         whole, half, rest = (tmp_path / name for name in ("whole", "half", "rest"))
-        assert run(*train, "--epochs", 4, "--lr", 0.01, "--out", whole).code == 0
-        assert run(*train, "--epochs", 2, "--lr", 0.01, "--out", half).code == 0
-        assert "epoch    3" in run(*train, "--epochs", 2, "--resume", half, "--out", rest).err
+        options = "--seed", 3, "--epochs"
+        run(*shared.train(whole, *options, 4, "--lr", 0.01), code=0)
+        run(*shared.train(half, *options, 2, "--lr", 0.01), code=0)
+        assert "epoch    3" in run(*shared.train(rest, *options, 2, "--resume", half)).err
         assert rest.read_bytes() == whole.read_bytes()
 
     @pytest.mark.parametrize("options", [
@@ -191,13 +169,10 @@ class TestTrain:
         self, run: Run, tmp_path: Path, options: tuple[object, ...]
     ) -> None:
         """Each batch of a step has another mask, and a resumed training draws the next one."""
-        model = onnx.parser.parse_model(
-            '<ir_version: 10, opset_import: ["": 21]> g (float[N, 4] x) => (float[N, 3] y) '
-            "<float[4, 3] w = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, float r = {0.5}, "
-            "bool t = {1}> { d = Dropout(x, r, t) y = MatMul(d, w) }"
-        )
-        if "--adapter" in options:
-            del model.graph.node[0].input[1:]
+        more = "" if "--adapter" in options else ", r, t"
+        text = f"(float[N, 4] x) => (float[N, 3] y) {{ d = Dropout(x{more}) y = MatMul(d, w) }}"
+        w = np.arange(1, 13, dtype=np.float32).reshape(4, 3)
+        model = parsed(text, 21, ir_version=10, w=w, r=np.float32(0.5), t=True)
         onnx.save(model, tmp_path / "m.onnx")
         rng = np.random.default_rng(0)
         data = {"x": rng.random((40, 4), np.float32), "labels": rng.integers(0, 3, 40)}
@@ -217,7 +192,7 @@ class TestTrain:
         """Ctrl-C in a save: no line of its epoch; else one save for each epoch."""
         out, saves = tmp_path / "t.ckpt", 0
         save = CheckpointState.save_checkpoint
-        train = "train", shared.package, "--data", shared.data, "--out", out, "--epochs", 2
+        train = shared.train(out, "--epochs", 2)
 
         def counted(*arguments: object, **options: object) -> None:
             nonlocal saves
@@ -237,8 +212,7 @@ class TestTrain:
 
     def test_seed_decides(self, run: Run, shared: Shared, tmp_path: Path) -> None:
         for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-            train = "train", shared.package, "--data", shared.data, "--epochs", 1
-            assert run(*train, "--seed", seed, "--out", tmp_path / name).code == 0
+            run(*shared.train(tmp_path / name, "--epochs", 1, "--seed", seed), code=0)
         assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
         assert (tmp_path / "a").read_bytes() != (tmp_path / "c").read_bytes()
 
@@ -256,12 +230,8 @@ class TestTrain:
         onnx.save(model, tmp_path / "fixed.onnx")
         package = tmp_path / "fixed"
         run("build", tmp_path / "fixed.onnx", "--out", package, "--loss", "cross_entropy", code=0)
-        rng = np.random.default_rng(0)
-        data = {
-            "input": rng.normal(size=(30, 4)).astype(np.float32),
-            "labels": rng.integers(0, 3, 30),
-        }
-        np.savez(tmp_path / "data.npz", allow_pickle=False, **data)
+        x, labels = batch(model, 30, classes=3)
+        np.savez(tmp_path / "data.npz", allow_pickle=False, input=x, labels=labels)
         train = "train", package, "--data", tmp_path / "data.npz", "--out", tmp_path / "t"
         outcome = run(*train, "--epochs", 1, "--holdout", 0.3, "--json", code=0)
         assert (outcome.json()["batch_size"], outcome.json()["steps"]) == (8, 2)
@@ -300,8 +270,7 @@ class TestExport:
 
     def test_trained_values(self, run: Run, shared: Shared, tmp_path: Path) -> None:
         checkpoint = tmp_path / "t.ckpt"
-        train = "train", shared.package, "--data", shared.data, "--out", checkpoint
-        assert run(*train, "--epochs", 8, "--batch-size", 8, "--lr", 0.02).code == 0
+        run(*shared.train(checkpoint, "--epochs", 8, "--batch-size", 8, "--lr", 0.02), code=0)
         model = self.export(run, shared, tmp_path / "m.onnx", "--checkpoint", checkpoint)
         data = arrays()
         (logits,) = onnx.reference.ReferenceEvaluator(model).run(None, {"input": data["input"]})
@@ -319,8 +288,7 @@ class TestExport:
     def test_default_is_what_build_named(self, run: Run, shared: Shared, tmp_path: Path) -> None:
         name = forward_values(Package.open(shared.package))[0][1]
         package = tmp_path / "p"
-        build = "build", shared.model, "--out", package, "--loss", "cross_entropy"
-        assert run(*build, "--output", name).code == 0
+        run(*shared.build(package, "--output", name), code=0)
         outcome = run("export", package, "--out", tmp_path / "m.onnx", "--json")
         assert outcome.json()["outputs"] == [name, "output"]
 
@@ -361,8 +329,7 @@ class TestInspect:
 
     def test_checkpoint(self, run: Run, shared: Shared, tmp_path: Path) -> None:
         path = tmp_path / "t.ckpt"
-        train = "train", shared.package, "--data", shared.data, "--out", path
-        assert run(*train, "--epochs", 2).code == 0
+        run(*shared.train(path, "--epochs", 2), code=0)
         content = run("inspect", path, "--json").json()
         assert content["kind"] == "checkpoint"
         assert content["optimizer"]["step"] == 4
@@ -468,24 +435,19 @@ class TestDiff:
 
 
 def test_operators_that_the_provider_lacks_are_named(run: Run, tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]> g (float[n,4] x) => (float[n,4] y)
-        <float[4] w = {1, 2, 3, 4}> { h = Mul(x, w) r = Round(h) z = Sin(h) s = Add(z, r)
-        y = LogSoftmax(s) }"""
-    )
-    onnx.save(model, tmp_path / "m.onnx")
-    done = run("ops", "check", str(tmp_path / "m.onnx"), "--target", "webgpu", code=0)
+    text = """(float[n, 4] x) => (float[n, 4] y) <float[4] w = {1, 2, 3, 4}>
+        { h = Mul(x, w) r = Round(h) z = Sin(h) s = Add(z, r) y = LogSoftmax(s) }"""
+    onnx.save(parsed(text), tmp_path / "m.onnx")
+    done = run("ops", "check", tmp_path / "m.onnx", "--target", "webgpu", code=0)
     assert "Round has no kernel on webgpu" in done.out
     assert "LogSoftmax" not in done.out
 
 
 def test_what_its_kernels_refuse_is_named(run: Run, tmp_path: Path) -> None:
-    model = onnx.parser.parse_model(
-        """<ir_version: 8, opset_import: ["" : 17]> g (float[1,1,2,2,2] x) => (float[1,1,1,1,1] y)
-        <float[1,1,2,2,2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { y = Conv(x, w) }"""
-    )
-    onnx.save(model, tmp_path / "m.onnx")
-    done = run("ops", "check", str(tmp_path / "m.onnx"), "--target", "webgpu")
+    text = """(float[1, 1, 2, 2, 2] x) => (float[1, 1, 1, 1, 1] y)
+        <float[1, 1, 2, 2, 2] w = {1, 2, 3, 4, 5, 6, 7, 8}> { y = Conv(x, w) }"""
+    onnx.save(parsed(text), tmp_path / "m.onnx")
+    done = run("ops", "check", tmp_path / "m.onnx", "--target", "webgpu")
     assert "Conv has no kernel for three axes on webgpu: the model is refused" in done.out
 
 

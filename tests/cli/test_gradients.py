@@ -1,6 +1,5 @@
 """What would train in silence is said: unreached parameters, and gradients that stay zero."""
 
-import json
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from odtpack.cli import main
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, assert_refused
 from tests.simulator.graphs import weighted
 
 TWO_HEADS = """g (float["batch", 4] x) => (float["batch", 3] y, float["batch", 3] other) {
@@ -36,60 +34,48 @@ def write_data(path: Path, x: np.ndarray) -> Path:
     return path
 
 
-def test_what_no_gradient_reaches_is_noted_and_stays_constant(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "package"
-    assert main(["build", str(model), "--out", str(out), "--loss", "cross_entropy", "--json"]) == 0
-    shown = capsys.readouterr()
+@pytest.fixture
+def build(run: Run, model: Path, tmp_path: Path) -> Run:
+    """Build a package of the model, with further options."""
+    words = "build", model, "--out", tmp_path / "package", "--loss", "cross_entropy"
+    return lambda *more, code=0: run(*words, *more, code=code)
+
+
+def test_what_no_gradient_reaches_is_noted_and_stays_constant(build: Run) -> None:
+    shown = build("--json")
     assert "the loss does not depend on second_head: not trained" in shown.err
-    roles = {item["name"]: item["role"] for item in json.loads(shown.out)["parameters"]}
+    roles = {item["name"]: item["role"] for item in shown.json()["parameters"]}
     assert roles == {"body": "trainable", "head": "trainable"}
 
 
 @pytest.mark.parametrize("pattern", ["second_head", "*head", "*"])
 def test_what_is_asked_to_train_and_not_reached_is_an_error(
-    model: Path, tmp_path: Path, pattern: str, capsys: pytest.CaptureFixture[str]
+    build: Run, tmp_path: Path, pattern: str
 ) -> None:
-    out = tmp_path / "package"
-    arguments = ["build", str(model), "--out", str(out), "--loss", "cross_entropy"]
-    assert main([*arguments, "--train", pattern]) == 2
-    error = capsys.readouterr().err
-    assert "error[not-reached]" in error
-    assert "'second_head'" in error
-    assert not out.exists()
-    left = main([*arguments, "--train", pattern, "--loss-input", "other"])
-    assert left == (0 if pattern == "second_head" else 2)
+    assert_refused(build("--train", pattern, code=2), "not-reached", "'second_head'")
+    assert not (tmp_path / "package").exists()
+    code = 0 if pattern == "second_head" else 2
+    build("--train", pattern, "--loss-input", "other", code=code)
 
 
-def test_a_gradient_that_is_zero_on_sample_data_is_a_warning(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["build", str(model), "--out", str(tmp_path / "package"), "--loss"]
-    arguments += ["cross_entropy", "--json", "--sample"]
-    silent = write_data(tmp_path / "silent.npz", -np.ones((9, 4)))  # no unit is active
-    assert main([*arguments, str(silent)]) == 0
-    shown = capsys.readouterr()
-    assert json.loads(shown.out)["zero_gradients"] == ["body", "head"]
+def test_a_gradient_that_is_zero_on_sample_data_is_a_warning(build: Run, tmp_path: Path) -> None:
+    silent = -np.ones((9, 4))  # no unit is active
+    shown = build("--json", "--sample", write_data(tmp_path / "silent.npz", silent))
+    assert shown.json()["zero_gradients"] == ["body", "head"]
     assert "the gradient of body is zero" in shown.err
     live = np.concatenate([-np.ones((4, 4)), np.ones((1, 4))])  # one sample of five is enough
-    assert main([*arguments, str(write_data(tmp_path / "live.npz", live))]) == 0
-    shown = capsys.readouterr()
-    assert json.loads(shown.out)["zero_gradients"] == []
+    shown = build("--json", "--sample", write_data(tmp_path / "live.npz", live))
+    assert shown.json()["zero_gradients"] == []
     assert "each of 2 trained parameters gets a gradient" in shown.err
 
 
-def test_sample_data_that_do_not_fill_a_batch(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_sample_data_that_do_not_fill_a_batch(build: Run, model: Path, tmp_path: Path) -> None:
     proto = onnx.load(model)
     for value in (*proto.graph.input, *proto.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 8
     onnx.save(proto, model)
     data = write_data(tmp_path / "few.npz", np.ones((3, 4)))
-    arguments = ["build", str(model), "--out", str(tmp_path / "package"), "--loss"]
-    assert main([*arguments, "cross_entropy", "--sample", str(data)]) == 2
-    assert "batches of 8" in capsys.readouterr().err
+    assert "batches of 8" in build("--sample", data, code=2).err
 
 
 # ``odtpack compare-gradients`` names what an export lost, and the option that restores it.

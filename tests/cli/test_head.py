@@ -149,13 +149,13 @@ def test_the_seed_decides_the_weight(run: Run, tmp_path: Path) -> None:
 def test_what_cannot_get_a_head_is_refused(run: Run, refused: Refused, tmp_path: Path) -> None:
     model, out = write(tmp_path / "encoder.onnx", Encoder()), tmp_path / "model.onnx"
     rest = ("--classes", 2, "--out", tmp_path / "not.onnx")
-    refused(("head", model, "--pool", "none", *rest), "head-without-input", "output", "[batch, w")
-    refused(("head", model, "--pool", "cls", "--input", "no", *rest), "unknown-output", "'no'")
+    head = "head", model, "--pool"
+    refused((*head, "none", *rest), "head-without-input", "output", "[batch, w")
+    refused((*head, "cls", "--input", "no", *rest), "unknown-output", "'no'")
     refused(("head", tmp_path / "absent", "--pool", "cls", *rest), "model-not-found")
-    huge = ("--classes", 10**12, *rest[2:])
-    refused(("head", model, "--pool", "cls", *huge), "model-too-large", "2 GB")
-    refused(("head", model, "--pool", "max", *rest), "usage", "max")
-    refused(("head", model, "--pool", "cls", "--classes", 0, *rest[2:]), "usage", "classes")
+    refused((*head, "cls", "--classes", 10**12, *rest[2:]), "model-too-large", "2 GB")
+    refused((*head, "max", *rest), "usage", "max")
+    refused((*head, "cls", "--classes", 0, *rest[2:]), "usage", "classes")
     assert run("head", model, "--pool", "cls", "--classes", 2, "--out", out).code == 0
     refused(("head", out, "--pool", "none", *rest), "head-name-taken", "head.")
 

@@ -193,11 +193,9 @@ class TestBadInput:
     ) -> None:
         path = broken(tmp_path, kind)
         arguments = {
-            "judge": ("judge", path),
-            "baseline": ("judge", base, "--baseline", path),
-            "base": ("compare", path, base),
-            "head": ("compare", base, path),
-        }[place]
+            "judge": ("judge", path), "baseline": ("judge", base, "--baseline", path),
+            "base": ("compare", path, base), "head": ("compare", base, path),
+        }[place]  # fmt: skip
         before = tree(tmp_path)
         assert_refused(run(*arguments), "result-invalid", str(path), "odtpack simulate")
         assert tree(tmp_path) == before

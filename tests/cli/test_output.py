@@ -4,7 +4,6 @@ import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,12 +19,12 @@ from odtpack.cli import _console, main
 from odtpack.cli.model import names
 from odtpack.losses import LOSSES
 from odtpack.optimizers import OPTIMIZERS
-from odtpack_runtime.package.manifest import Manifest
 from odtpack_simulator.device.profile import list_profiles
 from odtpack_simulator.reports import report_formats
 from odtpack_simulator.reports.svg import element
 from odtpack_simulator.values.text import clean
 from tests.cli.conftest import Run, Shared
+from tests.packages.mutations import edit
 from tests.programs import ran
 from tests.simulator.factory import make_result
 from tests.simulator.graphs import weighted
@@ -189,16 +188,15 @@ INVISIBLE = re.compile(
 @pytest.fixture
 def evil(tmp_path: Path) -> Path:
     """A model whose names are all hostile."""
-
-    def value(name: str) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, TensorProto.FLOAT, [f"size{EVIL}", 2])
-
+    shape = f"size{EVIL}", 2
+    given, result = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name in (f"in{EVIL}", EVIL)
+    )
     graph = helper.make_graph(
         [helper.make_node("MatMul", [f"in{EVIL}", f"w{EVIL}"], ["h"], name=f"n{EVIL}"),
          helper.make_node("Relu", ["h"], [EVIL], name=f"m{EVIL}")],
-        EVIL,
-        [value(f"in{EVIL}")], [value(EVIL)],
-        [numpy_helper.from_array(np.eye(2, dtype=np.float32), f"w{EVIL}")],
+        EVIL, [given], [result], [numpy_helper.from_array(np.eye(2, dtype=np.float32), f"w{EVIL}")],
     )  # fmt: skip
     opsets = [helper.make_opsetid("", 17)]
     model = onnx.ModelProto(ir_version=8, graph=graph, opset_import=opsets)
@@ -212,9 +210,7 @@ def harmless(text: str) -> None:
     assert not re.search(r"^\s*signature   valid", text, re.M), text
 
 
-def test_every_command_that_reads_it(
-    evil: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_every_command_that_reads_it(evil: Path, tmp_path: Path, run: Run) -> None:
     out = tmp_path / "package"
     commands = [
         (0, ["build", evil, "--out", out, "--loss", "mse"]), (0, ["inspect", evil]),
@@ -225,41 +221,27 @@ def test_every_command_that_reads_it(
         (2, ["inspect", tmp_path / f"none{EVIL}"]), (0, ["diff", out, out]),
     ]  # fmt: skip
     for code, words in commands:
-        found = main([str(word) for word in words])
-        printed = capfd.readouterr()
-        assert found == code, printed.err
-        for text in printed:
-            harmless(text)
+        printed = run(*words, code=code)
+        harmless(printed.out)
+        harmless(printed.err)
 
 
 def test_an_unsigned_package_does_not_say_that_it_is_signed(
-    evil: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    evil: Path, tmp_path: Path, run: Run
 ) -> None:
-    out = tmp_path / "package"
-    assert main(["build", str(evil), "--out", str(out), "--loss", "mse"]) == 0
-    capfd.readouterr()
-    assert main(["verify", str(out)]) == 0
-    text = capfd.readouterr().out
-    lines = [line.split() for line in text.splitlines()]
+    run("build", evil, "--out", tmp_path / "package", "--loss", "mse", code=0)
+    lines = [line.split() for line in run("verify", tmp_path / "package", code=0).out.splitlines()]
     assert [words for words in lines if words[0] == "signature"] == [["signature", "none"]]
 
 
-def test_a_manifest_with_hostile_names(
-    evil: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    out, other = tmp_path / "package", tmp_path / "changed"
-    assert main(["build", str(evil), "--out", str(out), "--loss", "mse"]) == 0
-    shutil.copytree(out, other)
-    content = json.loads((other / "manifest.json").read_text())
-    content.pop("digest")
-    content["tool"]["odtpack"] = EVIL
-    changed = Manifest.from_json(json.dumps(content).encode(), "x")
-    (other / "manifest.json").write_text(changed.to_json())
-    capfd.readouterr()
+def test_a_manifest_with_hostile_names(evil: Path, tmp_path: Path, run: Run) -> None:
+    out = tmp_path / "package"
+    run("build", evil, "--out", out, "--loss", "mse", code=0)
+    edit(out, lambda content: content["tool"].update(odtpack=EVIL))
     for command in ("inspect", "verify"):
-        main([command, str(other)])
-        for text in capfd.readouterr():
-            harmless(text)
+        printed = run(command, out)
+        harmless(printed.out)
+        harmless(printed.err)
 
 
 @pytest.mark.parametrize("text", [

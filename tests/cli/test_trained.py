@@ -12,9 +12,9 @@ from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
-from tests.cli.conftest import Outcome, Run, Shared, arrays
+from tests.cli.conftest import Outcome, Run, Shared, arrays, assert_refused
 from tests.model_text import drawn, parsed
-from tests.simulator.graphs import weighted
+from tests.packaging_tools import open_training
 
 TITLE = "  trains     "
 
@@ -91,11 +91,9 @@ def test_only_the_evaluation_model_returns_the_prediction(shared: Shared) -> Non
 
 
 def test_the_prediction_is_that_of_the_forward_model(shared: Shared) -> None:
-    package = Package.open(shared.package)
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, state, package.eval_model).eval()
+    _, module, _ = open_training(shared.package)
     data = arrays()
-    _, scores = module(data["input"], data["labels"])
+    _, scores = module.eval()(data["input"], data["labels"])
     forward = onnxruntime.InferenceSession(shared.model, providers=["CPUExecutionProvider"])
     (expected,) = forward.run(None, {"input": data["input"]})
     np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-6)
@@ -105,17 +103,11 @@ def test_the_prediction_is_that_of_the_forward_model(shared: Shared) -> None:
 def test_a_build_that_is_told_so_returns_the_loss_only(
     run: Run, shared: Shared, tmp_path: Path, how: str
 ) -> None:
-    package = tmp_path / "package"
-    if how == "option":
-        arguments = [shared.model, "--loss", "cross_entropy", "--out", package, "--no-prediction"]
-    else:
-        recipe = tmp_path / "recipe.toml"
-        recipe.write_text(
-            f'model = "{shared.model}"\npackage = "package"\nprediction = false\n'
-            '[loss]\nkind = "cross_entropy"\n'
-        )
-        arguments = ["--recipe", recipe]
-    assert run("build", *arguments).code == 0
+    package, recipe = tmp_path / "package", tmp_path / "recipe.toml"
+    recipe.write_text(f'model = "{shared.model}"\npackage = "package"\nprediction = false\n'
+                      '[loss]\nkind = "cross_entropy"\n')  # fmt: skip
+    command = shared.build(package, "--no-prediction")
+    run(*command if how == "option" else ("build", "--recipe", recipe), code=0)
     assert outputs(package / "eval_model.onnx") == ["loss"]
     outcome = run("train", package, "--data", shared.data, "--epochs", 1, "--json")
     assert outcome.json()["accuracy_after"] is None
@@ -125,8 +117,8 @@ def test_a_build_that_is_told_so_returns_the_loss_only(
 def test_train_shows_loss_and_accuracy_before_and_after(
     run: Run, shared: Shared, tmp_path: Path
 ) -> None:
-    command = "train", shared.package, "--data", shared.data, "--out", tmp_path / "ck"
-    outcome = run(*command, "--epochs", 8, "--lr", 0.01, "--holdout", 0.2, "--json")
+    options = "--epochs", 8, "--lr", 0.01, "--holdout", 0.2, "--json"
+    outcome = run(*shared.train(tmp_path / "ck", *options))
     figures = outcome.json()
     for when in ("before", "after"):
         (line,) = [line for line in outcome.err.splitlines() if line.startswith(when)]
@@ -145,10 +137,8 @@ def test_train_shows_loss_and_accuracy_before_and_after(
 
 
 def test_simulate_shows_loss_and_accuracy_before_and_after(run: Run, shared: Shared) -> None:
-    outcome = run(
-        *("simulate", shared.package, "--data", shared.data, "--device", "pixel-8a"),
-        *("--interruptions", 0, "--epochs", 8, "--lr", 0.01, "--json"),
-    )
+    simulate = "simulate", shared.package, "--data", shared.data, "--device", "pixel-8a"
+    outcome = run(*simulate, "--interruptions", 0, "--epochs", 8, "--lr", 0.01, "--json")
     training = outcome.json()["training"]
     assert training["metric_name"] == "accuracy"
     line = " ".join(outcome.err.partition("On 12 held-out")[2].split())
@@ -222,11 +212,8 @@ def test_frozen_dtype(run: Run, tmp_path: Path) -> None:
 
 
 def test_frozen_dtype_without_frozen_weights(run: Run, shared: Shared, tmp_path: Path) -> None:
-    outcome = run(
-        "build", shared.model, "--out", tmp_path / "p", "--loss", "cross_entropy",
-        "--frozen-dtype", "int8", code=2)  # fmt: skip
-    assert "error[storage-not-used]" in outcome.err
-    assert "--freeze" in outcome.err
+    outcome = run(*shared.build(tmp_path / "p", "--frozen-dtype", "int8"))
+    assert_refused(outcome, "storage-not-used", "--freeze")
 
 
 @pytest.mark.parametrize("storage", ["float32", "float16", "int8"])
@@ -237,16 +224,10 @@ def test_export_has_outputs_that_the_loss_does_not_read(
     random = np.random.default_rng(1)
     weights = {name: random.normal(size=(40, size)).astype(np.float32)
                for name, size in (("frozen", 40), ("trained", 4))}  # fmt: skip
-    model = weighted(
-        """g (float[b, 40] x) => (float[b, 40] far, float[b, 4] near) {
-            h = Tanh(x)
-            inner = MatMul(h, frozen)
-            far = Sigmoid(inner)
-            near = MatMul(h, trained)
-        }""",
-        weights,
-    )
-    onnx.save(model, tmp_path / "model.onnx")
+    text = """(float[b, 40] x) => (float[b, 40] far, float[b, 4] near) {
+        h = Tanh(x) inner = MatMul(h, frozen) far = Sigmoid(inner) near = MatMul(h, trained)
+    }"""
+    onnx.save(parsed(text, **weights), tmp_path / "model.onnx")
     run("build", tmp_path / "model.onnx", "--out", tmp_path / "p", "--loss", "mse",
         "--loss-input", "near", "--train", "trained", "--freeze", "frozen",
         *([] if storage == "float32" else ["--frozen-dtype", storage]), code=0)  # fmt: skip
@@ -256,8 +237,7 @@ def test_export_has_outputs_that_the_loss_does_not_read(
     wanted = ["far", "near", "inner"]
     named = [word for name in wanted for word in ("--outputs", name)]
     run("export", package.path, "--out", tmp_path / "a.onnx", *named, code=0)
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, state, package.eval_model)
+    state, module, _ = open_training(package.path)
     state.parameters["trained"].data = np.ones((40, 4), np.float32)
     module.export_model_for_inferencing(tmp_path / "b.onnx", wanted)
     x = random.normal(size=(3, 40)).astype(np.float32)

@@ -1,6 +1,7 @@
 """Optimizers, groups, accumulation and schedules on the command line."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import pytest
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint.state import SCHEDULE_PROPERTY
 from odtpack_runtime.package.package import Package
-from tests.cli.conftest import Run, Shared
+from tests.cli.conftest import Run, Shared, assert_refused
+
+Build = Callable[..., dict[str, Any]]
 
 
-def build(run: Run, shared: Shared, folder: Path, *options: object) -> dict[str, Any]:
-    command = "build", shared.model, "--out", folder, "--loss", "cross_entropy", "--json"
-    content: dict[str, Any] = run(*command, *options, code=0).json()
-    return content
+@pytest.fixture
+def build(run: Run, shared: Shared, tmp_path: Path) -> Build:
+    """Build the package ``p`` with options; return its manifest."""
+    return lambda *options: run(*shared.build(tmp_path / "p", "--json", *options), code=0).json()
 
 
 FORMULA = "--optimizer-option", "formula=pytorch"
@@ -33,9 +36,10 @@ FORMULA = "--optimizer-option", "formula=pytorch"
      {"kind": "adafactor", "beta2_decay": -0.7, "clip_threshold": 1.0}),
 ])  # fmt: skip
 def test_every_optimizer_is_built_and_trains(
-    run: Run, shared: Shared, tmp_path: Path, options: tuple[object, ...], expected: dict[str, Any]
-) -> None:
-    assert build(run, shared, tmp_path / "p", *options)["optimizer"].items() >= expected.items()
+    build: Build, run: Run, shared: Shared, tmp_path: Path, options: tuple[object, ...],
+    expected: dict[str, Any],
+) -> None:  # fmt: skip
+    assert build(*options)["optimizer"].items() >= expected.items()
     assert run("inspect", tmp_path / "p").out.count(str(expected["kind"])) >= 1
     rate = {"sgd": 0.05, "lion": 0.003, "adafactor": 0.1}.get(str(expected["kind"]), 0.01)
     train = "train", tmp_path / "p", "--data", shared.data, "--out", tmp_path / "t.ckpt", "--json"
@@ -44,14 +48,11 @@ def test_every_optimizer_is_built_and_trains(
 
 
 def test_the_manifest_says_what_happens_around_the_optimizer(
-    run: Run, shared: Shared, tmp_path: Path
+    build: Build, run: Run, tmp_path: Path
 ) -> None:
-    content = build(
-        run, shared, tmp_path / "p",
-        *("--weight-decay", 0.05, "--no-vector-decay", "--clip-norm", 1, "--accumulate", 4),
-        *("--group", "fc.*:lr=10", "--group", "*.bias:decay=0.5"),
-        *("--schedule", "cosine:warmup=2,floor=0.1,lr=0.02"),
-    )  # fmt: skip
+    options = """--weight-decay 0.05 --no-vector-decay --clip-norm 1 --accumulate 4
+        --group fc.*:lr=10 --group *.bias:decay=0.5 --schedule cosine:warmup=2,floor=0.1,lr=0.02"""
+    content = build(*options.split())
     assert content["clip"] == {"norm": 1.0, "value": None}
     assert content["accumulation_steps"] == 4
     assert [tuple(group.values()) for group in content["groups"]] == [
@@ -79,14 +80,11 @@ def test_a_plain_manifest_says_nothing_of_it(shared: Shared) -> None:
 
 
 def test_train_follows_the_schedule_and_goes_on_with_it(
-    run: Run, shared: Shared, tmp_path: Path
+    build: Build, run: Run, shared: Shared, tmp_path: Path
 ) -> None:
     """48 samples by 8, accumulated by 4: steps of 4 and 2 batches, 2 steps an epoch."""
-    build(
-        run, shared, tmp_path / "p",
-        *("--accumulate", 4, "--schedule", "cosine:warmup=2,total=12,floor=0.1,lr=0.02"),
-        *("--clip-norm", 0.5, "--group", "fc.*:lr=2"),
-    )  # fmt: skip
+    schedule = "cosine:warmup=2,total=12,floor=0.1,lr=0.02"
+    build("--accumulate", 4, "--schedule", schedule, "--clip-norm", 0.5, "--group", "fc.*:lr=2")
     train = ("train", tmp_path / "p", "--data", shared.data, "--batch-size", 8, "--seed", 3,
              "--json")  # fmt: skip
     whole, half, rest = (tmp_path / name for name in ("whole", "half", "rest"))
@@ -102,8 +100,8 @@ def test_train_follows_the_schedule_and_goes_on_with_it(
     assert rest.read_bytes() == whole.read_bytes()
 
 
-def test_which_schedule_counts(run: Run, shared: Shared, tmp_path: Path) -> None:
-    build(run, shared, tmp_path / "p", "--schedule", "linear:lr=0.01")
+def test_which_schedule_counts(build: Build, run: Run, shared: Shared, tmp_path: Path) -> None:
+    build("--schedule", "linear:lr=0.01")
     train = "train", tmp_path / "p", "--data", shared.data, "--batch-size", 8, "--json"
     first, out = tmp_path / "first", tmp_path / "out"
     # Without total it ends where the training does.
@@ -125,8 +123,6 @@ def test_which_schedule_counts(run: Run, shared: Shared, tmp_path: Path) -> None
 def test_schedules_that_do_not_fit(
     run: Run, shared: Shared, tmp_path: Path, schedule: str, word: str
 ) -> None:
-    train = "train", shared.package, "--data", shared.data, "--out", tmp_path / "t"
-    outcome = run(*train, "--epochs", 1, "--batch-size", 8, "--schedule", schedule, code=2)
-    assert "error[bad-schedule]" in outcome.err
-    assert word in outcome.err
+    train = shared.train(tmp_path / "t", "--epochs", 1, "--batch-size", 8, "--schedule", schedule)
+    assert_refused(run(*train), "bad-schedule", word)
     assert not (tmp_path / "t").exists()

@@ -71,11 +71,8 @@ def _padded() -> Data:
 
 
 def _visits() -> Data:
-    return {
-        "user": torch.randint(12, (8,)),
-        "item": torch.randint(15, (8,)),
-        "tags": torch.randint(9, (8, 3)),
-    }
+    sizes = {"user": (12, (8,)), "item": (15, (8,)), "tags": (9, (8, 3))}
+    return {name: torch.randint(most, shape) for name, (most, shape) in sizes.items()}
 
 
 def _pairs() -> Data:

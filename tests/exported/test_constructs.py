@@ -15,9 +15,10 @@ from torch.nn import functional as F
 
 from odtpack.build import build_package
 from odtpack.cli._twin import Twin, compared
+from odtpack_runtime import Module
 from odtpack_runtime.package.package import Package
 from tests.exported.export import Exporter, export
-from tests.packaging_tools import open_training
+from tests.packaging_tools import built_training
 from tests.sweep import split_rows
 
 Construct = Callable[[Tensor], Tensor]
@@ -97,6 +98,13 @@ CONSTRUCTS: dict[str, Construct] = {
 }
 
 
+def agree(net: Callable[..., Tensor], module: Module, x: Tensor, target: Tensor) -> None:
+    """On the loss; afterwards both have its gradients."""
+    loss = F.mse_loss(net(x), target)
+    loss.backward()
+    assert float(module(x.numpy(), target.numpy())) == pytest.approx(loss.item(), rel=1e-5)
+
+
 class Net(nn.Module):
     def __init__(self, construct: Construct, flat: bool = True) -> None:
         super().__init__()
@@ -135,8 +143,7 @@ def test_gradient(name: str, exporter: Exporter, tmp_path: Path) -> None:
     torch.manual_seed(4)
     net, x = Net(CONSTRUCTS[name]).eval(), torch.randn(3, 6, 4)
     model = export(net, {"x": x}, tmp_path / "model.onnx", exporter, dynamic={"x": {0: "batch"}})
-    build_package(model, tmp_path / "package", loss="mse")
-    state, module, _ = open_training(tmp_path / "package")
+    state, module, _ = built_training(model, tmp_path / "package", loss="mse")
     predicted = net.double()(x.double())
     target = torch.linspace(-1, 1, predicted.numel()).reshape(predicted.shape).float()
     loss = F.mse_loss(predicted, target.double())
@@ -169,12 +176,8 @@ def test_equal_elements(tmp_path: Path) -> None:
     net = Extremes()
     x = torch.tensor([[[1.0, 1, 0], [2, 0, 2]], [[3, 3, 3], [1, 2, 2]], [[-1, 0, 1], [-1, 0, 1]]])
     model = export(net, {"x": x}, tmp_path / "model.onnx", "dynamo", dynamic={"x": {0: "batch"}})
-    build_package(model, tmp_path / "package", loss="mse", train=["scale"])
-    state, module, _ = open_training(tmp_path / "package")
-    target = torch.zeros(3, 7)
-    loss = F.mse_loss(net(x), target)
-    loss.backward()
-    assert float(module(x.numpy(), target.numpy())) == pytest.approx(loss.item(), rel=1e-5)
+    state, module, _ = built_training(model, tmp_path / "package", loss="mse", train=["scale"])
+    agree(net, module, x, torch.zeros(3, 7))
     ((_, scale),) = state.parameters
     np.testing.assert_allclose(scale.grad, net.scale.grad.numpy(), rtol=1e-5)
 
@@ -213,13 +216,8 @@ def test_a_scripted_loop(module: type[nn.Module], axes: dict[int, str], tmp_path
         net = torch.jit.script(module())
     feeds = {"x": torch.randn(4, 5, 3)}
     model = export(net, feeds, tmp_path / "model.onnx", "torchscript", dynamic={"x": axes})
-    build_package(model, tmp_path / "package", loss="mse")
-    state, training, _ = open_training(tmp_path / "package")
-    x = torch.randn(7, 8 if 1 in axes else 5, 3)
-    target = torch.ones(7, 2)
-    loss = F.mse_loss(net(x), target)
-    loss.backward()
-    assert float(training(x.numpy(), target.numpy())) == pytest.approx(loss.item(), rel=1e-5)
+    state, training, _ = built_training(model, tmp_path / "package", loss="mse")
+    agree(net, training, torch.randn(7, 8 if 1 in axes else 5, 3), torch.ones(7, 2))
     expected = {name: parameter.grad.numpy() for name, parameter in net.named_parameters()}
     for name, parameter in state.parameters:
         # Of the names that the exporter makes up each is of a transposed weight.

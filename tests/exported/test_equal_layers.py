@@ -22,9 +22,11 @@ from odtpack.errors import OdtpackError
 from odtpack.model.loading import load_model
 from odtpack.optimizers import SGD
 from odtpack.package.candidates import candidates
+from tests.command import Run
 from tests.exported.export import Exporter, export
 from tests.model_text import parsed
 from tests.packaging_tools import open_training
+from tests.torch_twins import losses_of
 
 EXPORTERS: tuple[Exporter, Exporter] = ("torchscript", "dynamo")
 RATE = 0.1
@@ -113,14 +115,8 @@ def _losses(module: nn.Module, x: Tensor, target: Tensor, steps: int) -> list[fl
     """What PyTorch's own training gives, in float64."""
     module = copy.deepcopy(module).double()
     stepper = torch.optim.SGD(module.parameters(), lr=RATE)
-    losses = []
-    for _ in range(steps):
-        stepper.zero_grad()
-        loss = F.mse_loss(module(x.double() if x.is_floating_point() else x), target.double())
-        loss.backward()
-        stepper.step()
-        losses.append(loss.item())
-    return losses
+    x = x.double() if x.is_floating_point() else x
+    return losses_of(stepper, lambda: F.mse_loss(module(x), target.double()), steps)
 
 
 def _assert_follows(module: nn.Module, x: Tensor, package: Path) -> None:
@@ -234,9 +230,8 @@ def test_untie_what_is_read_once(shared: Path, tmp_path: Path) -> None:
     assert "'w'" in str(caught.value.hint)
 
 
-def test_inspect_lists_shared_tensors(shared: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", str(shared), "--json"]) == 0
-    content = json.loads(capsys.readouterr().out)
+def test_inspect_lists_shared_tensors(shared: Path, run: Run) -> None:
+    content = run("inspect", shared, "--json", code=0).json()
     assert content["shared"] == [{"name": "w", "places": ["one", "two"], "one_parameter": False}]
 
 

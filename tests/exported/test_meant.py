@@ -37,6 +37,7 @@ from tests.exported.export import Exporter, export
 from tests.onnxblock.nets import Train, run
 from tests.refused import refused
 from tests.sweep import split_rows
+from tests.torch_twins import losses_of
 
 STEPS = 8
 Feeds = Mapping[str, Tensor]
@@ -70,14 +71,7 @@ def pytorch(
     """The same in PyTorch."""
     module = copy.deepcopy(module).double()
     optimizer = make((p for p in module.parameters() if p.requires_grad), lr=rate)
-    losses = []
-    for _ in range(STEPS + 1):
-        optimizer.zero_grad()
-        value = loss(module)
-        value.backward()
-        losses.append(value.item())
-        optimizer.step()
-    return losses
+    return losses_of(optimizer, lambda: loss(module), STEPS + 1)
 
 
 def wide(feeds: Feeds) -> list[Tensor]:

@@ -170,16 +170,13 @@ class VisionTransformer(nn.Module):
         self.class_token = nn.Parameter(0.1 * torch.randn(1, 1, d))
         self.positions = nn.Parameter(0.1 * torch.randn(1, (size // patch) ** 2 + 1, d))
         self.blocks = nn.ModuleList(
-            nn.ModuleDict(
-                {
-                    "norm1": nn.LayerNorm(d),
-                    "attention": nn.MultiheadAttention(d, heads, batch_first=True),
-                    "norm2": nn.LayerNorm(d),
-                    "mlp": feed_forward(d, ratio),
-                }
-            )
+            nn.ModuleDict({
+                "norm1": nn.LayerNorm(d),
+                "attention": nn.MultiheadAttention(d, heads, batch_first=True),
+                "norm2": nn.LayerNorm(d), "mlp": feed_forward(d, ratio),
+            })
             for _ in range(depth)
-        )
+        )  # fmt: skip
         self.norm = nn.LayerNorm(d)
         self.head = nn.Linear(d, classes)
 

@@ -13,6 +13,7 @@ from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, GroupRule, Lion
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.training.schedules import ScheduleSpec
 from tests.kits import models
+from tests.model_text import retyped
 
 Batch = list[Array]
 
@@ -169,9 +170,9 @@ CASES: dict[str, Case] = {
                            {"loss_options": {"ignore_index": -100}, "outputs": ["output"]}),
     "frozen_float16": _frozen("float16"),
     "frozen_int8": _frozen("int8"),
-    "float16_model": Case(lambda: models.in_type(models.mlp(), np.float16), _as(np.float16),
+    "float16_model": Case(lambda: retyped(models.mlp(), np.float16), _as(np.float16),
                           tolerance=2e-3),
-    "float64_model": Case(lambda: models.in_type(models.mlp(), np.float64), _as(np.float64)),
+    "float64_model": Case(lambda: retyped(models.mlp(), np.float64), _as(np.float64)),
     "ort_format": Case(models.cnn, _images, {"ort_format": OrtFormat(), "outputs": ["output"]},
                        0.003, through={key: f"{key}.ort" for key in _ORT}),
     "step_adamw": _step(Case(models.wide, _vectors, {"outputs": ["output"]}, 0.001,

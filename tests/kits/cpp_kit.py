@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.kits import harness
-from tests.kits.harness import Task
+from tests.kits.harness import Task, job_file
 from tests.programs import ran
 
 ROOT = Path(__file__).parents[2]
@@ -157,8 +157,6 @@ def measuring(job: Path) -> list[str]:
 
 def measure(job: Task, folder: Path, variant: str = "native") -> dict[str, Any]:
     """Run a job of ``odtpack-measure``; return what it prints."""
-    path = folder / "job.json"
-    path.write_text(json.dumps(job, default=str))
-    done = run("measure", path, variant=variant)
+    done = run("measure", job_file(job, folder), variant=variant)
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads(done.stdout.replace("-nan", "NaN").replace("nan", "NaN")))

@@ -21,26 +21,25 @@ from odtpack.build import build_package
 from tests.kits import cpp_kit
 from tests.kits.cases import CASES, Case
 from tests.kits.cpp_kit import save_batch
+from tests.kits.harness import job_file
+from tests.model_text import parsed
 
 
 def normed() -> onnx.ModelProto:
     """Two layers with batch normalization in training mode between them."""
-    model = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
-    normed (float[batch, 16] input) => (float[batch, 4] output)
+    text = """normed (float[batch, 16] input) => (float[batch, 4] output)
     {
         hidden = Gemm<transB = 1>(input, weight, bias)
         even, mean_out, variance_out =
             BatchNormalization<training_mode = 1>(hidden, scale, shift, mean, variance)
         active = Relu(even)
         output = Gemm<transB = 1>(active, last_weight, last_bias)
-    }""")
+    }"""
     shapes = {"weight": (12, 16), "bias": (12,), "scale": (12,), "shift": (12,), "mean": (12,),
               "variance": (12,), "last_weight": (4, 12), "last_bias": (4,)}  # fmt: skip
     rng = np.random.default_rng(5)
-    for name, shape in shapes.items():
-        value = rng.uniform(0.1, 0.9, shape).astype(np.float32)
-        model.graph.initializer.append(onnx.numpy_helper.from_array(value, name))
-    return model
+    drawn = {name: np.float32(rng.uniform(0.1, 0.9, shape)) for name, shape in shapes.items()}
+    return parsed(text, **drawn)
 
 
 def longer(case: Case, samples: int) -> Case:
@@ -95,14 +94,9 @@ def write_job(case: Case, folder: Path) -> Path:
     shutil.copytree(_built(case), folder / "package")
     inputs = json.loads((folder / "package" / "manifest.json").read_text())["inputs"]
     batch = case.data(np.random.default_rng(4), 8)
-    job = {
-        "package": "package",
-        "learning_rate": 0.01,
-        "steps": [save_batch(folder, {i["name"]: a for i, a in zip(inputs, batch, strict=True)})],
-    }
-    path = folder / "job.json"
-    path.write_text(json.dumps(job, default=str))
-    return path
+    steps = [save_batch(folder, {i["name"]: a for i, a in zip(inputs, batch, strict=True)})]
+    job = {"package": "package", "learning_rate": 0.01, "steps": steps}
+    return job_file(job, folder)
 
 
 def calls(program: Program, command: str, job: Path, times: int, **options: str) -> str:

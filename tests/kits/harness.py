@@ -20,7 +20,7 @@ import pytest
 from odtpack.build import build_package
 from odtpack.optimizers import GroupRule, make_optimizer
 from odtpack.passes import precision
-from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime import CheckpointState
 from odtpack_runtime.checkpoint.format import CheckpointData, read_checkpoint
 from odtpack_runtime.checkpoint.state import carry_over
 from odtpack_runtime.checkpoint.writer import write_checkpoint
@@ -33,7 +33,7 @@ from odtpack_runtime.training.loop import loss_of
 from tests import zoo
 from tests.once import made_once
 from tests.packages import mutations
-from tests.packaging_tools import losses_of_steps
+from tests.packaging_tools import losses_of_steps, open_training
 from tests.peer import client
 from tests.programs import ran
 
@@ -135,15 +135,20 @@ def save_arrays(folder: Path, **arrays: np.ndarray[Any, Any]) -> dict[str, dict[
     return data
 
 
+def write_assets(folder: Path, package: Path, shape: tuple[int, ...] = (1, 8, 8)) -> None:
+    """What the guides train with, in ``assets``: a package, and 320 images of three classes."""
+    assets, rng = folder / "assets", np.random.default_rng(1)
+    shutil.copytree(package, assets / "package")
+    rng.standard_normal((320, *shape), dtype=np.float32).tofile(assets / "images.bin")
+    rng.integers(0, 3, 320).tofile(assets / "labels.bin")
+
+
 def train(
     package: Path, batches: list[Batch], count: int, save: Path, checkpoint: Path | None = None
 ) -> tuple[list[float], float]:
     """What a job does, in Python; returns the losses of the steps and of the evaluation."""
-    state = CheckpointState.load_checkpoint(checkpoint or package / "checkpoint")
-    model = package / "training_model.onnx"
-    options = default_session_options(model, threads=1)
-    module = Module(model, state, package / "eval_model.onnx", session_options=options)
-    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    options = default_session_options(package / "training_model.onnx", threads=1)
+    state, module, optimizer = open_training(package, options, checkpoint)
     optimizer.set_learning_rate(0.01)
     inputs = (batches[step % len(batches)].values() for step in range(count))
     losses = losses_of_steps(module, optimizer, inputs)
@@ -256,11 +261,23 @@ def list_again(package: Package, **files: Path) -> None:
     (package.path / "manifest.json").write_text(changed)
 
 
-def measured(run: Callable[..., Any], job: Task, folder: Path) -> dict[str, Any]:
-    """Run a job of a kit's program ``measure``; return what it prints."""
+def job_file(job: Task, folder: Path) -> Path:
+    """Write a job as the programs of kits read it."""
     path = folder / "job.json"
     path.write_text(json.dumps(job, default=str))
-    done = run("measure", path)
+    return path
+
+
+def refusal(run: Callable[..., Any], job: Task, folder: Path, **options: Any) -> str:
+    """What a kit's program ``measure`` says of a job that it refuses."""
+    done = run("measure", job_file(job, folder), **options)
+    assert done.returncode == 2, done.stderr
+    return str(done.stderr)
+
+
+def measured(run: Callable[..., Any], job: Task, folder: Path) -> dict[str, Any]:
+    """Run a job of a kit's program ``measure``; return what it prints."""
+    done = run("measure", job_file(job, folder))
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads(done.stdout))
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
 
 from tests import zoo
+from tests.model_text import retyped
 from tests.simulator.graphs import weighted
 
 
@@ -77,19 +77,6 @@ def gru() -> onnx.ModelProto:
     return _with_values(text, shapes, seed=4)
 
 
-def in_type(model: onnx.ModelProto, dtype: type[np.generic]) -> onnx.ModelProto:
-    """A network of float32 whose weights, inputs and outputs are of another type."""
-    code = onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    for tensor in model.graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT:
-            array = numpy_helper.to_array(tensor).astype(dtype)
-            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-    for value in (*model.graph.input, *model.graph.output):
-        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
-            value.type.tensor_type.elem_type = code
-    return model
-
-
 def _with_values(text: str, shapes: dict[str, tuple[int, ...]], seed: int) -> onnx.ModelProto:
     random = np.random.default_rng(seed)
     values = {name: random.standard_normal(shape) * 0.3 for name, shape in shapes.items()}
@@ -125,7 +112,7 @@ def scores() -> onnx.ModelProto:
 
 def undecided() -> onnx.ModelProto:
     """A network of float16 with the same score for every class."""
-    model = in_type(mlp(), np.float16)
+    model = retyped(mlp(), np.float16)
     for tensor in model.graph.initializer:
         if tensor.name.startswith("fc2."):
             tensor.raw_data = bytes(len(tensor.raw_data))

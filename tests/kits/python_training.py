@@ -15,24 +15,22 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from odtpack_runtime import CheckpointState, Module, Optimizer
+from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import train_step
 from odtpack_runtime.training.lr_scheduler import LinearLRScheduler
 from tests.kits.harness import Task
+from tests.packaging_tools import open_training
 
 
 def run(task: Task) -> dict[str, Any]:
     folder = Path(task["package"])
-    state = CheckpointState.load_checkpoint(task.get("checkpoint") or folder / "checkpoint")
-    model = folder / "training_model.onnx"
+    model, whole = folder / "training_model.onnx", folder / "step_model.onnx"
     options = default_session_options(model, threads=task.get("threads", 1))
-    whole = folder / "step_model.onnx"
-    module = Module(
-        model, state, folder / "eval_model.onnx", session_options=options,
-        step_model_uri=whole if task.get("step_model") and whole.is_file() else None,
-    )  # fmt: skip
-    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
+    step = whole if task.get("step_model") and whole.is_file() else None
+    state, module, optimizer = open_training(
+        folder, options, task.get("checkpoint"), step_model_uri=step
+    )
     if task.get("rate"):
         optimizer.set_learning_rate(task["rate"])
     scheduler = LinearLRScheduler(optimizer, *task["linear"]) if task.get("linear") else None

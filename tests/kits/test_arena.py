@@ -1,6 +1,5 @@
 """The kits for C++ and Swift open the arena that a manifest describes."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,8 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
 from tests import native_library, zoo
 from tests.kits import cpp_kit
+from tests.kits.harness import Task, refusal
+from tests.packages.mutations import edit
 from tests.packaging_tools import batch
 
 pytestmark = pytest.mark.kits
@@ -38,14 +39,13 @@ def package(mobile: Path, tmp_path: Path) -> Path:
 
 def with_sizes(package: Path, *sizes: int | None) -> None:
     """Change the settings of the arena in a manifest; None takes one out."""
-    path = package / "manifest.json"
-    content = json.loads(path.read_text())
-    content.pop("digest", None)
-    for key, size in zip(SIZES, sizes, strict=True):
-        content["session"].pop(key, None)
-        if size is not None:
-            content["session"][key] = size
-    path.write_text(json.dumps(content))
+    given = {key: size for key, size in zip(SIZES, sizes, strict=True) if size is not None}
+
+    def change(content: Task) -> None:
+        kept = {key: each for key, each in content["session"].items() if key not in SIZES}
+        content["session"] = kept | given
+
+    edit(package, change, sealed=False)
 
 
 def need_and_plan(
@@ -117,7 +117,4 @@ def test_other_sizes_are_refused(
     key: str, size: Any, kit: Any, package: Path, tmp_path: Path
 ) -> None:
     with_sizes(package, *(size if each == key else None for each in SIZES))
-    (tmp_path / "job.json").write_text(json.dumps({"package": str(package), "steps": []}))
-    done = kit.run("measure", tmp_path / "job.json")
-    assert done.returncode != 0
-    assert "manifest" in done.stderr
+    assert "manifest" in refusal(kit.run, {"package": package, "steps": []}, tmp_path)

@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from odtpack_runtime import CheckpointState, Module, Optimizer, default_session_options
+from odtpack_runtime import default_session_options
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.training.loop import loss_of
 from tests import zoo
 from tests.kits.cpp_kit import DEPENDENCIES, KIT, ROOT, SANITIZE, unavailable
 from tests.kits.harness import needs
 from tests.packages.samples import build
+from tests.packaging_tools import open_training
 from tests.programs import ran
 
 pytestmark = needs(unavailable())
@@ -75,11 +76,8 @@ def check_training(compiler: tuple[str, ...], core: Path, sanitizers: str, tmp_p
         tmp_path / "labels", saved,
     )  # fmt: skip
 
-    state = CheckpointState.load_checkpoint(package / "checkpoint")
-    model = package / "training_model.onnx"
-    module = Module(model, state, package / "eval_model.onnx",
-                    session_options=default_session_options(model, threads=1))  # fmt: skip
-    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    options = default_session_options(package / "training_model.onnx", threads=1)
+    state, module, optimizer = open_training(package, options)
     losses = []
     for step in range(12):
         optimizer.set_learning_rate(0.01 * (step / 2 if step < 2 else (12 - step) / 10))

@@ -19,6 +19,7 @@ from tests.kits import cpp_kit, fuzz_cpp, harness, models
 from tests.kits.cpp_kit import KIT, ROOT, make, measure, run
 from tests.kits.harness import ARM64_CASES, STEPS, Packages, Task, contents, needs, train
 from tests.kits.measured import measurements
+from tests.packages.mutations import edit
 from tests.programs import ran
 from tests.runtime.checkpoint_samples import Foreign
 from tests.runtime.test_checkpoint_hostile import CORRUPT
@@ -107,14 +108,15 @@ def test_the_self_check_passes_and_notices_a_wrong_figure(
     if steps > 1:
         built = tmp_path / "accumulating"
         build_package(models.mlp(), built, loss="cross_entropy", accumulation_steps=steps)
-    content = json.loads((built / "manifest.json").read_text())
-    assert "losses" in content["self_check"]
-    content["self_check"]["losses"][2] += 0.01
+
+    def spoil(content: Task) -> None:
+        content["self_check"]["losses"][2] += 0.01
+
     for name, code in (("right", None), ("wrong", "self-check-failed")):
         folder = tmp_path / name
         shutil.copytree(built, folder / "package")
         if code:
-            (folder / "package" / "manifest.json").write_text(json.dumps(content))
+            edit(folder / "package", spoil, sealed=False)
         case = {"name": name, "kind": "self_check", "package": "package"}
         (folder / "case.json").write_text(json.dumps(case | ({"code": code} if code else {})))
     cases = [{"name": name, "kind": "self_check"} for name in ("right", "wrong")]
@@ -144,11 +146,8 @@ def test_the_guide_builds_and_trains(
     for name, content in blocks.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "odtpack").symlink_to(ROOT)
-    shutil.copytree(packages["adamw"], tmp_path / "assets" / "package")
-    rng = np.random.default_rng(1)
     (shape,) = {batch[next(iter(batch))].shape[1:] for batch in batches}
-    rng.standard_normal((320, *shape), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
-    rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
+    harness.write_assets(tmp_path, packages["adamw"], shape)
     make(tmp_path, tmp_path / "build", cpp_kit.cmake_options("plain"), "app")
     for _ in range(2):  # the second time it goes on from the end
         ran(tmp_path / "build" / "app", cwd=tmp_path)

@@ -9,12 +9,12 @@ import onnx
 import pytest
 
 from odtpack.optimizers import Adam, AdamW, GroupRule
-from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from tests.kits import cpp_kit, models, swift_kit
 from tests.kits.cases import CASES, Case
 from tests.kits.cpp_stress import TRIED, calls, cpp_program, longer, program_of, write_job
 from tests.kits.harness import list_again, needs
+from tests.packaging_tools import open_training
 
 pytestmark = needs(cpp_kit.unavailable())
 TIMES = 20
@@ -61,9 +61,7 @@ def python_says(path: Path) -> str:
     """What Python's session says of the step that ``calls gradient`` makes."""
     job = json.loads(path.read_text())
     package = Package.open(path.parent / job["package"])
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(package.training_model, state, step_model_uri=package.step_model)
-    optimizer = Optimizer(package.optimizer_model, module)
+    state, module, optimizer = open_training(package.path, step_model_uri=package.step_model)
     batch = []
     for item in job["steps"][0]["inputs"]:
         array = np.fromfile(item["file"], item["dtype"]).reshape(item["shape"])

@@ -1,20 +1,19 @@
 """The C++ kit with packages that hold a step model; the vectors have more of them."""
 
 import itertools
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from odtpack.build import build_package
 from odtpack.optimizers import SGD, AdamW, GroupRule, Optimizer
 from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import measure, run, save_batch
-from tests.kits.harness import Task, contents, needs, train, with_step_model_of
+from tests.kits.harness import Task, contents, job_file, needs, refusal, train, with_step_model_of
+from tests.packaging_tools import built_package
 
 pytestmark = needs(cpp_kit.unavailable())
 WIDTHS = (64, 2048, 1024, 4)
@@ -22,11 +21,8 @@ WIDTHS = (64, 2048, 1024, 4)
 
 def build(folder: Path, optimizer: Optimizer | None = None, **options: Any) -> Package:
     """A package whose step model cuts a matrix, with AdamW unless another optimizer is named."""
-    build_package(
-        zoo.mlp(WIDTHS), folder, loss="cross_entropy", step_model="always",
-        optimizer=optimizer or AdamW(), **options,
-    )  # fmt: skip
-    return Package.open(folder)
+    options |= {"optimizer": optimizer or AdamW(), "step_model": "always"}
+    return built_package(zoo.mlp(WIDTHS), folder, **options)
 
 
 @pytest.fixture
@@ -52,8 +48,7 @@ def test_an_app_may_ask_for_gradients_between_its_steps(
     variant: str, batch: dict[str, np.ndarray[Any, Any]], job: Task, tmp_path: Path
 ) -> None:
     """The first call that asks for them closes the step model; nothing else changes."""
-    (tmp_path / "job.json").write_text(json.dumps(job, default=str))
-    done = run("steps", tmp_path / "job.json", variant=variant)
+    done = run("steps", job_file(job, tmp_path), variant=variant)
     assert done.returncode == 0, done.stderr
     losses, _ = train(job["package"], [batch], 8, tmp_path / "python.ckpt")
     assert [float(line.split()[0]) for line in done.stdout.splitlines()] == losses
@@ -86,7 +81,4 @@ def test_a_step_model_of_another_optimizer_is_refused(
     other: dict[str, Any], job: Task, tmp_path: Path
 ) -> None:
     with_step_model_of(build(tmp_path / "other", **other), job["package"])
-    (tmp_path / "job.json").write_text(json.dumps(job, default=str))
-    done = run("measure", tmp_path / "job.json")
-    assert done.returncode == 2
-    assert "code: model-mismatch" in done.stderr
+    assert "code: model-mismatch" in refusal(run, job, tmp_path)

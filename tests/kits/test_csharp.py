@@ -10,18 +10,16 @@ import onnxruntime
 import pytest
 
 from odtpack.adapters import AdapterSpec
-from odtpack.build import build_package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
-from odtpack_runtime.package.package import Package
 from tests import zoo
 from tests.kits import cpp_kit, csharp_kit
 from tests.kits.cases import Case
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
 from tests.kits.csharp_kit import run
-from tests.kits.harness import ARM64_CASES, needs
-from tests.kits.measured import check_measurements
+from tests.kits.harness import ARM64_CASES, needs, write_assets
 from tests.packages.samples import build
+from tests.packaging_tools import built_package
 from tests.programs import ran
 
 pytestmark = needs(csharp_kit.unavailable())
@@ -90,10 +88,7 @@ def test_the_guide_trains_with_the_nuget_package(package: Path, tmp_path: Path) 
     (tmp_path / "Guide.cs").write_text(filled)
     app = csharp_kit.compiled(tmp_path / "app.exe", f"-r:{csharp_kit.library()}",
                               tmp_path / "Program.cs", tmp_path / "Guide.cs")  # fmt: skip
-    shutil.copytree(package, tmp_path / "assets" / "package")
-    rng = np.random.default_rng(1)
-    rng.standard_normal((320, 1, 8, 8), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
-    rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
+    write_assets(tmp_path, package)
     for _ in range(2):  # the second time there is nothing left to do
         subprocess.run(csharp_kit.command(app), cwd=tmp_path, check=True)
         assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 100
@@ -195,8 +190,7 @@ def test_an_app_checks_a_signature_itself(package: Path, tmp_path: Path) -> None
 
 def test_an_adapter_is_taken_over_by_its_names(tmp_path: Path) -> None:
     adapter = AdapterSpec("lora", ("fc1*",), (), 2, 4.0)
-    build_package(zoo.mlp((8, 6, 3)), tmp_path / "package", loss="cross_entropy", adapter=adapter)
-    package = Package.open(tmp_path / "package")
+    package = built_package(zoo.mlp((8, 6, 3)), tmp_path / "package", adapter=adapter)
     trained = read_checkpoint(package.path / "checkpoint")
     trained.trainable = {name: array + 1 for name, array in trained.trainable.items()}
     write_checkpoint(tmp_path / "trained", trained)
@@ -204,10 +198,3 @@ def test_an_adapter_is_taken_over_by_its_names(tmp_path: Path) -> None:
     assert sorted(done.stdout.split("\n")) == sorted(package.manifest.adapter.parameters)
     for name, array in read_checkpoint(tmp_path / "saved").trainable.items():
         np.testing.assert_array_equal(array, trained.trainable[name])
-
-
-def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
-    done = run("benchmark", tmp_path, 1, 5 * 10**8)
-    assert done.returncode == 0, done.stderr
-    check_measurements(done.stdout, "csharp", onnxruntime.__version__)
-    assert not list(tmp_path.iterdir())

@@ -30,10 +30,12 @@ from odtpack_runtime.package.adapter import CONFIG, TENSORS, read_onnx_adapter, 
 from odtpack_runtime.package.generator import _Draw
 from tests.adapters.written.models import HERE, VOCABULARY
 from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
-from tests.kits.harness import Batch, Task, contents, save_batch, train
+from tests.kits.harness import Batch, Task, contents, job_file, save_batch, train
 from tests.kits.js_fixtures import GUIDE
+from tests.packaging_tools import built_package, losses_of_steps
 from tests.packed_weights import FILES, at_once, damaged, packed_by_onnxruntime, packed_in
 from tests.programs import ran
+from tests.refused import refused
 
 pytestmark = pytest.mark.kits
 FORMS = ("it.onnx_adapter", "peft")
@@ -41,11 +43,10 @@ PLAIN, TIED = "genai-qwen2-int4", "genai-llama-tied-int4"  # the latter's embedd
 
 
 def built(name: str, folder: Path) -> Package:
-    build_package(
+    return built_package(
         HERE / name / "model.onnx", folder, loss="next_token", segments=True,
         adapter=AdapterSpec("lora", ("model.*_proj",), (), 4, 8.0),
     )  # fmt: skip
-    return Package.open(folder)
 
 
 @pytest.fixture(scope="module")
@@ -251,10 +252,7 @@ def test_a_state_is_read_at_each_call(package: Package, batch: Batch) -> None:
     module = Module(package.training_model, state)
     optimizer = Optimizer(package.optimizer_model, module)
     optimizer.set_learning_rate(0.01)
-    for _ in range(3):
-        module(*batch.values())
-        optimizer.step()
-        module.lazy_reset_grad()
+    losses_of_steps(module, optimizer, [batch.values()] * 3)
     generator.add_adapter("now", state)
     found, wanted, none = (generator.logits([3, 1, 4], each) for each in ("it", "now", None))
     np.testing.assert_array_equal(found, wanted)
@@ -372,9 +370,8 @@ def test_a_diverged_adapter_gives_no_tokens(package: Package, tmp_path: Path) ->
     for value in state.arrays(trainable=True).values():
         value[...] = np.nan
     for temperature in (0.0, 1.0):
-        with pytest.raises(OdtpackError, match="logits after 2 tokens are not finite") as caught:
+        with refused("run-failed", "logits after 2 tokens are not finite"):
             next(generator.generate([3, 1], adapter="it", temperature=temperature))
-        assert caught.value.code == "run-failed"
 
 
 # Logits, temperature, how many of the likeliest and their probability, and a seed.
@@ -495,7 +492,6 @@ def test_the_guides_code_generates(package: Package, tmp_path: Path) -> None:
 
 
 def run(job: Task, folder: Path, variant: str) -> str:
-    (folder / "job.json").write_text(json.dumps(job, default=str))
-    done = cpp_kit.run("decoder", folder / "job.json", variant=variant)
+    done = cpp_kit.run("decoder", job_file(job, folder), variant=variant)
     assert done.returncode == 0, done.stderr
     return done.stdout

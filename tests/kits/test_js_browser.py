@@ -3,7 +3,6 @@
 import base64
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -220,10 +219,7 @@ def test_chromium_passes_the_conformance_suite(
     with web.serve({**web.FOLDERS, **kit, "scripts": SCRIPTS, "suite": suite}) as address:
         web.open_kit(browsers, f"{address}?threads={threads}")
         browsers.evaluate(SUITE)
-        until = time.monotonic() + 600
-        while not browsers.evaluate("Boolean(window.results)"):
-            assert time.monotonic() < until, "the suite does not end"
-            time.sleep(0.5)
+        web.wait(browsers, "Boolean(window.results)", 600)
         results = browsers.evaluate("window.results")
     assert len(results) >= 50
     assert {name: result for name, result in results.items() if isinstance(result, str)} == {}
@@ -261,10 +257,7 @@ def test_the_guides_code_for_a_browser_trains(digits_package: Path, browsers: Br
     with web.serve({**web.FOLDERS, "package": digits_package}, page) as address:
         browsers.console.clear()
         browsers.open(address)
-        until = time.monotonic() + 60
-        while not browsers.evaluate("document.title"):
-            assert time.monotonic() < until, browsers.console
-            time.sleep(0.05)
+        web.wait(browsers, "document.title")
         loss, dims, size, step = browsers.evaluate("document.title").split(" ")
     assert 0 < float(loss) < 10
     assert (dims, step) == ("2,10", "1")

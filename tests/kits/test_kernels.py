@@ -11,7 +11,7 @@ import pytest
 from odtpack.adapters import AdapterSpec
 from odtpack.build import build_package
 from odtpack.optimizers import SGD, AdamW
-from odtpack_runtime import CheckpointState, Module, Optimizer, Package
+from odtpack_runtime import Package
 from odtpack_runtime.session.native import VARIABLE
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import loss_of
@@ -19,7 +19,7 @@ from tests import native_library, zoo
 from tests.kits import cpp_kit
 from tests.kits.harness import save_batch
 from tests.once import made_once
-from tests.packaging_tools import batch
+from tests.packaging_tools import batch, open_training
 
 pytestmark = pytest.mark.kits
 STEPS, RATE = 6, 0.003
@@ -68,11 +68,7 @@ def losses_of_steps(package: Path, arrays: tuple[Any, ...]) -> list[float]:
     """The losses of Python's steps."""
     opened = Package.open(package)
     options = default_session_options(opened.training_model, threads=1)
-    module = Module(
-        opened.training_model, CheckpointState.load_checkpoint(opened.checkpoint),
-        session_options=options, step_model_uri=opened.step_model,
-    )  # fmt: skip
-    optimizer = Optimizer(opened.optimizer_model, module)
+    _, _, optimizer = open_training(package, options, step_model_uri=opened.step_model)
     optimizer.set_learning_rate(RATE)
     return [loss_of(optimizer.step_on(*arrays)) for _ in range(STEPS)]
 

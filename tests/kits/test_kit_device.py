@@ -11,12 +11,12 @@ import pytest
 
 from benchmarks import gpu
 from odtpack.adapters import AdapterSpec
-from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, Module, Package, save_adapter
 from odtpack_runtime.package.adapter import read_onnx_adapter
 from tests import zoo
 from tests.kits import cpp_kit, csharp_kit, harness, swift_kit
 from tests.kits.harness import needs
+from tests.packaging_tools import built_package
 from tests.software_gpu import CHROMIUM, TRIED, package_of, reason_without
 
 WITHOUT = reason_without()
@@ -134,11 +134,8 @@ def test_gradients_and_steps_of_all_networks(network: str, packages: Path, tmp_p
 
 def test_an_adapter_is_written_and_read_where_it_is_trained(tmp_path: Path) -> None:
     """Without a save before it, which would bring the values from the device."""
-    build_package(
-        zoo.mlp((16, 12, 4)), tmp_path / "package", loss="cross_entropy", runtime="webgpu",
-        adapter=AdapterSpec("lora", ("fc1*",), (), 2, 4.0),
-    )  # fmt: skip
-    package = Package.open(tmp_path / "package")
+    build = {"runtime": "webgpu", "adapter": AdapterSpec("lora", ("fc1*",), (), 2, 4.0)}
+    package = built_package(zoo.mlp((16, 12, 4)), tmp_path / "package", **build)
     first, batch = tmp_path / "first.onnx_adapter", gpu.batch_of(package, 8, other=4)
     save_adapter(package, CheckpointState.load_checkpoint(package.checkpoint), first)
     names = [each.name for each in package.manifest.inputs]
@@ -149,8 +146,7 @@ def test_an_adapter_is_written_and_read_where_it_is_trained(tmp_path: Path) -> N
             "package": package.path, "steps": steps, "count": 10, "learning_rate": 0.05,
             "adapters": [tmp_path / f"{index}.onnx_adapter"], "again": first, **device,
         }  # fmt: skip
-        (tmp_path / "job.json").write_text(json.dumps(job, default=str))
-        done = cpp_kit.run("decoder", tmp_path / "job.json")
+        done = cpp_kit.run("decoder", harness.job_file(job, tmp_path))
         assert done.returncode == 0, done.stderr
         losses = [float(line) for line in done.stdout.split()]
         found.append((losses, read_onnx_adapter(tmp_path / f"{index}.onnx_adapter")))

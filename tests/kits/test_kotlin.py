@@ -244,10 +244,7 @@ def test_the_android_sample_compiles_against_android(compiled: Path) -> None:
 
 def test_the_guide_compiles_and_trains(packages: Packages, compiled: Path, tmp_path: Path) -> None:
     """What the guide shows, as it stands there, twice: the second time it goes on."""
-    shutil.copytree(packages["adamw"], tmp_path / "assets" / "package")
-    rng = np.random.default_rng(1)
-    rng.standard_normal((320, 1, 8, 8), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
-    rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
+    harness.write_assets(tmp_path, packages["adamw"])
     words = ["java", *kotlin_kit.OPTIONS, "-cp", kotlin_kit.class_path(compiled), "MainKt"]
     for steps in (60, 100):
         finish(words, cwd=tmp_path)

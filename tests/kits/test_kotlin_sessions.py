@@ -11,7 +11,7 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.optimizers import GroupRule, make_optimizer
-from odtpack_runtime import CheckpointState, Module, Optimizer, Package
+from odtpack_runtime import Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import kotlin_kit
@@ -19,6 +19,7 @@ from tests.kits.harness import Packages, contents, needs
 from tests.kits.kotlin_kit import run, save_batch
 from tests.kits.models import looked_up, roots, scores
 from tests.kits.stress import TIMES
+from tests.packaging_tools import open_training
 from tests.simulator.graphs import weighted
 
 pytestmark = needs(kotlin_kit.unavailable())
@@ -55,7 +56,6 @@ def batches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
             image[1, 0, 3, 4], values[2, 1] = np.nan, 0
         labels = rng.integers(0, 3, 4)
         found["pictures"].append(save_batch(folder, input=image, labels=labels))
-        (folder / "roots").mkdir()
         found["roots"].append(save_batch(folder / "roots", input=values, labels=labels))
     return found
 
@@ -165,10 +165,9 @@ def test_samples_are_counted_along_the_first_input_that_has_an_axis(tmp_path: Pa
     build_package(model, tmp_path / "package", loss="cross_entropy")
     data = []
     for size in (6, 2):
-        (folder := tmp_path / str(size)).mkdir()
-        values = rng.uniform(0.5, 1.5, (size, 4)).astype(np.float32)
-        data.append(save_batch(folder, labels=rng.integers(0, 3, size), input=values,
-                               scale=np.float32(2)))  # fmt: skip
+        values = {"input": rng.uniform(0.5, 1.5, (size, 4)).astype(np.float32)}
+        values |= {"labels": rng.integers(0, 3, size), "scale": np.float32(2)}
+        data.append(save_batch(tmp_path / str(size), **values))
     found = act(tmp_path / "package", data, *calls("eval 0", "eval 1"), {"do": "evaluate all"})
     first, second, mean = map(float, found["results"])
     assert mean == pytest.approx((6 * first + 2 * second) / 8)
@@ -246,10 +245,8 @@ def test_a_step_model_keeps_what_has_a_nan_and_counts_it_as_python_does(app: App
     for kind in ("arrays", "moments"):
         changed = {name for name in before[kind] if before[kind][name] != after[kind][name]}
         assert changed == {"weight", "bias"}
-    state = CheckpointState.load_checkpoint(package / "checkpoint")
-    models = package / "training_model.onnx", package / "step_model.onnx"
-    module = Module(models[0], state, step_model_uri=models[1])
-    optimizer = Optimizer(package / "optimizer_model.onnx", module)
+    step_model = package / "step_model.onnx"
+    _, module, optimizer = open_training(package, step_model_uri=step_model)
     for batch in (data[0], data[2]):
         arrays = {name: np.fromfile(each["file"], each["dtype"]).reshape(each["shape"])
                   for name, each in batch.items()}  # fmt: skip
@@ -269,9 +266,8 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     build_package(looked_up(), folder / "package", loss="cross_entropy", step_model="never")
     data = []
     for name, last in {"good": 4, "bad": 50}.items():
-        (folder / name).mkdir()
-        data.append(save_batch(folder / name, words=np.array([1, 2, 3, last]),
-                               labels=np.array([0, 1, 2, 0])))  # fmt: skip
+        arrays = {"words": np.array([1, 2, 3, last]), "labels": np.array([0, 1, 2, 0])}
+        data.append(save_batch(folder / name, **arrays))
     return folder / "package", data
 
 
@@ -364,10 +360,8 @@ def test_the_class_of_the_highest_score_is_that_of_numpy(tmp_path: Path) -> None
     """Of equal scores the first counts, 0 and -0 are equal, and NaN is above all numbers."""
     build_package(scores(), tmp_path / "package", loss="cross_entropy")
     rows = np.array([[-0.0, 0, -1], [0, np.nan, 2], [np.nan, 1, np.nan], [1, 2, 2]], np.float32)
-    data = []
-    for label in range(3):
-        (folder := tmp_path / str(label)).mkdir()
-        data.append(save_batch(folder, input=rows, labels=np.full(4, label)))
+    data = [save_batch(tmp_path / str(label), input=rows, labels=np.full(4, label))
+            for label in range(3)]  # fmt: skip
     found = act(tmp_path / "package", data, *({"do": "accuracy", "batch": i} for i in range(3)))
     right = rows.argmax(axis=1)
     assert [float(each) for each in found["results"]] == [(right == i).mean() for i in range(3)]

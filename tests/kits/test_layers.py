@@ -1,12 +1,12 @@
 """The kits on the native core, for C++, Swift and C#, against Python: the same bits and files."""
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 
 from odtpack.adapters import AdapterSpec
@@ -20,7 +20,9 @@ from tests.kits.cases import CASES
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
 from tests.kits.harness import OPTIONS, STEPS, Batch, Packages, Task, contents, train
 from tests.kits.kills import loses_nothing
+from tests.kits.measured import check_measurements
 from tests.packages.samples import build
+from tests.packaging_tools import built_package
 from tests.runtime.checkpoint_samples import Foreign
 from tests.runtime.test_checkpoint_hostile import CORRUPT
 
@@ -85,10 +87,8 @@ def test_a_step_model_of_another_optimizer_is_refused(
     model = zoo.cnn(size=8, width=(4, 8), classes=3)
     wrong = Package.open(build(tmp_path / "other", model, step_model="always", **other))
     harness.with_step_model_of(wrong, folder)
-    (tmp_path / "job.json").write_text(json.dumps({**job, "package": folder}, default=str))
-    done = layer.run("measure", tmp_path / "job.json")
-    assert done.returncode == 2
-    assert "code: model-mismatch" in done.stderr
+    said = harness.refusal(layer.run, {**job, "package": folder}, tmp_path)
+    assert "code: model-mismatch" in said
 
 
 @pytest.mark.parametrize("name", ["adamw", "adafactor", "groups", "step model"])
@@ -142,19 +142,16 @@ def test_a_full_disk_leaves_the_checkpoint_as_it_was(
     shutil.copy(packages["adamw"] / "checkpoint", saved)
     before = saved.read_bytes()
     task = {**job, "package": packages["adamw"], "save": saved.name}
-    (tmp_path / "job.json").write_text(json.dumps(task, default=str))
-
-    done = native.run("measure", tmp_path / "job.json", **harness.full_disk(1000))
-    assert done.returncode == 2
-    assert "code: file-not-written" in done.stderr
+    said = harness.refusal(native.run, task, tmp_path, **harness.full_disk(1000))
+    assert "code: file-not-written" in said
     assert saved.read_bytes() == before
     assert not list(tmp_path.glob(".state*"))
 
 
 def test_an_adapter_is_written_and_read(layer: Any, tmp_path: Path) -> None:
     adapter = AdapterSpec("lora", ("fc1*",), (), 2, 4.0)
-    build_package(zoo.mlp((8, 6, 3)), tmp_path / "package", loss="cross_entropy", adapter=adapter)
-    package, trained, read = Package.open(tmp_path / "package"), tmp_path / "1", tmp_path / "2"
+    package = built_package(zoo.mlp((8, 6, 3)), tmp_path / "package", adapter=adapter)
+    trained, read = tmp_path / "1", tmp_path / "2"
     state, again = (CheckpointState.load_checkpoint(package.checkpoint) for _ in range(2))
     for array in state.arrays(trainable=True).values():
         array[...] += 1
@@ -210,6 +207,14 @@ def test_code_for_the_former_api_compiles_and_trains(
     losses = [float(line) for line in done.stdout.split()]
     assert losses == train(package, batches[:1], 12, tmp_path / "python.ckpt")[0]
     harness.carried_over(package, tmp_path)
+
+
+def test_the_benchmark_writes_every_measurement(layer: Any, tmp_path: Path) -> None:
+    done = layer.run("benchmark", tmp_path, 1, 5 * 10**8)
+    assert done.returncode == 0, done.stderr
+    name = layer.__name__.rpartition(".")[2].removesuffix("_kit")
+    check_measurements(done.stdout, name, onnxruntime.__version__)
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_wrong_is_refused_and_changes_nothing(layer: Any, tmp_path: Path) -> None:

@@ -6,23 +6,22 @@ import os
 import re
 import shutil
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from odtpack_runtime import CheckpointState, Module, Optimizer, Package
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.session.native import VARIABLE
 from scripts import release
 from tests import zoo
 from tests.kits import cpp_kit, javascript, kotlin_kit, web
-from tests.kits.harness import needs
+from tests.kits.harness import needs, write_assets
 from tests.kits.kotlin_kit import finish
 from tests.once import made_once
 from tests.packages.samples import build
+from tests.packaging_tools import losses_of_steps, open_training
 from tests.programs import ran
 from tests.reports.browser import CHROMIUM, Browser
 
@@ -94,10 +93,7 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A folder with a package of a small CNN and 320 samples."""
-    build(tmp_path / "assets" / "package", zoo.cnn(size=8, width=(4, 8), classes=3))
-    rng = np.random.default_rng(1)
-    rng.standard_normal((320, 1, 8, 8), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
-    rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
+    write_assets(tmp_path, build(tmp_path / "built", zoo.cnn(size=8, width=(4, 8), classes=3)))
     return tmp_path
 
 
@@ -230,26 +226,17 @@ def test_an_npm_project_that_vite_bundles_for_chromium(npm: Path, project: Path)
     served = {"assets": project / "dist" / "assets", "public": project / "dist"}
     with web.serve(served, page) as address, Browser(project / "profile", served=True) as browser:
         browser.open(address)
-        until = time.monotonic() + 120
-        while not browser.evaluate("Boolean(window.result)"):
-            assert time.monotonic() < until, browser.console
-            time.sleep(0.05)
+        web.wait(browser, "Boolean(window.result)")
         found = browser.evaluate("window.result")
     assert (found["steps"], found["dims"], found["scores"]) == (20, [32, 3], 96)
     assert (found["refused"], found["lost"]) == ("input-count", "bad-argument")
     assert found["skipped"] is None
-    package = Package.open(project / "public" / "package")
-    module = Module(package.training_model, CheckpointState.load_checkpoint(package.checkpoint))
-    optimizer = Optimizer(package.optimizer_model, module)
+    _, module, optimizer = open_training(project / "public" / "package")
     optimizer.set_learning_rate(0.01)
     images = np.fromfile(project / "public" / "images.bin", np.float32).reshape(320, 1, 8, 8)
     labels = np.fromfile(project / "public" / "labels.bin", np.int64)
-    wanted = []
-    for step in [*range(20), 0]:
-        rows = slice(step * 32 % 289, step * 32 % 289 + 32)
-        wanted.append(float(module(images[rows], labels[rows])))
-        optimizer.step()
-        module.lazy_reset_grad()
+    rows = [slice(step * 32 % 289, step * 32 % 289 + 32) for step in [*range(20), 0]]
+    wanted = losses_of_steps(module, optimizer, [(images[each], labels[each]) for each in rows])
     np.testing.assert_allclose(found["losses"], wanted, rtol=2e-6)
 
 

@@ -19,7 +19,7 @@ from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
 from tests.kits import cpp_kit
 from tests.kits.cpp_kit import save_batch
-from tests.kits.harness import Batch, Packages, Task, contents, train
+from tests.kits.harness import Batch, Packages, Task, contents, job_file, refusal, train
 
 pytestmark = pytest.mark.kits
 KINDS: dict[str, dict[str, Any]] = {
@@ -62,7 +62,6 @@ def job(batches: list[Batch], tmp_path: Path) -> dict[str, Any]:
     """Seven steps on batches of several lengths, an evaluation and a save."""
     steps = []
     for number, batch in enumerate(batches):
-        (tmp_path / str(number)).mkdir()
         steps.append(save_batch(tmp_path / str(number), batch))
     return {"steps": steps, "count": 7, "threads": 1, "learning_rate": 0.01, "evaluation": True,
             "save": "kit.ckpt"}  # fmt: skip
@@ -108,8 +107,7 @@ def test_one_model_for_inference_is_refused(
     kit: Any, packages: Packages, job: Task, tmp_path: Path
 ) -> None:
     job = {**job, "package": packages["int4"], "export": tmp_path / "model.onnx"}
-    (tmp_path / "job.json").write_text(json.dumps(job, default=str))
-    done = kit.run("steps", tmp_path / "job.json")
+    done = kit.run("steps", job_file(job, tmp_path))
     assert done.returncode == 2
     assert "odtpack adapter export" in done.stderr
     # Segments have no step model; StepOn makes steps all the same.
@@ -176,11 +174,9 @@ def test_segments_that_contradict_themselves_are_refused(
 ) -> None:
     package = tmp_path / "package"
     write_hostile(packages["int4"], package, what)
-    (tmp_path / "job.json").write_text(json.dumps({**job, "package": package}, default=str))
     options = {"variant": "sanitized"} if kit is cpp_kit else {}
-    done = kit.run("measure", tmp_path / "job.json", **options)
-    assert done.returncode == 2, done.stderr
-    assert "code: segments-invalid" in done.stderr, done.stderr
+    said = refusal(kit.run, {**job, "package": package}, tmp_path, **options)
+    assert "code: segments-invalid" in said
 
 
 def test_mapped_weights_stay_clean_and_are_given_back(kit: Any, tmp_path: Path) -> None:
@@ -193,8 +189,8 @@ def test_mapped_weights_stay_clean_and_are_given_back(kit: Any, tmp_path: Path) 
     batch = {"input_ids": ids, "labels": ids}
     job = {"package": package, "steps": [save_batch(tmp_path, batch)], "count": 3, "threads": 1,
            "learning_rate": 0.01, "evaluation": True, "wait": "done"}  # fmt: skip
-    (tmp_path / "job.json").write_text(json.dumps(job, default=str))
-    with subprocess.Popen(kit.measuring(tmp_path / "job.json"), stdout=subprocess.PIPE) as child:
+    words = kit.measuring(job_file(job, tmp_path))
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
         try:
             found = json.loads(child.stdout.readline())
             wait_for(tmp_path / "done")

@@ -11,8 +11,7 @@ import pytest
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import swift_kit
-from tests.kits.harness import contents, needs
-from tests.kits.measured import check_measurements
+from tests.kits.harness import contents, needs, write_assets
 from tests.kits.swift_kit import ROOT, command, in_toolchain, run
 from tests.packages.samples import build
 from tests.programs import ran
@@ -32,10 +31,7 @@ def test_the_guide_builds_and_trains(package: Path, tmp_path: Path) -> None:
     """What the guide shows, with Swift's own package manager and a tag of this repository."""
     main = swift_kit.guide("Sources/App/main.swift")
     swift_kit.apps(tmp_path, {"app": {"main.swift": main}})
-    shutil.copytree(package, tmp_path / "assets" / "package")
-    rng = np.random.default_rng(1)
-    rng.standard_normal((320, *SHAPE), dtype=np.float32).tofile(tmp_path / "assets" / "images.bin")
-    rng.integers(0, 3, 320).tofile(tmp_path / "assets" / "labels.bin")
+    write_assets(tmp_path, package, SHAPE)
     for _ in range(2):  # the second time it goes on from the end
         done = ran(*command(tmp_path / "app"), cwd=tmp_path)
         assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 100
@@ -101,13 +97,6 @@ def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path
     (tmp_path / "once" / "trained.ckpt").unlink()
     assert run_trainer(tmp_path / "once", 10_000) == "true\n"
     assert read_checkpoint(tmp_path / "once" / "trained.ckpt").optimizer.step == 1600
-
-
-def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
-    done = run("benchmark", tmp_path, 1, 5 * 10**8)
-    assert done.returncode == 0, done.stderr
-    check_measurements(done.stdout, "swift", onnxruntime.__version__)
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_signature_cannot_be_checked_without_cryptokit(package: Path, tmp_path: Path) -> None:

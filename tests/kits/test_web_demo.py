@@ -12,6 +12,7 @@ from examples.web_demo.build import CLASSES, build, serve
 from odtpack_simulator.measure.measured_profile import imported_profile, load_measurements
 from tests.kits import javascript
 from tests.kits.harness import needs
+from tests.kits.web import wait
 from tests.packaging_tools import open_training
 from tests.reports.browser import CHROMIUM, Browser
 
@@ -48,13 +49,6 @@ def opened(demo: Path, tmp_path: Path, options: Sequence[str] = ()) -> Iterator[
         browser.open(address)
         wait(browser, "document.body.dataset.ready === 'true'")
         yield browser
-
-
-def wait(browser: Browser, condition: str) -> None:
-    until = time.monotonic() + 240
-    while not browser.evaluate(condition):
-        assert time.monotonic() < until, (condition, browser.console)
-        time.sleep(0.05)
 
 
 def wait_for(file: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from odtpack.build import build_package
 from odtpack_runtime import CheckpointState, LRScheduler, Module, Optimizer, default_session_options
 from odtpack_runtime.checkpoint.parameters import Array
 from odtpack_runtime.package.package import Package
@@ -27,6 +26,7 @@ from odtpack_simulator.replay.paired_loss import accuracy_inputs
 from tests.kept_processes import kept
 from tests.kits.cases import CASES, NOT_FINITE, Batch, Case
 from tests.kits.errors import write_errors
+from tests.packaging_tools import built_package
 
 FORMAT = 1
 THREADS = 1
@@ -149,8 +149,7 @@ class Run:
 
 def build(case: Case, folder: Path) -> Package:
     """Build the package of a case."""
-    build_package(case.model(), folder, **{"loss": "cross_entropy", **case.build})
-    return Package.open(folder)
+    return built_package(case.model(), folder, **case.build)
 
 
 def _once(case: Case, folder: Path, suite: Path | None) -> Package:

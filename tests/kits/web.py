@@ -85,7 +85,12 @@ def serve(
 def open_kit(browser: Browser, address: str) -> None:
     """Open a page, and wait until it has loaded the kit."""
     browser.open(address)
-    until = time.monotonic() + 60
-    while not browser.evaluate("Boolean(window.kit)"):
-        assert time.monotonic() < until, browser.console
+    wait(browser, "Boolean(window.kit)")
+
+
+def wait(browser: Browser, condition: str, seconds: float = 240) -> None:
+    """Until a page says so."""
+    until = time.monotonic() + seconds
+    while not browser.evaluate(condition):
+        assert time.monotonic() < until, (condition, browser.console)
         time.sleep(0.05)

@@ -1,6 +1,5 @@
 """Parameters are found by the names that they had before PyTorch's exporters renamed them."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from onnx import numpy_helper
 
 from odtpack.adapters.layers import find_layers
 from odtpack.build import build_package
-from odtpack.cli import main
 from odtpack.errors import OdtpackError
 from odtpack.model.exporters import (
     KIND,
@@ -27,6 +25,7 @@ from odtpack.model.exporters import (
 from odtpack.model.loading import load_model
 from odtpack.model.shared_tensors import split
 from odtpack.package.candidates import candidates, resolve
+from tests.command import Run
 from tests.model_text import add_initializers, parsed
 from tests.passes.tools import assert_same, parse, random_feeds
 
@@ -239,12 +238,11 @@ def test_a_container_that_no_name_shows_is_told(tmp_path: Path) -> None:
         assert sum("no pattern matches val_1 of e" in note for note in notes) == count
 
 
-def test_inspect_shows_both_names(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_inspect_shows_both_names(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(_model(LINEAR, **{"val_1": (3, 2), "head.bias": (2,)}), path)
-    assert main(["inspect", str(path), "--json"]) == 0
-    printed = capfd.readouterr()
-    shown = {p["name"]: p["module_name"] for p in json.loads(printed.out)["parameters"]}
+    printed = run("inspect", path, "--json", code=0)
+    shown = {p["name"]: p["module_name"] for p in printed.json()["parameters"]}
     assert shown == {"val_1": "head.weight", "head.bias": "head.bias"}
     assert "val_1 (head.weight)" in printed.err
 

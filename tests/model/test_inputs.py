@@ -18,7 +18,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package, write_inference_model
 from odtpack_runtime.training.loop import train_step
 from tests.model_text import parsed, run
-from tests.packaging_tools import open_training
+from tests.packaging_tools import built_package, built_training, open_training
 from tests.refused import refused
 
 RANDOM = np.random.default_rng(0)
@@ -44,11 +44,10 @@ X, STATE, TARGET = (
 @pytest.mark.parametrize("state", ["zeros", "axis:1"])
 def test_a_step_is_that_of_the_settled_model(state: str, tmp_path: Path) -> None:
     notes: list[str] = []
-    build_package(
+    package = built_package(
         speech(), tmp_path / "p", loss="mse", optimizer=SGD(), remark=notes.append,
         inputs=("rate=3", f"state={state}"),
     )  # fmt: skip
-    package = Package.open(tmp_path / "p")
     given = [X, TARGET] if state == "zeros" else [X, STATE, TARGET]
     assert [len(each.shape) for each in package.manifest.inputs] == [each.ndim for each in given]
     parameters, module, optimizer = open_training(package.path)
@@ -112,8 +111,7 @@ def test_a_number_has_the_type_of_its_input(
         {{ scale = Cast <to = 1> (rate) seen = Mul(x, scale) y = MatMul(seen, w) }}"""
     model = parsed(text, w=WEIGHT)
     assert cast == model.graph.input[1].type.tensor_type.elem_type
-    build_package(model, tmp_path / "p", loss="mse", inputs=("rate=3",))
-    _, module, _ = open_training(tmp_path / "p")
+    _, module, _ = built_training(model, tmp_path / "p", loss="mse", inputs=("rate=3",))
     assert module(X, TARGET) == pytest.approx(((X * 3 @ WEIGHT - TARGET) ** 2).mean(), rel=1e-3)
 
 
@@ -157,11 +155,10 @@ def stream() -> onnx.ModelProto:
 def test_a_state_is_carried_from_step_to_step(
     step_model: str, batches: int, tmp_path: Path
 ) -> None:
-    build_package(
+    package = built_package(
         stream(), tmp_path / "p", loss="mse", optimizer=SGD(), step_model=step_model,
         inputs=("state=carry:new",), sizes=("N=5",),
     )  # fmt: skip
-    package = Package.open(tmp_path / "p")
     assert [each.name for each in package.manifest.inputs] == ["x", "target"]
     values = CheckpointState.load_checkpoint(package.checkpoint)
     module = open_module(package, values)
@@ -226,8 +223,9 @@ def test_what_the_loss_does_not_read_is_exported_of_the_same_inputs(
 ) -> None:
     """The model for inference has inputs as they came, the evaluation model as they are fed."""
     model = parsed(TWO.format(shape), w=WEIGHT)
-    build_package(model, tmp_path / "p", loss="mse", loss_inputs=("near",), inputs=settings)
-    package = Package.open(tmp_path / "p")
+    package = built_package(
+        model, tmp_path / "p", loss="mse", loss_inputs=("near",), inputs=settings
+    )
     path = package.eval_model
     if format_ == "ort":
         options = onnxruntime.SessionOptions()

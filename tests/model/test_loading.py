@@ -10,13 +10,13 @@ import pytest
 
 from odtpack import optimizers
 from odtpack.build import build_package
-from odtpack.cli import main
 from odtpack.graph.graphs import dims_of
 from odtpack.model.loading import load_model, named_cause
 from odtpack.recipe.draft import draft
 from odtpack_runtime import OdtpackError
+from tests.command import Run
 from tests.model_text import add_initializers, parsed, run
-from tests.packaging_tools import open_training
+from tests.packaging_tools import built_training
 from tests.refused import refused
 
 # Nodes whose size ONNX Runtime and the standard's inference see differently.
@@ -60,8 +60,7 @@ def test_gradient_at_and_behind_a_size_that_the_standard_sees_differently(
     model = parsed(text, opset, v=one, w=one)
     x = np.random.default_rng(0).random((2, 1, 5, 6), np.float32)
     mean = run(model, {"x": x})["y"]
-    build_package(model, tmp_path, loss="l1", optimizer=optimizers.SGD())
-    state, _, optimizer = open_training(tmp_path)
+    state, _, optimizer = built_training(model, tmp_path, loss="l1", optimizer=optimizers.SGD())
     optimizer.set_learning_rate(1.0)
     optimizer.step_on(x, np.zeros_like(mean))
     for name in "vw":
@@ -115,8 +114,8 @@ def test_a_bias_behind_a_wrong_annotation_has_the_right_gradient(tmp_path: Path)
     w, bias, x = (rng.normal(size=s).astype(np.float32) for s in ((3, 4), (4,), (5, 3)))
     target = rng.normal(size=(5, 4)).astype(np.float32)
     model = parsed(f"{text} {{ h = MatMul(x, w) y = Add(h, bias) }}", w=w, bias=bias)
-    build_package(model, tmp_path, loss="mse", optimizer=optimizers.SGD(), self_check=False)
-    state, module, optimizer = open_training(tmp_path)
+    options = {"loss": "mse", "optimizer": optimizers.SGD(), "self_check": False}
+    state, module, optimizer = built_training(model, tmp_path, **options)
     optimizer.set_learning_rate(1.0)
     module(x, target)
     optimizer.step()
@@ -236,12 +235,9 @@ def test_a_node_that_was_made_stands_for_the_users(model: onnx.ModelProto) -> No
     assert caught.value.hint == "--freeze 'conv.weight'"
 
 
-def test_a_package_shows_both_names(
-    model: onnx.ModelProto, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_package_shows_both_names(model: onnx.ModelProto, tmp_path: Path, run: Run) -> None:
     build_package(model, tmp_path / "p", loss="mse", loss_inputs=("spare",))
-    assert main(["inspect", str(tmp_path / "p")]) == 0
-    assert "onnx::Conv_102 (conv.weight)" in capsys.readouterr().out
+    assert "onnx::Conv_102 (conv.weight)" in run("inspect", tmp_path / "p", code=0).out
 
 
 def test_an_adapter_is_proposed_where_it_can_be(model: onnx.ModelProto, tmp_path: Path) -> None:
@@ -252,9 +248,7 @@ def test_an_adapter_is_proposed_where_it_can_be(model: onnx.ModelProto, tmp_path
     build_package(model, tmp_path / "p", loss="mse", adapter="lora", adapter_on=("fc",))
 
 
-def test_what_only_the_loss_needs_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_only_the_loss_needs_is_told(tmp_path: Path, run: Run) -> None:
     """A model with its loss inside also gives its accuracy, which reads the labels."""
     text = """g (float[N, 4] x, int64[N] t) => (float loss, float[N, 3] logits, float accuracy) {
         logits = MatMul(x, w) loss = SoftmaxCrossEntropyLoss(logits, t)
@@ -266,5 +260,5 @@ def test_what_only_the_loss_needs_is_told(
     outputs = ("logits", "accuracy")
     build_package(proto, tmp_path / "p", loss="none", outputs=outputs, remark=notes.append)
     assert ["'accuracy' needs 't', which 'logits' does not" in note for note in notes] == [True]
-    assert main(["export", str(tmp_path / "p"), "--out", str(tmp_path / "m.onnx")]) == 0
-    assert "logits, accuracy, from x, t" in capsys.readouterr().err
+    exported = run("export", tmp_path / "p", "--out", tmp_path / "m.onnx", code=0)
+    assert "logits, accuracy, from x, t" in exported.err

@@ -87,6 +87,13 @@ def batch(model: onnx.ModelProto, size: int = 7) -> np.ndarray:
     return np.random.default_rng(5).standard_normal((size, width), dtype=np.float32)
 
 
+def built(block: Any, *given: Any, on: onnx.ModelProto | int = 17) -> Any:
+    """What a block writes into a model, or into an empty one of an opset."""
+    with onnxblock.empty_base(on) if isinstance(on, int) else onnxblock.base(on):
+        block(*given)
+    return block.to_model_proto()
+
+
 class Call:
     """A block whose graph is what another block writes."""
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from odtpack import onnxblock
 from odtpack.onnxblock import blocks, loss
 from tests.model_text import parsed
-from tests.onnxblock.nets import Forward, Train, Twin, batch, mlp, names, run, values
+from tests.onnxblock.nets import Forward, Train, Twin, batch, built, mlp, names, run, values
 
 X = np.random.default_rng(1).standard_normal((3, 4)).astype(np.float32)
 Y = np.random.default_rng(2).uniform(1, 2, (3, 4)).astype(np.float32)
@@ -35,15 +35,8 @@ class Apply(onnxblock.ForwardBlock):
         return self.block(*self.reads)
 
 
-def applied(block: onnxblock.Block, *reads: str, opset: int = 17) -> onnx.ModelProto:
-    forward = Apply(block, *reads)
-    with onnxblock.empty_base(opset):
-        forward()
-    return forward.to_model_proto()
-
-
 def apply(block: onnxblock.Block, *reads: str, opset: int = 17) -> list[np.ndarray]:
-    return list(run(applied(block, *reads, opset=opset), {"x": X, "y": Y}).values())
+    return [*run(built(Apply(block, *reads), on=opset), {"x": X, "y": Y}).values()]
 
 
 CASES: dict[str, tuple[Callable[[], onnxblock.Block], str, np.ndarray]] = {
@@ -114,16 +107,13 @@ def test_label_encoder(keys: dict[str, Any], given: np.ndarray, expected: list[A
             result: str = blocks.LabelEncoder(**keys)("keys")
             return result
 
-    encode = Encode()
-    with onnxblock.empty_base():
-        encode()
-    (result,) = run(encode.to_model_proto(), {"keys": given}).values()
+    (result,) = run(built(Encode()), {"keys": given}).values()
     assert list(result) == expected
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_linear(bias: bool) -> None:
-    model = applied(blocks.Linear(4, 2, bias=bias, alpha=0.5, beta=2.0), "x")
+    model = built(Apply(blocks.Linear(4, 2, bias=bias, alpha=0.5, beta=2.0), "x"))
     tensors = values(model)
     assert set(tensors) == {"linear.weight", *(["linear.bias"] if bias else [])}
     assert tensors["linear.weight"].shape == (4, 2)
@@ -136,9 +126,7 @@ def test_linear(bias: bool) -> None:
 def test_two_layers_differ() -> None:
     first, second = blocks.Linear(5, 5), blocks.Linear(5, 5)
     two = Forward(lambda name: second(first(name)))
-    with onnxblock.base(mlp()):
-        two("output-0")
-    tensors = values(two.to_model_proto())
+    tensors = values(built(two, "output-0", on=mlp()))
     assert not np.array_equal(tensors["linear.weight"], tensors["linear_2.weight"])
     assert {"linear.bias", "linear_2.bias"} < set(tensors)
 
@@ -187,10 +175,8 @@ def test_blocks_compose() -> None:
 
 def test_the_same_blocks_give_the_same_bytes() -> None:
     def build() -> bytes:
-        average = WeightedAverage()
-        with onnxblock.base(mlp(outputs=2)):
-            average("output-0", "output-1")
-        return average.to_model_proto().SerializeToString(deterministic=True)
+        model = built(WeightedAverage(), "output-0", "output-1", on=mlp(outputs=2))
+        return model.SerializeToString(deterministic=True)
 
     assert build() == build()
 
@@ -219,11 +205,9 @@ def test_a_block_of_nodes_of_its_own() -> None:
             return "twice"
 
     model, both = mlp(), Forward(lambda name: blocks.Neg()(Softplus()(name)))
-    with onnxblock.base(model):
-        both("output-0")
     x = batch(model)
     expected = -2 * np.log1p(np.exp(run(model, {"input-0": x})["output-0"]))
-    (result,) = run(both.to_model_proto(), {"input-0": x}).values()
+    (result,) = run(built(both, "output-0", on=model), {"input-0": x}).values()
     np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
@@ -290,13 +274,12 @@ def _tensor(target: np.ndarray) -> torch.Tensor:
 @pytest.mark.parametrize("name", LOSSES)
 def test_values(name: str) -> None:
     block, oracle, target = LOSSES[name]
-    model, forward = mlp(), Forward(block)
-    with onnxblock.base(model):
-        forward("output-0")
-    onnx.checker.check_model(forward.to_model_proto(), full_check=True)
+    model = mlp()
+    forward = built(Forward(block), "output-0", on=model)
+    onnx.checker.check_model(forward, full_check=True)
     x = batch(model)
     feeds = {"input-0": x, "labels" if target.dtype == np.int64 else "target": target}
-    (result,) = run(forward.to_model_proto(), feeds).values()
+    (result,) = run(forward, feeds).values()
     expected = oracle(Twin(model)(torch.from_numpy(x).double()), _tensor(target))
     assert result.shape == tuple(expected.shape)
     np.testing.assert_allclose(result, expected.detach().numpy(), rtol=1e-5, atol=1e-6)
@@ -309,11 +292,10 @@ def test_gradients(name: str, optimized: bool) -> None:
     model, train = mlp(), Train(block)
     for parameter in names(model):
         train.requires_grad(parameter)
-    with onnxblock.base(model):
-        train("output-0")
+    training, _ = built(train, "output-0", on=model)
     x = batch(model)
     feeds = {"input-0": x, "labels" if target.dtype == np.int64 else "target": target}
-    results = run(train.to_model_proto()[0], feeds | values(model), optimized)
+    results = run(training, feeds | values(model), optimized)
     twin = Twin(model)
     reference = oracle(twin(torch.from_numpy(x).double()), _tensor(target))
     reference.backward()
@@ -331,23 +313,20 @@ def test_labels_of_pixels(reduction: str) -> None:
     scores = RANDOM.standard_normal((2, 3, 4, 6)).astype(np.float32)
     labels = RANDOM.integers(0, 3, (2, 4, 6))
     model = parsed("pixels (float[N, 3, 4, 6] x) => (float[N, 3, 4, 6] y) { y = Identity(x) }")
-    forward = Forward(loss.CrossEntropyLoss(reduction=reduction))
-    with onnxblock.base(model):
-        forward("y")
-    info = next(i for i in forward.to_model_proto().graph.input if i.name == "labels")
+    forward = built(Forward(loss.CrossEntropyLoss(reduction=reduction)), "y", on=model)
+    info = next(i for i in forward.graph.input if i.name == "labels")
     assert [d.dim_value or d.dim_param for d in info.type.tensor_type.shape.dim] == ["N", 4, 6]
-    (result,) = run(forward.to_model_proto(), {"x": scores, "labels": labels}).values()
+    (result,) = run(forward, {"x": scores, "labels": labels}).values()
     expected = F.cross_entropy(torch.tensor(scores), torch.tensor(labels), reduction=reduction)
     np.testing.assert_allclose(result, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 
 def test_any_loss_by_name() -> None:
-    model, forward = mlp(outputs=3), Forward(loss.Loss("triplet_margin", margin=0.5))
-    with onnxblock.base(model):
-        forward("output-0", "output-1", "output-2")
-    assert [i.name for i in forward.to_model_proto().graph.input] == ["input-0"]
+    model, triplet = mlp(outputs=3), Forward(loss.Loss("triplet_margin", margin=0.5))
+    forward = built(triplet, "output-0", "output-1", "output-2", on=model)
+    assert [i.name for i in forward.graph.input] == ["input-0"]
     x = batch(model)
-    (result,) = run(forward.to_model_proto(), {"input-0": x}).values()
+    (result,) = run(forward, {"input-0": x}).values()
     embeddings = Twin(model)(torch.from_numpy(x).double())
     expected = F.triplet_margin_loss(*embeddings, margin=0.5).item()
     assert float(result) == pytest.approx(expected, rel=1e-5)

@@ -16,19 +16,13 @@ from odtpack.artifacts import LossType, OptimType
 from odtpack.errors import OdtpackError
 from odtpack.onnxblock import blocks, loss, optim
 from odtpack_runtime.package.manifest import Manifest
-from tests.onnxblock.nets import Forward, Twin, batch, mlp, names, run
+from tests.onnxblock.nets import Forward, Twin, batch, built, mlp, names, run
 from tests.packaging_tools import open_training
 from tests.refused import refused
 from tests.training.forward import contents
 
 MOMENTS = ("first_order_moments", "second_order_moments")
 PARAMETERS = ([onnx.numpy_helper.from_array(np.zeros((3, 2), np.float32), "w")], [])
-
-
-def built(block: onnxblock.ForwardBlock) -> onnx.ModelProto:
-    with onnxblock.empty_base():
-        block(PARAMETERS)
-    return block.to_model_proto()
 
 
 def step(model: onnx.ModelProto, count: int = 9, number: int = 1) -> tuple[Any, Any]:
@@ -48,7 +42,7 @@ def step(model: onnx.ModelProto, count: int = 9, number: int = 1) -> tuple[Any, 
 @pytest.mark.parametrize("max_norm", [None, 0.5, 100.0])
 def test_sgd(max_norm: float | None) -> None:
     clip = None if max_norm is None else optim.ClipGradNorm(max_norm)
-    model = built(optim.SGD(clip_grad=clip))
+    model = built(optim.SGD(clip_grad=clip), PARAMETERS)
     onnx.checker.check_model(model, full_check=True)
     feeds, results = step(model)
     g = _clipped(feeds["gradients"], max_norm)
@@ -72,7 +66,7 @@ def _clipped(gradients: np.ndarray, max_norm: float | None) -> np.ndarray:
 @pytest.mark.parametrize("max_norm", [None, 0.5])
 def test_adamw(max_norm: float | None, bias_correction: bool, number: int) -> None:
     clip = None if max_norm is None else optim.ClipGradNorm(max_norm)
-    model = built(optim.AdamW(bias_correction, (0.8, 0.95), 1e-4, 0.1, clip))
+    model = built(optim.AdamW(bias_correction, (0.8, 0.95), 1e-4, 0.1, clip), PARAMETERS)
     onnx.checker.check_model(model, full_check=True)
     feeds, results = step(model, number=number)
     assert list(results) == ["params.out", *(f"{name}.out" for name in MOMENTS)]
@@ -91,8 +85,8 @@ def test_adamw(max_norm: float | None, bias_correction: bool, number: int) -> No
 def test_usage_of_the_reference() -> None:
     """A forward block around the optimizer, given what TrainingBlock.parameters() returns."""
 
-    wrapped = built(Forward(optim.AdamW()))
-    assert wrapped == built(optim.AdamW())
+    wrapped = built(Forward(optim.AdamW()), PARAMETERS)
+    assert wrapped == built(optim.AdamW(), PARAMETERS)
     assert {each.key for each in wrapped.metadata_props} >= {"odtpack.optimizer", "odtpack.state"}
     assert [value.name for value in wrapped.graph.input] == [
         *("learning_rate", "step", "params", "gradients"),
@@ -318,5 +312,6 @@ def test_losses_that_do_not_work(tmp_path: Path) -> None:
 def test_models_step_by_step_say_what_reads_whole_vectors() -> None:
     """Without it a runtime would clip the norm of each piece of the vector."""
     for clip, whole in ((None, False), (optim.ClipGradNorm(0.1), True)):
-        said = {each.key: each.value for each in built(optim.SGD(clip_grad=clip)).metadata_props}
+        model = built(optim.SGD(clip_grad=clip), PARAMETERS)
+        said = {each.key: each.value for each in model.metadata_props}
         assert (said.get("odtpack.elementwise") == "false") == whole

@@ -17,7 +17,7 @@ from odtpack.onnxblock import blocks
 from odtpack_runtime import CheckpointState
 from tests import model_text, zoo
 from tests.model_text import parsed
-from tests.onnxblock.nets import Forward, Train, Twin, batch, mlp, names, run, values
+from tests.onnxblock.nets import Forward, Train, Twin, batch, built, mlp, names, run, values
 from tests.packaging_tools import statistic_names, trainable_names
 from tests.refused import refused
 
@@ -122,8 +122,7 @@ def test_what_was_asked_for_last_counts() -> None:
     block.requires_grad("fc1.weight", False)
     block.requires_grad("fc2.weight", False)
     block.requires_grad("fc2.weight", True)
-    with onnxblock.base(mlp()):
-        block("output-0")
+    built(block, "output-0", on=mlp())
     trainable, frozen = block.parameters()
     assert [t.name for t in trainable] == ["fc2.weight"]
     assert [t.name for t in frozen] == ["fc1.weight"]
@@ -277,10 +276,7 @@ def test_checkpoints(tmp_path: Path) -> None:
     }
     assert CheckpointState.load_checkpoint(tmp_path / "nominal").is_nominal
 
-    zero = mlp()
-    for tensor in zero.graph.initializer:
-        array = np.zeros(tensor.dims, np.float32)
-        tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    zero = model_text.with_arrays(model, lambda name, array: np.zeros_like(array))
     zero.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(3), "other"))
     onnxblock.load_checkpoint_to_model(tmp_path / "checkpoint", zero)
     loaded = values(zero)
@@ -430,7 +426,6 @@ def test_losses_that_cannot_be_trained() -> None:
         with onnxblock.base(mlp()), refused(code):
             train(*wanted)
     model = mlp()
-    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.FLOAT
     model.graph.input.append(helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, ["n"]))
     with onnxblock.base(model), pytest.raises(OdtpackError, match="only float32 inputs"):
         train("ids")

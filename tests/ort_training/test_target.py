@@ -19,12 +19,12 @@ from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.training.schedules import ScheduleSpec
 from tests import zoo
 from tests.cli.conftest import Run, assert_refused
+from tests.model_text import retyped
 from tests.ort_training import models
 from tests.packaging_tools import batch, losses_of_steps, open_training
 from tests.peer import client
 from tests.refused import refused
 from tests.training import runs, settled
-from tests.training.test_types import retyped
 
 peer = pytest.mark.peer
 needs_peer = pytest.mark.skipif(

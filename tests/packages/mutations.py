@@ -6,8 +6,11 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import onnx
 
 from odtpack_runtime.package.manifest import Manifest
 
@@ -107,6 +110,15 @@ def rehash(folder: Path, *names: str) -> None:
                 entry["sha256"] = hashlib.sha256(data).hexdigest()
 
     edit(folder, change)
+
+
+@contextmanager
+def changed_model(folder: Path, name: str = "eval_model.onnx") -> Iterator[onnx.ModelProto]:
+    """A model of a package, whose changes the manifest is told."""
+    model = onnx.load_model(folder / name)
+    yield model
+    (folder / name).write_bytes(model.SerializeToString())
+    rehash(folder, name)
 
 
 def byte_changes(seed: int, count: int) -> Iterator[Callable[[bytes], bytes]]:

@@ -1,6 +1,7 @@
 """Small packages."""
 
 import atexit
+import copy
 import functools
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ from odtpack.build import build_package
 from odtpack_runtime.files.atomic import file_sha256
 from odtpack_runtime.package.package import Package
 from tests import zoo
+from tests.model_text import with_arrays
 from tests.packages.mutations import edit
 
 
@@ -23,14 +25,23 @@ def small_model(**options: Any) -> onnx.ModelProto:
 
 def with_values(model: onnx.ModelProto, *names: str, seed: int = 1) -> onnx.ModelProto:
     """The model with other values of some of its initializers; of all if none is named."""
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
     random = np.random.default_rng(seed)
+
+    def moved(name: str, array: np.ndarray) -> np.ndarray:
+        if names and name not in names:
+            return array
+        return array + random.normal(0, 0.1, array.shape).astype(array.dtype)
+
+    return with_arrays(model, moved)
+
+
+def renamed(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
+    """The model with another name of an initializer."""
+    changed = copy.deepcopy(model)
     for tensor in changed.graph.initializer:
-        if not names or tensor.name in names:
-            array = onnx.numpy_helper.to_array(tensor)
-            moved = array + random.normal(0, 0.1, array.shape).astype(array.dtype)
-            tensor.CopyFrom(onnx.numpy_helper.from_array(moved, tensor.name))
+        tensor.name = new if tensor.name == old else tensor.name
+    for node in changed.graph.node:
+        node.input[:] = [new if name == old else name for name in node.input]
     return changed
 
 

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import onnx
 import pytest
 
 from odtpack.build import build_package
@@ -81,19 +81,11 @@ def test_a_scale_that_is_no_rate(grouped: Path, tmp_path: Path, scale: float) ->
     assert code_of(folder, Limits()) == "manifest-invalid"
 
 
-def _foreign(folder: Path, file: str) -> None:
-    """Rename an operator, and let the manifest agree as far as it says anything."""
-    path = folder / file
-    model = onnx.load(str(path))
-    model.graph.node[0].domain, model.graph.node[0].op_type = "evil.ops", "Backdoor"
-    model.opset_import.add(domain="evil.ops", version=1)
-    path.write_bytes(model.SerializeToString())
-    mutations.rehash(folder, file)
-
-
 def test_foreign_operators_of_the_template(grouped: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(grouped, tmp_path / "package"))
-    _foreign(folder, "inference_template.onnx")
+    with mutations.changed_model(folder, "inference_template.onnx") as model:
+        model.graph.node[0].domain, model.graph.node[0].op_type = "evil.ops", "Backdoor"
+        model.opset_import.add(domain="evil.ops", version=1)
     assert code_of(folder, Limits()) == "package-limits"
 
 
@@ -148,9 +140,7 @@ def test_sizes_come_before_hashes(
 ) -> None:
     """A file of 5 GiB, listed or not, is refused without being read."""
 
-    def never(path: Path) -> str:
-        raise AssertionError(path)
-
+    never = mock.Mock(side_effect=AssertionError)
     monkeypatch.setattr("odtpack_runtime.package.package.file_sha256", never)
     for listed in (False, True):
         folder = Path(shutil.copytree(grouped, tmp_path / f"package{listed}"))

@@ -14,10 +14,10 @@ from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.package.package import Package
+from tests.model_text import retyped, with_arrays
 from tests.packages.mutations import rehash
-from tests.packages.samples import build, list_extra, small_model, with_values
+from tests.packages.samples import build, list_extra, renamed, small_model, with_values
 from tests.refused import refused
-from tests.training.test_types import retyped
 
 
 def compared(tmp_path: Path, old: dict[str, object], new: dict[str, object]) -> PackageDiff:
@@ -212,15 +212,10 @@ def test_a_free_size_takes_what_a_fixed_one_took(tmp_path: Path) -> None:
 
 
 def test_values(tmp_path: Path) -> None:
+    moves = np.zeros((4, 1, 3, 3), np.float32)
+    moves[0, 0, 1, 2], moves[3, 0, 2, 2] = 0.5, -2.25
     model = small_model()
-    other = onnx.ModelProto()
-    other.CopyFrom(model)
-    for tensor in other.graph.initializer:
-        if tensor.name == "conv1.weight":
-            array = onnx.numpy_helper.to_array(tensor).copy()
-            array[0, 0, 1, 2] += 0.5
-            array[3, 0, 2, 2] -= 2.25
-            tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
+    other = with_arrays(model, lambda name, a: a + moves if name == "conv1.weight" else a)
     found = compared(tmp_path, {"model": model}, {"model": other})
     (change,) = found.parameters
     assert (change.name, change.elements, change.changed_elements) == ("conv1.weight", 36, 2)
@@ -295,11 +290,7 @@ def test_extra_files_are_known_by_what_they_are(tmp_path: Path) -> None:
 def test_markdown_tables_hold_together(tmp_path: Path) -> None:
     """Whatever a parameter is called, a row has as many cells as its header, and links nothing."""
     name = "a|b\\|`c`<img> http://evil.e www.evil.e @user #1"
-    model = small_model()
-    for tensor in model.graph.initializer:
-        tensor.name = name if tensor.name == "fc.bias" else tensor.name
-    for node in model.graph.node:
-        node.input[:] = [name if item == "fc.bias" else item for item in node.input]
+    model = renamed(small_model(), "fc.bias", name)
     build_package(model, tmp_path / "old", loss="cross_entropy")
     build_package(with_values(model), tmp_path / "new", loss="cross_entropy")
     text = markdown(diff_packages(tmp_path / "old", tmp_path / "new"))

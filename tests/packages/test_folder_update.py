@@ -6,12 +6,14 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from odtpack_runtime import OdtpackError
 from odtpack_runtime.files import folder_update
 from odtpack_runtime.files.folder_update import check_finished, finish_update, update_folder
+from tests.failing import failing
 from tests.packages.killing import ACTIONS
 from tests.programs import ran
 from tests.refused import refused
@@ -113,14 +115,9 @@ def test_another_file_system(folder: Path, tmp_path: Path, monkeypatch: pytest.M
     """The stage lies beside the folder, and cannot be moved into it."""
     replace(folder)
     (folder / "mine").write_text("mine")
-    rename = Path.rename
-
-    def refuse(self: Path, target: Path) -> Path:
-        if self.parent != Path(target).parent:
-            raise OSError(18, os.strerror(18))
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "rename", refuse)
+    error = OSError(18, os.strerror(18))
+    across = failing(Path.rename, error, lambda path, to: path.parent != Path(to).parent)
+    monkeypatch.setattr(Path, "rename", across)
     with update_folder(folder, last="last") as stage:
         (stage / "a").write_text("newer")
     assert (folder / "a").read_text() == "newer"
@@ -253,10 +250,7 @@ def test_a_folder_that_cannot_be_synced_is_said(
         replace(folder)
         (folder / "a").write_text("old")
 
-    def fail(path: Path) -> None:
-        if path == tmp_path:
-            raise OSError(5, os.strerror(5))
-
+    fail = failing(mock.Mock(), OSError(5, os.strerror(5)), lambda path: path == tmp_path)
     monkeypatch.setattr(folder_update, "sync_folder", fail)
     with pytest.raises(OdtpackError, match="was written, but it may not survive a power cut"):
         replace(folder)
@@ -310,14 +304,8 @@ def test_a_plan_that_cannot_be_read_is_not_thrown_away(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun(folder)
-    read = Path.open
-
-    def fail(self: Path, *arguments: object, **options: object) -> object:
-        if self.name.endswith("-plan"):
-            raise OSError(5, os.strerror(5))
-        return read(self, *arguments, **options)  # type: ignore[call-overload]
-
     with monkeypatch.context() as patch:
+        fail = failing(Path.open, OSError(5, "no"), lambda path, *_: path.name.endswith("-plan"))
         patch.setattr(Path, "open", fail)
         for call in (check_finished, finish_update):
             with refused("update-unfinished"):

@@ -16,6 +16,7 @@ from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package, check_nothing_else
 from odtpack_runtime.package.verify import check_checkpoints, check_models, verify_package
+from tests.command import Run
 from tests.packages import mutations
 from tests.programs import ran
 from tests.refused import refused
@@ -84,15 +85,13 @@ def test_damaged_packages(built: Path, tmp_path: Path, mutated: int) -> None:
 
 @pytest.mark.parametrize("count", split([15, 60], lambda count: count == 15))
 def test_what_is_damaged_is_refused_by_the_command(
-    built: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], count: int
+    built: Path, tmp_path: Path, run: Run, count: int
 ) -> None:
     for index, (name, damage) in enumerate(mutations.damage(NAMES, count, seed=8)):
         folder = Path(shutil.copytree(built, tmp_path / str(index)))
         damage(folder)
-        capfd.readouterr()
-        assert main(["verify", str(folder)]) == 2, name
-        shown = capfd.readouterr()
-        assert shown.out == ""
+        shown = run("verify", folder)
+        assert (shown.code, shown.out) == (2, ""), name
         assert shown.err.count("error[") == 1
         assert "error[internal]" not in shown.err, (name, shown.err)
 

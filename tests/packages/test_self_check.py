@@ -17,6 +17,7 @@ from tests import zoo
 from tests.model_text import computed, drawn, parsed
 from tests.packages.mutations import edit
 from tests.packages.samples import build, small_model
+from tests.packaging_tools import built_package
 from tests.refused import refused
 from tests.training.forward import linear
 
@@ -136,8 +137,7 @@ def test_some_outputs_of_the_template(tmp_path: Path) -> None:
     hidden = model.graph.node[-2].output[0]
     model.graph.output.append(onnx.ValueInfoProto(name=hidden))
     model = onnx.shape_inference.infer_shapes(model)
-    build_package(model, tmp_path / "p", loss="cross_entropy")
-    package = Package.open(tmp_path / "p")
+    package = built_package(model, tmp_path / "p")
     assert package.manifest.inference.outputs == ("output", hidden)
     state = CheckpointState.load_checkpoint(package.checkpoint)
     values = {name: item.data for name, item in state.parameters}

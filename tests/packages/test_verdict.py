@@ -14,28 +14,18 @@ import onnx
 import pytest
 
 from odtpack.adapters import AdapterSpec
-from odtpack.build import build_package
 from odtpack.optimizers import SGD, Adafactor, Adam, AdamW, Lion
 from odtpack.update.diff import Level, Verdict, diff_packages
 from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer
 from odtpack_runtime.checkpoint.state import SCHEDULE_PROPERTY, carry_over
 from odtpack_runtime.package.package import Package
 from tests import zoo
-from tests.packages.samples import small_model, with_values
+from tests.model_text import retyped
+from tests.packages.samples import renamed, small_model, with_values
+from tests.packaging_tools import built_package
 from tests.refused import refused
-from tests.training.test_types import retyped
 
 _HEAD = ["fc.*"]
-
-
-def renamed(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
-    changed = onnx.ModelProto()
-    changed.CopyFrom(model)
-    for tensor in changed.graph.initializer:
-        tensor.name = new if tensor.name == old else tensor.name
-    for node in changed.graph.node:
-        node.input[:] = [new if name == old else name for name in node.input]
-    return changed
 
 
 def mobilenet(batch_norm: Any) -> onnx.ModelProto:
@@ -96,11 +86,6 @@ CASES = {
 }  # fmt: skip
 
 
-def build(folder: Path, model: onnx.ModelProto, options: dict[str, Any]) -> Package:
-    build_package(model, folder, **{"loss": "cross_entropy", **options})
-    return Package.open(folder)
-
-
 def open_with(package: Package, state: CheckpointState) -> tuple[Module, Optimizer]:
     module = Module(package.training_model, state, package.eval_model)
     return module, Optimizer(package.optimizer_model, module)
@@ -117,9 +102,8 @@ def train(package: Package, state: CheckpointState, steps: int = 3) -> Optimizer
         for spec in package.manifest.input_specs():
             shape = [6 if isinstance(dim, str | None) else dim for dim in spec.shape]
             data: np.ndarray = random.standard_normal(shape)
-            feeds.append(
-                random.integers(0, 3, shape) if spec.dtype == np.int64 else data.astype(spec.dtype)
-            )
+            labels = random.integers(0, 3, shape) if spec.dtype == np.int64 else None
+            feeds.append(data.astype(spec.dtype) if labels is None else labels)
         result = module(*feeds)
         assert np.isfinite(result[0] if isinstance(result, tuple) else result)
         optimizer.step()
@@ -149,8 +133,8 @@ class Trained:
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("trained")
     case: Case = CASES[request.param]
-    old = build(folder / "old", case.old_model, case.old)
-    new = build(folder / "new", case.new_model, case.new)
+    old = built_package(case.old_model, folder / "old", **case.old)
+    new = built_package(case.new_model, folder / "new", **case.new)
     state = CheckpointState.load_checkpoint(old.checkpoint)
     train(old, state)
     state.properties["epoch"] = 7
@@ -309,11 +293,10 @@ def test_a_refused_carry_over_changes_nothing(trained: Trained) -> None:
 
 def test_an_adapter_that_counts_otherwise_has_no_place(tmp_path: Path) -> None:
     """The same numbers with eight times the alpha are another model."""
-    packages = [
-        build(tmp_path / str(alpha), zoo.mlp((6, 5, 3)), {
-            "adapter": AdapterSpec("lora", ("fc*",), (), 2, alpha)})
-        for alpha in (4.0, 32.0)
-    ]  # fmt: skip
+    packages = []
+    for alpha in (4.0, 32.0):
+        spec = AdapterSpec("lora", ("fc*",), (), 2, alpha)
+        packages.append(built_package(zoo.mlp((6, 5, 3)), tmp_path / str(alpha), adapter=spec))
     found = diff_packages(*(package.path for package in packages)).verdict
     assert found.level == "incompatible"
     assert {problem.why for problem in found.problems} == {
@@ -327,7 +310,7 @@ def test_new_values_of_matrices_inside_the_models_are_noted(tmp_path: Path) -> N
     model = zoo.mlp((64, 32, 3))
     options = {"adapter": AdapterSpec("lora", ("fc1",), (), 2, 4.0), "base": "int8"}
     paths = [
-        build(tmp_path / str(number), each, options).path
+        built_package(each, tmp_path / str(number), **options).path
         for number, each in enumerate((model, with_values(model, "fc1.weight"), model))
     ]
     notes = diff_packages(*paths[:2]).verdict.notes

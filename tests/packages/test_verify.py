@@ -2,7 +2,6 @@
 
 import builtins
 import dataclasses
-import json
 import os
 import shutil
 import signal
@@ -16,15 +15,16 @@ import onnx.parser
 import pytest
 
 from odtpack.build import build_package
-from odtpack.cli import main
 from odtpack.update.release import new_key, sign_package
 from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_runtime.apart import worker
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
+from tests.command import Run
+from tests.failing import failing
 from tests.model_text import parsed
-from tests.packages.mutations import edit, rehash
+from tests.packages.mutations import changed_model, edit, rehash
 from tests.programs import ran
 from tests.refused import refused
 
@@ -111,24 +111,18 @@ def test_a_checkpoint_of_another_package(package: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_that_reads_another_file(package: Path) -> None:
-    path = package / "eval_model.onnx"
-    model = onnx.load_model(path)
-    tensor = model.graph.initializer.add(name="secret", data_type=1, dims=[4])
-    tensor.data_location = onnx.TensorProto.EXTERNAL
-    tensor.external_data.add(key="location", value="../../../etc/passwd")
-    path.write_bytes(model.SerializeToString())
-    rehash(package, path.name)
+    with changed_model(package) as model:
+        tensor = model.graph.initializer.add(name="secret", data_type=1, dims=[4])
+        tensor.data_location = onnx.TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value="../../../etc/passwd")
     with refused("model-external-data", "secret"):
         verify_package(package)
 
 
 def test_a_model_that_does_not_load(package: Path) -> None:
     """ONNX Runtime's own refusal: a name is given twice."""
-    path = package / "eval_model.onnx"
-    model = onnx.load_model(path)
-    model.graph.node[-1].output[0] = model.graph.node[0].output[0]
-    path.write_bytes(model.SerializeToString())
-    rehash(package, path.name)
+    with changed_model(package) as model:
+        model.graph.node[-1].output[0] = model.graph.node[0].output[0]
     assert refusal(package).code == "model-not-loadable"
 
 
@@ -158,14 +152,11 @@ class TestSignature:
         assert verify_package(signed, public_key=public).signature == "valid"
         assert Package.open(signed).path == signed.resolve()
 
-    def test_a_signature_that_nothing_checks(
-        self, signed: Path, key: Path, capfd: pytest.CaptureFixture[str]
-    ) -> None:
-        words = ["verify", str(signed), "--require-signature"]
-        assert main(words) == 0
-        assert "warning: the signature was not checked" in capfd.readouterr().err
-        assert main([*words, "--public-key", str(key.with_suffix(".pub"))]) == 0
-        assert "warning" not in capfd.readouterr().err
+    def test_a_signature_that_nothing_checks(self, signed: Path, key: Path, run: Run) -> None:
+        words = "verify", signed, "--require-signature"
+        assert "warning: the signature was not checked" in run(*words, code=0).err
+        checked = run(*words, "--public-key", key.with_suffix(".pub"), code=0)
+        assert "warning" not in checked.err
 
     def test_openssl_agrees(self, signed: Path, key: Path) -> None:
         openssl = shutil.which("openssl")
@@ -212,15 +203,14 @@ class TestSignature:
 
     @pytest.mark.parametrize("content", [None, b"", b"not a key", b"x" * 2**17])
     def test_what_is_no_key(
-        self, signed: Path, tmp_path: Path, content: bytes | None, capfd: Any
+        self, signed: Path, tmp_path: Path, content: bytes | None, run: Run
     ) -> None:
         path = tmp_path / "key"
         if content is not None:
             path.write_bytes(content)
         before = (signed / "manifest.sig").read_bytes()
         for command in (["verify", signed, "--public-key", path], ["sign", signed, "--key", path]):
-            assert main(list(map(str, command))) == 2
-            assert "error[internal]" not in capfd.readouterr().err
+            assert "error[internal]" not in run(*command, code=2).err
         assert (signed / "manifest.sig").read_bytes() == before
 
     def test_keys_of_another_kind(self, signed: Path, key: Path, tmp_path: Path) -> None:
@@ -242,35 +232,28 @@ class TestSignature:
         assert key.read_bytes() == before
 
     def test_without_the_library(
-        self, signed: Path, key: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+        self, signed: Path, key: Path, monkeypatch: pytest.MonkeyPatch, run: Run
     ) -> None:
-        real = builtins.__import__
-
-        def missing(name: str, *arguments: Any, **options: Any) -> Any:
-            if name.startswith("cryptography"):
-                raise ImportError(name)
-            return real(name, *arguments, **options)
-
+        call, error = builtins.__import__, ImportError("no library")
+        missing = failing(call, error, lambda name, *_: name.startswith("cryptography"))
         monkeypatch.setattr(builtins, "__import__", missing)
         for command in (
             ["verify", signed, "--public-key", key.with_suffix(".pub")],
             ["sign", signed, "--key", key],
             ["sign", "--new-key", key.with_name("new.pem")],
         ):
-            assert main(list(map(str, command))) == 2
-            assert "pip install cryptography" in capfd.readouterr().err
+            assert "pip install cryptography" in run(*command, code=2).err
 
 
-def test_the_commands(package: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_commands(package: Path, tmp_path: Path, run: Run) -> None:
     key = tmp_path / "key.pem"
-    assert main(["sign", str(package), "--new-key", str(key)]) == 0
-    assert main(["verify", str(package), "--public-key", str(key.with_suffix(".pub"))]) == 0
-    assert "signature   valid" in capfd.readouterr().out
-    assert main(["verify", str(package), "--json"]) == 0
-    assert json.loads(capfd.readouterr().out) == dataclasses.asdict(verify_package(package))
-    for wrong in (["sign"], ["sign", str(package)], ["sign", "--key", str(key)]):
-        assert main(wrong) == 2
-        assert "help: odtpack sign" in capfd.readouterr().err
+    run("sign", package, "--new-key", key, code=0)
+    verified = run("verify", package, "--public-key", key.with_suffix(".pub"), code=0)
+    assert "signature   valid" in verified.out
+    found = run("verify", package, "--json", code=0).json()
+    assert found == dataclasses.asdict(verify_package(package))
+    for wrong in ((), (package,), ("--key", key)):
+        assert "help: odtpack sign" in run("sign", *wrong, code=2).err
 
 
 def test_a_listed_file_that_is_none(package: Path) -> None:

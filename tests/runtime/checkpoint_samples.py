@@ -16,44 +16,34 @@ def sample() -> CheckpointData:
         "b": np.array(2.5, np.float32),
         "empty": np.zeros((0, 3), np.float32),
     }
+    moments = {
+        name: [np.full_like(w, 0.5), np.full_like(w, np.float32(1e-30))]
+        for name, w in weights.items()
+    }
     return CheckpointData(
         weights,
         {"table": np.arange(5, dtype=np.int64), "mask": np.array([True, False]),
          "half": np.ones((2, 1), np.float16)},
         False,
-        OptimizerState(
-            41,
-            float(np.float32(0.03)),
-            {
-                name: [np.full_like(w, 0.5), np.full_like(w, np.float32(1e-30))]
-                for name, w in weights.items()
-            },
-            kind="adamw",
-        ),
+        OptimizerState(41, float(np.float32(0.03)), moments, kind="adamw"),
         {"epoch": 3, "loss": float(np.float32(0.1)), "note": "grüße", "zero": 0},
     )  # fmt: skip
 
 
 def assert_same(left: CheckpointData, right: CheckpointData) -> None:
     assert left.nominal == right.nominal
-    assert left.properties == right.properties
-    assert {k: type(v) for k, v in left.properties.items()} == {
-        k: type(v) for k, v in right.properties.items()
-    }
+    ours, theirs = ({k: (type(v), v) for k, v in each.properties.items()} for each in (left, right))
+    assert ours == theirs
     pairs = [(left.trainable, right.trainable), (left.frozen, right.frozen)]
     assert (left.optimizer is None) == (right.optimizer is None)
     if left.optimizer and right.optimizer:
-        assert left.optimizer.step == right.optimizer.step
-        assert left.optimizer.learning_rate == right.optimizer.learning_rate
-        assert left.optimizer.kind == right.optimizer.kind
-        assert list(left.optimizer.moments) == list(right.optimizer.moments)
-        pairs += [
-            (
-                {str(i): m for i, m in enumerate(left.optimizer.moments[name])},
-                {str(i): m for i, m in enumerate(right.optimizer.moments[name])},
-            )
-            for name in left.optimizer.moments
-        ]
+        for key in ("step", "learning_rate", "kind"):
+            assert getattr(left.optimizer, key) == getattr(right.optimizer, key), key
+        moments = left.optimizer.moments, right.optimizer.moments
+        assert list(moments[0]) == list(moments[1])
+        for name in moments[0]:
+            one, other = (dict(enumerate(each[name])) for each in moments)
+            pairs.append((one, other))
     for ours, theirs in pairs:
         assert list(ours) == list(theirs)
         for name, array in ours.items():

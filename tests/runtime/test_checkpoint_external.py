@@ -3,7 +3,8 @@
 import errno
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -96,9 +97,7 @@ def test_a_save_that_fails_leaves_the_data_of_another_process(
         write_checkpoint(path, other)
         return lock(locked)
 
-    def full(*_: object, **__: object) -> AbstractContextManager[BinaryIO]:
-        raise OSError(errno.ENOSPC, "full")
-
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "full"))
     monkeypatch.setattr(writer, "locked", late)
     with refused("file-not-written", "full"):
         write_checkpoint(path, CheckpointData({"w": np.ones(80, np.float32)}, {}), open_file=full)

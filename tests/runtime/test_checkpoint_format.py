@@ -11,6 +11,7 @@ import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnxruntime.tools.ort_format_model  # noqa: F401 - makes the bindings importable
@@ -61,10 +62,7 @@ def test_the_disk_is_asked_for_all_elements_once(
 
 
 def test_a_disk_that_takes_no_hints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*arguments: object) -> None:
-        raise OSError(errno.EINVAL, "no")
-
-    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    monkeypatch.setattr(os, "posix_fadvise", mock.Mock(side_effect=OSError(errno.EINVAL, "no")))
     write_checkpoint(tmp_path / "c", sample())
     assert_same(sample(), read_checkpoint(tmp_path / "c"))
     monkeypatch.delattr(os, "posix_fadvise")  # as on macOS and Windows

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,9 +45,28 @@ def _property_twice(f: Foreign) -> bytes:
     return f.finish([], bag=f.table({0: ("UOffsetTRelative", f.vector(entries))}))
 
 
-def _moments(f: Foreign, states: dict[str, list[int]], tensors: list[int]) -> bytes:
-    entries = [f.state(name, moments) for name, moments in states.items()]
-    return f.finish(tensors, groups=f.vector([f.group(states=entries)]))
+Make = Callable[[Foreign], bytes]
+
+
+def _tensor(**of: Any) -> Make:
+    return lambda f: f.finish([f.tensor(**of)])
+
+
+def _groups(*groups: dict[str, Any]) -> Make:
+    return lambda f: f.finish([f.tensor()], groups=f.vector([f.group(**each) for each in groups]))
+
+
+def _states(names: str = "w", **states: dict[str, Any] | None) -> Make:
+    """A file of these parameters, with a moment or none of some."""
+
+    def make(f: Foreign) -> bytes:
+        entries = [
+            f.state(of, [] if each is None else [f.tensor(**{"name": "momentum0"} | each)])
+            for of, each in states.items()
+        ]
+        return f.finish([f.tensor(n) for n in names], groups=f.vector([f.group(states=entries)]))
+
+    return make
 
 
 def _two_groups(f: Foreign, first: str, second: str) -> bytes:
@@ -58,65 +78,44 @@ def _two_groups(f: Foreign, first: str, second: str) -> bytes:
     return f.finish(tensors, groups=f.vector(groups))
 
 
-CORRUPT = {
-    "too short": lambda f: f.finish([f.tensor(raw=bytes(7))]),
-    "too long": lambda f: f.finish([f.tensor(raw=bytes(9))]),
-    "no data": lambda f: f.finish([f.tensor(raw=None)]),
-    "negative dimension": lambda f: f.finish([f.tensor(dims=(-1, -2))]),
-    "huge dimensions": lambda f: f.finish([f.tensor(dims=(2**62, 2**62))]),
-    "huge and empty": lambda f: f.finish([f.tensor(dims=(0, 2**62), raw=b"")]),
-    "rank 33": lambda f: f.finish([f.tensor(dims=(1,) * 33, raw=bytes(4))]),
+CORRUPT: dict[str, Make] = {
+    "too short": _tensor(raw=bytes(7)), "too long": _tensor(raw=bytes(9)),
+    "no data": _tensor(raw=None), "negative dimension": _tensor(dims=(-1, -2)),
+    "huge dimensions": _tensor(dims=(2**62, 2**62)),
+    "huge and empty": _tensor(dims=(0, 2**62), raw=b""),
+    "rank 33": _tensor(dims=(1,) * 33, raw=bytes(4)),
     "bool 2": lambda f: f.finish([], [f.tensor(code=9, raw=b"\x02\x00")]),
-    "no name": lambda f: f.finish([f.tensor(name="")]),
+    "no name": _tensor(name=""),
     "twice": lambda f: f.finish([f.tensor(), f.tensor()]),
     "trainable and frozen": lambda f: f.finish([f.tensor()], [f.tensor()]),
-    "shared data": _shared_data,
-    "shared text": _shared_text,
-    "external without flag": lambda f: f.finish([f.tensor(raw=None, offset=0)]),
+    "shared data": _shared_data, "shared text": _shared_text,
+    "external without flag": _tensor(raw=None, offset=0),
     "external in memory": lambda f: f.finish([f.tensor(raw=None, offset=0)], external=True),
-    "negative offset": lambda f: f.finish([f.tensor(raw=None, offset=-2)]),
+    "negative offset": _tensor(raw=None, offset=-2),
     "nominal with a value": lambda f: f.finish([f.tensor()], nominal=True),
-    "other group": lambda f: f.finish([f.tensor()], groups=f.vector([f.group("other")])),
-    "two groups": lambda f: f.finish([f.tensor()], groups=f.vector([f.group(), f.group()])),
-    "groups in another order": lambda f: f.finish(
-        [f.tensor()], groups=f.vector([f.group("group1"), f.group("group0")])
-    ),
-    "groups at different steps": lambda f: f.finish(
-        [f.tensor()], groups=f.vector([f.group(), f.group("group1", step=2)])
-    ),
+    "other group": _groups({"name": "other"}), "two groups": _groups({}, {}),
+    "groups in another order": _groups({"name": "group1"}, {"name": "group0"}),
+    "groups at different steps": _groups({}, {"name": "group1", "step": 2}),
     "a parameter in two groups": lambda f: _two_groups(f, "w", "w"),
     "a parameter in no group": lambda f: _two_groups(f, "w", "v"),
-    "moment of another rank": lambda f: _moments(
-        f, {"w": [f.tensor("momentum0", dims=(2, 1))]}, [f.tensor()]
-    ),
-    "moment of another length": lambda f: _moments(
-        f, {"w": [f.tensor("momentum0", dims=(3,), raw=bytes(12))]}, [f.tensor()]
-    ),
-    "negative step": lambda f: f.finish([f.tensor()], groups=f.vector([f.group(step=-1)])),
-    "state of nothing": lambda f: _moments(f, {"v": [f.tensor("momentum0")]}, [f.tensor()]),
-    "moment of another shape": lambda f: _moments(
-        f, {"w": [f.tensor("momentum0", dims=(1, 2))]}, [f.tensor()]
-    ),
-    "moment of another name": lambda f: _moments(f, {"w": [f.tensor("momentum1")]}, [f.tensor()]),
-    "uneven moments": lambda f: _moments(
-        f, {"w": [f.tensor("momentum0")], "v": []}, [f.tensor(), f.tensor("v")]
-    ),
-    "state of some": lambda f: _moments(
-        f, {"w": [f.tensor("momentum0")]}, [f.tensor(), f.tensor("v")]
-    ),
+    "moment of another rank": _states(w={"dims": (2, 1)}),
+    "moment of another length": _states(w={"dims": (3,), "raw": bytes(12)}),
+    "negative step": _groups({"step": -1}), "state of nothing": _states(v={}),
+    "moment of another shape": _states(w={"dims": (1, 2)}),
+    "moment of another name": _states(w={"name": "momentum1"}),
+    "uneven moments": _states("wv", w={}, v=None), "state of some": _states("wv", w={}),
     "property twice": _property_twice,
     "name not UTF-8": lambda f: f.finish([f.tensor(name="ä")]).replace(b"\xc3\xa4", b"\xc3\xc3"),
     "another identifier": lambda f: f.finish([f.tensor()]).replace(b"ODTC", b"ORTM"),
-    "empty": lambda f: b"",
-    "text": lambda f: b"this is not a checkpoint, not at all",
-}
+    "empty": lambda f: b"", "text": lambda f: b"this is not a checkpoint, not at all",
+}  # fmt: skip
 OTHER = {
     "version 1": ("checkpoint-version", lambda f: f.finish([f.tensor()], version=1)),
     "version -1": ("checkpoint-version", lambda f: f.finish([f.tensor()], version=-1)),
-    "strings": ("checkpoint-dtype", lambda f: f.finish([f.tensor(code=8)])),
-    "bfloat16": ("checkpoint-dtype", lambda f: f.finish([f.tensor(code=16, raw=bytes(4))])),
-    "unknown type": ("checkpoint-dtype", lambda f: f.finish([f.tensor(code=999)])),
-    "negative type": ("checkpoint-dtype", lambda f: f.finish([f.tensor(code=-1)])),
+    "strings": ("checkpoint-dtype", _tensor(code=8)),
+    "bfloat16": ("checkpoint-dtype", _tensor(code=16, raw=bytes(4))),
+    "unknown type": ("checkpoint-dtype", _tensor(code=999)),
+    "negative type": ("checkpoint-dtype", _tensor(code=-1)),
 }
 WRONG = {name: ("checkpoint-corrupt", make) for name, make in CORRUPT.items()} | OTHER
 
@@ -196,10 +195,9 @@ def test_the_message_names_what_differs(small: bytes) -> None:
 
 def test_a_digest_that_is_lost_is_missed(small: bytes) -> None:
     """Both are taken off by hand; with one of them left, the file is known to be damaged."""
-    tensors = small.replace(b"sha256:", b"SHA256:")
     last = small.rindex(b"sha256:")
     whole = small[:last] + b"SHA256:" + small[last + 7 :]
-    for data in (tensors, whole):
+    for data in (small.replace(b"sha256:", b"SHA256:"), whole):
         assert _outcome(data) is None
 
 

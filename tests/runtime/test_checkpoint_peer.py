@@ -29,12 +29,12 @@ forward (float[batch, 3] input) => (float[batch, 2] prediction)
     product = MatMul(scaled, W)
     prediction = Add(product, b)
 }}"""
-TRAINING = (
-    models.REGRESSION_TRAINING.replace("float[2] b, float[3] mean,", "float[2] b,")
-    .replace(", float[3] mean_update_out)", ")")
-    .split("    batch_mean")[0]
-    + "}"
-)
+TRAINING = models.REGRESSION_TRAINING.split("    batch_mean")[0] + "}"
+for old, new in (
+    ("float[2] b, float[3] mean,", "float[2] b,"),
+    (", float[3] mean_update_out)", ")"),
+):
+    TRAINING = TRAINING.replace(old, new)
 
 
 @pytest.fixture(scope="module")
@@ -45,25 +45,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     models.write(folder, "training.onnx", TRAINING)
     for kind, text in (("adamw", models.ADAMW), ("sgd", models.SGD)):
         models.write(folder, f"{kind}.onnx", text, {"odtpack.optimizer": kind})
-    rng = np.random.default_rng(5)
     np.savez(
-        folder / "data.npz",
-        input=rng.standard_normal((12, 3)).astype(np.float32),
-        target=rng.standard_normal((12, 2)).astype(np.float32),
+        folder / "data.npz", **dict(zip(("input", "target"), models.feeds(5, 12), strict=True))
     )
-    client.run_jobs(
-        [
-            {
-                "command": "generate", "model": folder / "forward.onnx", "folder": folder / kind,
-                "requires_grad": ["W", "b"], "frozen": ["scale"], "loss": "mse",
-                "optimizer": options, "nominal_checkpoint": True,
-            }
-            for kind, options in (
-                ("adamw", {"kind": "adamw", "weight_decay": 0.01}),
-                ("sgd", "sgd"),
-            )
-        ]
-    )  # fmt: skip
+    client.run_jobs([
+        {"command": "generate", "model": folder / "forward.onnx", "folder": folder / kind,
+         "requires_grad": ["W", "b"], "frozen": ["scale"], "loss": "mse", "optimizer": options,
+         "nominal_checkpoint": True}
+        for kind, options in OPTIMIZERS.items()
+    ])  # fmt: skip
     return folder
 
 

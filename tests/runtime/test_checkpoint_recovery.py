@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, re
 from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.files import atomic
 from odtpack_runtime.files.atomic import atomic_write
+from tests.failing import failing
 from tests.programs import started
 from tests.refused import refused
 from tests.runtime.checkpoint_samples import assert_same
@@ -101,11 +103,7 @@ def test_a_missing_one_falls_back(path: Path) -> None:
 
 def refuse_links(monkeypatch: pytest.MonkeyPatch, number: int = errno.EPERM) -> None:
     """What FAT and exFAT do, which have no hard links."""
-
-    def refuse(*args: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", mock.Mock(side_effect=OSError(number, os.strerror(number))))
 
 
 def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,13 +120,8 @@ def test_without_hard_links_a_failed_rename_is_taken_back(
 ) -> None:
     save(tmp_path / "c", 1)
     refuse_links(monkeypatch)
-    replace = Path.replace
-
-    def refuse(self: Path, target: Path) -> Path:
-        if self.suffix == ".tmp":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return replace(self, target)
-
+    error = OSError(errno.EIO, os.strerror(errno.EIO))
+    refuse = failing(Path.replace, error, lambda path, to: path.suffix == ".tmp")
     monkeypatch.setattr(Path, "replace", refuse)
     with pytest.raises(OdtpackError, match="could not be written"):
         save(tmp_path / "c", 2)
@@ -191,13 +184,7 @@ def test_what_is_not_whole_never_replaces_the_save_before(
 @contextmanager
 def _interrupted_at_the_end() -> Iterator[None]:
     """The last rename of a save does not happen."""
-    replace = Path.replace
-
-    def stop(self: Path, target: Path) -> Path:
-        if target.name == "trained.ckpt":
-            raise KeyboardInterrupt
-        return replace(self, target)
-
+    stop = failing(Path.replace, KeyboardInterrupt(), lambda _, to: to.name == "trained.ckpt")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Path, "replace", stop)
         yield
@@ -466,11 +453,8 @@ def test_a_folder_that_cannot_be_synced_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new file is in place, and whoever takes it for lost may do harm."""
-
-    def fail(folder: Path) -> None:
-        raise OSError(5, os.strerror(5))
-
     (tmp_path / "file").write_bytes(b"old")
+    fail = mock.Mock(side_effect=OSError(5, os.strerror(5)))
     monkeypatch.setattr(atomic, "sync_folder", fail)
     said = "written, but it may not survive a power cut"
     with refused("file-not-written", said), atomic_write(tmp_path / "file") as stream:

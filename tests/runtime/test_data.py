@@ -4,13 +4,13 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import onnx.parser
 import pytest
 
-from odtpack.build import build_package
-from odtpack_runtime import OdtpackError, Package
+from odtpack_runtime import OdtpackError
 from odtpack_runtime.session.graph_signature import TensorSpec
 from odtpack_runtime.training.loop import load_dataset
+from tests.model_text import parsed
+from tests.packaging_tools import built_package
 from tests.refused import refused
 
 F32, I64 = np.dtype(np.float32), np.dtype(np.int64)
@@ -141,12 +141,10 @@ def test_what_the_model_replaces_may_stay(
 ) -> None:
     """A model that handles missing values trains on them; what it does not handle is refused."""
     masked = ", float[N, 3] m" if "m)" in replaced else ""
-    model = onnx.parser.parse_model(
-        f'<ir_version: 10, opset_import: ["": 20]> g (float[N, 3] x{masked}) => (float[N, 1] y) '
-        f"<float[3] missing = {{1, 2, 3}}, float[3, 1] w = {{1, 2, 3}}> "
-        f"{{ {replaced} y = MatMul(b, w) }}"
-    )
-    build_package(model, tmp_path / "package", loss="mse", train=["w"])
+    one, w = np.float32([1, 2, 3]), np.float32([[1], [2], [3]])
+    text = f"(float[N, 3] x{masked}) => (float[N, 1] y) {{ {replaced} y = MatMul(b, w) }}"
+    model = parsed(text, 20, ir_version=10, missing=one, w=w)
+    package = built_package(model, tmp_path / "package", loss="mse", train=["w"])
     arrays = {"x": np.ones((6, 3), np.float32), "target": np.ones((6, 1), np.float32)}
     if masked:
         arrays["m"] = np.ones((6, 3), np.float32)
@@ -154,7 +152,6 @@ def test_what_the_model_replaces_may_stay(
     for name, value in odd.items():
         arrays[name][2, 0] = value
     path = save(tmp_path / "data.npz", **arrays)
-    package = Package.open(tmp_path / "package")
     if says is None:
         assert np.isnan(package.load_data(path)["x"][2, 0])
         return

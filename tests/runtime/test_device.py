@@ -10,11 +10,13 @@ import pytest
 
 from odtpack.build import build_package
 from odtpack.passes import precision
-from odtpack_runtime import CheckpointState, Module, OdtpackError, Optimizer, Package
+from odtpack_runtime import CheckpointState, Module, OdtpackError, Package
 from odtpack_runtime.session.device import Device
 from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_runtime.training import first_step
 from tests import zoo
+from tests.model_text import parsed
+from tests.packaging_tools import built_package, open_training
 from tests.refused import refused
 from tests.software_gpu import package_of, reason_without
 
@@ -24,8 +26,7 @@ webgpu = pytest.param("webgpu", marks=pytest.mark.skipif(bool(WITHOUT), reason=W
 
 def _without_cuda() -> str:
     """Why there is no CUDA here, or nothing."""
-    text = '<ir_version: 8, opset_import: ["": 13]> g (float[1] x) => (float[1] y) { y = Neg(x) }'
-    model = onnx.parser.parse_model(text).SerializeToString()
+    model = parsed("(float[1] x) => (float[1] y) { y = Neg(x) }", 13).SerializeToString()
     try:
         Device("cuda").session(model, onnxruntime.SessionOptions())
     except OdtpackError as error:
@@ -51,22 +52,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     folder = tmp_path_factory.mktemp("device") / "package"
-    build_package(
-        zoo.mlp((6, 5, 3)), folder, loss="cross_entropy", runtime="webgpu", step_model="always"
-    )
-    return Package.open(folder)
+    return built_package(zoo.mlp((6, 5, 3)), folder, runtime="webgpu", step_model="always")
 
 
 class Training:
     def __init__(
         self, package: Package, device: str, checkpoint: Path | None = None, step: bool = False
     ) -> None:
-        self.state = CheckpointState.load_checkpoint(checkpoint or package.checkpoint)
-        self.module = Module(
-            package.training_model, self.state, package.eval_model, device=device,
-            step_model_uri=package.step_model if step else None,
-        )  # fmt: skip
-        self.optimizer = Optimizer(package.optimizer_model, self.module)
+        options = {"device": device, "step_model_uri": package.step_model if step else None}
+        opened = open_training(package.path, checkpoint=checkpoint, **options)
+        self.state, self.module, self.optimizer = opened
 
     def steps(self, count: int, accumulate: int = 2) -> list[float]:
         losses = []
@@ -244,9 +239,7 @@ def test_mixed_precision_needs_float16_there(device: str, tmp_path: Path) -> Non
 
 def test_a_float64_model_has_a_step_model(tmp_path: Path) -> None:
     """The provider knows no float64: the models run on the processor."""
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (double[N, 6] x) => (double[N, 3] y) '
-        f"<double[6, 3] w = {{{', '.join(str(i / 9) for i in range(18))}}}> {{ y = MatMul(x, w) }}"
-    )
-    build_package(model, tmp_path, loss="cross_entropy", runtime="webgpu", step_model="always")
-    assert Package.open(tmp_path).step_model is not None
+    w = np.arange(18.0).reshape(6, 3) / 9
+    model = parsed("(double[N, 6] x) => (double[N, 3] y) { y = MatMul(x, w) }", w=w)
+    package = built_package(model, tmp_path, runtime="webgpu", step_model="always")
+    assert package.step_model is not None

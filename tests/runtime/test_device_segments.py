@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.decoder.model import Shape, write_model
 from benchmarks.gpu import batch_of
-from odtpack.build import build_package
-from odtpack_runtime import CheckpointState, Module, Optimizer, Package
+from odtpack_runtime import CheckpointState, Module, Package
 from odtpack_runtime.session.device import Device
+from tests.packaging_tools import built_package, open_training
 from tests.refused import refused
 from tests.software_gpu import reason_without
 
@@ -34,11 +34,10 @@ def built(folder: Path, base: Any, optimizer: str = "adamw", layers: int = 2) ->
     """A decoder whose layers are two segments each."""
     folder.mkdir(exist_ok=True)
     model = write_model(Shape("tiny", layers, 64, 4, 2, 96, 50), folder)
-    build_package(
+    return built_package(
         model, folder / "package", loss="next_token", adapter="lora", adapter_on=("*proj*",),
         base=base, segments=True, runtime="webgpu", optimizer=optimizer,
     )  # fmt: skip
-    return Package.open(folder / "package")
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +47,8 @@ def int8(tmp_path_factory: pytest.TempPathFactory) -> Package:
 
 class Training:
     def __init__(self, package: Package, device: str, checkpoint: Path | None = None) -> None:
-        self.state = CheckpointState.load_checkpoint(checkpoint or package.checkpoint)
-        self.module = Module(package.training_model, self.state, package.eval_model, device)
-        self.optimizer = Optimizer(package.optimizer_model, self.module)
+        opened = open_training(package.path, checkpoint=checkpoint, device=device)
+        self.state, self.module, self.optimizer = opened
         self.batch = batch_of(package, 2, 6)
 
     def gradients(self) -> dict[str, np.ndarray]:

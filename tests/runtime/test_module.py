@@ -23,7 +23,8 @@ from odtpack_runtime import (
 from odtpack_runtime.checkpoint.format import CheckpointData
 from odtpack_runtime.training.loop import evaluate, right_labels, train_step
 from tests import zoo
-from tests.packaging_tools import open_training
+from tests.model_text import parsed
+from tests.packaging_tools import built_training, open_training
 from tests.refused import refused
 from tests.runtime import models
 
@@ -327,9 +328,7 @@ _ALL = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
 
 
 def write(path: Path, **metadata: str) -> Path:
-    model = onnx.parser.parse_model(
-        '<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] y) { y = Relu(x) }'
-    )
+    model = parsed("(float[1] x) => (float[1] y) { y = Relu(x) }")
     model.producer_version = "v" * 300
     onnx.helper.set_model_props(model, metadata)
     path.write_bytes(model.SerializeToString())
@@ -472,8 +471,7 @@ def test_right_labels_are_counted_without_the_ignored_ones() -> None:
 
 def test_an_optimizer_whose_state_another_took_over_refuses(tmp_path: Path) -> None:
     """A save would have the other's moments and step count."""
-    build_package(zoo.mlp((6, 5, 3)), tmp_path / "package", loss="cross_entropy")
-    state, module, optimizer = open_training(tmp_path / "package")
+    state, module, optimizer = built_training(zoo.mlp((6, 5, 3)), tmp_path / "package")
     batch = np.ones((2, 6), np.float32), np.array([0, 1])
     module(*batch)
     optimizer.step()

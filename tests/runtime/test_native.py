@@ -221,8 +221,8 @@ def trained(folder: Path, options: onnxruntime.SessionOptions) -> tuple[list[flo
         folder / "training_model.onnx", state, session_options=options, step_model_uri=step
     )
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
-    data, labels = packaging_tools.batch(zoo.mlp((784, 400, 10)), 16)
-    losses = [float(optimizer.step_on(data, labels)) for _ in range(4)]
+    batch = packaging_tools.batch(zoo.mlp((784, 400, 10)), 16)
+    losses = [float(optimizer.step_on(*batch)) for _ in range(4)]
     return losses, b"".join(np.asarray(value.data).tobytes() for _, value in state.parameters)
 
 
@@ -251,19 +251,16 @@ def test_a_package_trains_alike_with_kernels_without_and_plain(
         assert ('"op_name" : "Kernel0"' in profiles) is not turned_off
 
 
-def test_a_plan_is_that_of_the_bodies(
-    packages: dict[bool, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("kernels")
+def test_a_plan_is_that_of_the_bodies(packages: dict[bool, Path]) -> None:
     """With the library or without, a native package is planned as the plain one."""
-    monkeypatch.setenv(VARIABLE, str(native_library.library()))
     sizes = {"input": (16, 784), "labels": (16,)}
     plain, native = (plan_memory(Package.open(packages[each]), sizes) for each in (False, True))
     assert [p.name for p in native.phases] == [p.name for p in plain.phases]
     # Names of nodes have other lengths, and these are in all phases.
     names = native.phases[0].nbytes - plain.phases[0].nbytes
-    assert {n.nbytes - p.nbytes for n, p in zip(native.phases, plain.phases, strict=True)} == {
-        names
-    }
+    both = zip(native.phases, plain.phases, strict=True)
+    assert {n.nbytes - p.nbytes for n, p in both} == {names}
     assert abs(names) < 5000
 
 
@@ -329,17 +326,8 @@ def test_a_library_registers_what_a_package_names() -> None:
     node = onnx.helper.make_node("Sqrt", ["a"], ["b"])
     model = native_library.kernel_model([node], {"a": (8,)}, ["b"]).SerializeToString()
     feeds = {"a": np.arange(8, dtype=np.float32)}
-    for counts in (
-        "1 0 0",
-        "0 0 0",
-        "64 20 4",
-        "65 0 0",
-        "1 0",
-        "1 0 0 0",
-        "-1 0 0",
-        "x",
-        "9" * 99,
-    ):
+    counted = "1 0 0", "0 0 0", "64 20 4", "65 0 0", "1 0", "1 0 0 0", "-1 0 0", "x", "9" * 99
+    for counts in counted:
         options = onnxruntime.SessionOptions()
         options.add_session_config_entry(COUNTS, counts)
         choose_kernels(options, str(native_library.library()))

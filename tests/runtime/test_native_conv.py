@@ -19,7 +19,7 @@ from odtpack.passes import native as wrapping
 from odtpack_runtime.package import native
 from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
-from odtpack_runtime.session.native import DOMAIN, VARIABLE
+from odtpack_runtime.session.native import DOMAIN
 from tests import native_library
 from tests.model_text import parsed
 from tests.native_library import assert_rounded, of_program, session, spoil, unaligned
@@ -50,9 +50,8 @@ class Case:
 
     def program(self) -> list[int]:
         """The attribute of the call."""
-        axes = zip(
-            self.size, self.kernel, self.steps, self.apart, self.before, self.out, strict=True
-        )
+        given = (self.size, self.kernel, self.steps, self.apart, self.before, self.out)
+        axes = zip(*given, strict=True)
         weight = self.lies[2] if self.kind != native.WEIGHT_GRADIENT else 0
         bias = self.bias and self.kind == native.FORWARD
         return [
@@ -207,40 +206,24 @@ def test_every_form_of_the_rules_is_a_native_node(package: Path) -> None:
 
 @pytest.mark.parametrize("operator", ["Conv", "ConvTranspose"])
 @pytest.mark.parametrize(("dims", "kernel", "known"), [
-    (None, 1, False), (["n", "c", "h", "w"], 1, False), (["n", 2, 4, 4], 1, True),
-    (["n", 2, 99, 99], 65, False),
+    ("", 1, False), ("n, c, h, w", 1, False), ("n, 2, 4, 4", 1, True), ("n, 2, 99, 99", 65, False),
 ])  # fmt: skip
 def test_a_convolution_is_native_where_its_sizes_are_known(
-    operator: str, dims: list[str | int] | None, kernel: int, known: bool
+    operator: str, dims: str, kernel: int, known: bool
 ) -> None:
     """Not where the library would refuse it, nor where a rank is unknown."""
-    node = onnx.helper.make_node(operator, ["x", "w"], ["y"], group=2, pads=[kernel // 2] * 4)
-    values = [
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, each)
-        for name, each in (("x", dims), ("w", [2, 1, kernel, kernel]), ("y", dims))
-    ]
-    graph = onnx.helper.make_graph([node], "one", values[:2], values[2:])
-    opset = onnx.helper.make_opsetid("", native_library.OPSET)
-    model = onnx.ModelProto(ir_version=8, graph=graph, opset_import=[opset])
-    (found,) = wrapping.wrap(ir.from_proto(model)).graph
+    text = f"""(float[{dims}] x, float[2, 1, {kernel}, {kernel}] w) => (float[{dims}] y) {{
+        y = {operator} <group = 2, pads = {[kernel // 2] * 4}> (x, w)
+    }}"""
+    (found,) = wrapping.wrap(ir.from_proto(parsed(text, native_library.OPSET))).graph
     assert (found.domain == DOMAIN) is known
 
 
-def test_a_package_trains_alike_with_kernels_and_without(
-    package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The kernels are taken; losses and parameters are those of the bodies."""
-    monkeypatch.setenv(VARIABLE, str(native_library.library()))
+@pytest.mark.usefixtures("kernels")
+def test_a_package_trains_alike_with_kernels_and_without(package: Path, tmp_path: Path) -> None:
     data = np.random.default_rng(1).standard_normal((5, 4, SIZE, SIZE)).astype(np.float32)
-    batch, results = (data, np.arange(5) % 4), []
-    for with_kernels in (True, False):
-        prefix = tmp_path / f"{with_kernels}-"
-        results.append(native_library.train(package, batch, prefix, native=with_kernels))
-        profile = "".join(p.read_text() for p in tmp_path.glob(f"{with_kernels}-*"))
-        assert ('"op_name" : "Kernel0"' in profile) is with_kernels
-    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-5)
-    for one, other in zip(results[0][1], results[1][1], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    bounds = {"losses": 1e-5, "rtol": 1e-4, "atol": 1e-6}
+    native_library.trains_alike(package, (data, np.arange(5) % 4), tmp_path, **bounds)
 
 
 def test_a_stranger_s_package_is_verified(package: Path) -> None:
@@ -296,13 +279,9 @@ def test_a_body_that_computes_something_else_is_refused(package: Path, change: s
         program[4] = 1 << 16
     elif change == "samples":  # the same for up to a million samples
         places = {"start": 0, "end": 1_000_000, "axis": 0}
-        nodes = [
-            onnx.helper.make_node(
-                "Constant", [], [name], value=onnx.numpy_helper.from_array(np.array([each]))
-            )
-            for name, each in places.items()
-        ]
-        nodes.append(onnx.helper.make_node("Slice", [body.node[-1].input[0], *places], ["cut"]))
+        make = onnx.helper.make_node
+        nodes = [make("Constant", [], [n], value_ints=[each]) for n, each in places.items()]
+        nodes.append(make("Slice", [body.node[-1].input[0], *places], ["cut"]))
         body.node[-1].input[0] = "cut"
         nodes += body.node
         del body.node[:]

@@ -16,7 +16,7 @@ from odtpack.build import build_package
 from odtpack_runtime.package import native
 from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
-from odtpack_runtime.session.native import DOMAIN, VARIABLE
+from odtpack_runtime.session.native import DOMAIN
 from tests import native_library
 from tests.model_text import parsed
 from tests.native_library import kernel_model, of_program, same_bits, session, spoil, unaligned
@@ -67,10 +67,8 @@ class Case:
         """A model of one native node."""
         body = native.normalization_body(self.program())
         shapes = {name: each.shape for name, each in feeds.items()}
-        return kernel_model(
-            list(body.node), shapes, list(body.output), kernel=native.NORMALIZATION,
-            program=self.program(),
-        )  # fmt: skip
+        given = {"kernel": native.NORMALIZATION, "program": self.program()}
+        return kernel_model(list(body.node), shapes, list(body.output), **given)
 
     def sums(self) -> tuple[int, ...]:
         """The axes that are summed over."""
@@ -218,10 +216,8 @@ def network(activations: tuple[str, ...] = ("Relu", "Clip", "", "Clip", "Relu"))
             points = random.standard_normal((8, 8, 1, 1)).astype(np.float32)
             weights[f"{letter}{place}"] = points * 0.3
         for layer in (f"{place}", f"{place}.p", f"{place}.q"):
-            weights |= {
-                f"scale{layer}": np.ones(8, np.float32), f"bias{layer}": np.zeros(8, np.float32),
-                f"mean{layer}": np.zeros(8, np.float32), f"var{layer}": np.ones(8, np.float32),
-            }  # fmt: skip
+            for name, number in (("scale", 1), ("bias", 0), ("mean", 0), ("var", 1)):
+                weights[f"{name}{layer}"] = np.full(8, number, np.float32)
         after = {"Relu": "Relu(n)", "Clip": "Clip(n, low, high)", "": "Identity(n)"}[activation]
         for layer, node in (
             (f"{place}", f'Conv <strides = [2, 2], pads = [1, 1, 1, 1]> ("{value}", w{place})'),
@@ -264,21 +260,11 @@ def test_normalizations_are_native_nodes(package: Path) -> None:
     assert sum(kind == 2 for kind, _, _ in kinds) >= 8
 
 
-def test_a_package_trains_alike_with_kernels_and_without(
-    package: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The kernels are taken; losses and parameters are those of the bodies."""
-    monkeypatch.setenv(VARIABLE, str(native_library.library()))
+@pytest.mark.usefixtures("kernels")
+def test_a_package_trains_alike_with_kernels_and_without(package: Path, tmp_path: Path) -> None:
     data = np.random.default_rng(1).standard_normal((6, 3, 40, 40)).astype(np.float32)
-    batch, results = (data, np.arange(6) % 8), []
-    for with_kernels in (True, False):
-        prefix = tmp_path / f"{with_kernels}-"
-        results.append(native_library.train(package, batch, prefix, native=with_kernels))
-        profile = "".join(p.read_text() for p in tmp_path.glob(f"{with_kernels}-*"))
-        assert ('"op_name" : "Kernel0"' in profile) is with_kernels
-    np.testing.assert_allclose(results[0][0], results[1][0], rtol=1e-3)
-    for one, other in zip(results[0][1], results[1][1], strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-2, atol=1e-3)
+    bounds = {"losses": 1e-3, "rtol": 1e-2, "atol": 1e-3}
+    native_library.trains_alike(package, (data, np.arange(6) % 8), tmp_path, **bounds)
 
 
 def test_a_stranger_s_package_is_verified(package: Path) -> None:

@@ -19,19 +19,12 @@ from odtpack_runtime.package.checks import graphs_of
 from odtpack_runtime.package.native import PRODUCT, TRANSPOSED
 from odtpack_runtime.package.trust import Limits, check_operators
 from odtpack_runtime.package.verify import verify_package
-from odtpack_runtime.session.native import DOMAIN, VARIABLE
+from odtpack_runtime.session.native import DOMAIN
 from tests import native_library
 from tests.adapters import llama
 from tests.adapters.conftest import llama_file
 from tests.adapters.written.models import HERE
-from tests.native_library import (
-    assert_rounded,
-    kernel_model,
-    of_program,
-    session,
-    spoil,
-    unaligned,
-)
+from tests.native_library import assert_rounded, kernel_model, of_program, session, spoil, unaligned
 from tests.refused import refused
 
 __all__ = ["llama_file"]
@@ -244,11 +237,11 @@ def test_every_product_with_codes_is_native(built: dict[bool, Path]) -> None:
         assert unpacked > 0
 
 
+@pytest.mark.usefixtures("kernels")
 def test_a_package_trains_alike_with_kernels_and_without(
-    built: dict[bool, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    built: dict[bool, Path], tmp_path: Path
 ) -> None:
     """With bodies to the bit as the plain package, with kernels within rounding."""
-    monkeypatch.setenv(VARIABLE, str(native_library.library()))
     batch = llama.batch()
     plain, bodies, kernels = (
         native_library.train(built[name != "plain"], batch, tmp_path / f"{name}-", native=native)
@@ -280,10 +273,8 @@ def rounded(request: pytest.FixtureRequest, llama_file: Path, tmp_path_factory: 
     return folder
 
 
-def test_a_base_that_odtpack_rounded_is_native(
-    rounded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(VARIABLE, str(native_library.library()))
+@pytest.mark.usefixtures("kernels")
+def test_a_base_that_odtpack_rounded_is_native(rounded: Path, tmp_path: Path) -> None:
     name = "segment_1_backward" if (rounded / "segments.weights").exists() else "training_model"
     taken, left = products(rounded / f"{name}.onnx")
     assert taken > left == 0

@@ -4,8 +4,6 @@ import math
 from pathlib import Path
 
 import numpy as np
-import onnx.helper
-import onnx.numpy_helper
 import onnx.reference
 import pytest
 from hypothesis import example, given, settings
@@ -13,73 +11,55 @@ from hypothesis import strategies as st
 
 from odtpack.build import build_package
 from odtpack.optimizers import SGD
-from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
-from odtpack_runtime.session.native import DOMAIN, ENTRY, VARIABLE
-from odtpack_runtime.session.options import default_session_options
+from odtpack_runtime.session.native import DOMAIN
 from tests import native_library, packaging_tools, zoo
+from tests.model_text import nodes
 from tests.native_library import kernel_model, session, unaligned
 
-N = onnx.helper.make_node
-GELU_GRADIENT = [
-    N("Mul", ["x", "k"], ["u"]), N("Erf", ["u"], ["e"]), N("HardSigmoid", ["e"], ["h"], alpha=0.5),
-    N("Mul", ["u", "u"], ["q"]), N("Sub", ["n", "q"], ["d"]), N("Exp", ["d"], ["p"]),
-    N("Mul", ["u", "p"], ["t"]), N("Add", ["h", "t"], ["s"]), N("Mul", ["g", "s"], ["dx"]),
-    N("ReduceSum", ["dx", "leading"], ["db"], keepdims=0),
-]  # fmt: skip
-NORMALIZATION_GRADIENT = [
-    N("Mul", ["g", "w"], ["a"]), N("ReduceMean", ["a"], ["m"], axes=[-1]),
-    N("Sub", ["a", "m"], ["c"]), N("Sub", ["x", "mean"], ["y"]), N("Mul", ["y", "scale"], ["z"]),
-    N("Mul", ["a", "z"], ["b"]), N("ReduceMean", ["b"], ["o"], axes=[-1]),
-    N("Mul", ["z", "o"], ["f"]), N("Sub", ["c", "f"], ["h"]), N("Mul", ["h", "scale"], ["dx"]),
-    N("Mul", ["g", "z"], ["j"]), N("ReduceSum", ["j", "leading"], ["dw"], keepdims=0),
-    N("ReduceSum", ["g", "leading"], ["db"], keepdims=0),
-]  # fmt: skip
-SOFTMAX_GRADIENT = [
-    N("Mul", ["x", "g"], ["a"]), N("ReduceSum", ["a", "last"], ["b"]), N("Sub", ["g", "b"], ["c"]),
-    N("Mul", ["x", "c"], ["d"]), N("Div", ["d", "k"], ["dx"]),
-]  # fmt: skip
-LOG_SUM = [
-    N("ReduceMax", ["x"], ["m"], axes=[-1]), N("Sub", ["x", "m"], ["c"]), N("Exp", ["c"], ["e"]),
-    N("ReduceSum", ["e", "last"], ["s"]), N("Log", ["s"], ["l"]), N("Add", ["l", "m"], ["rows"]),
-    N("Div", ["e", "s"], ["dx"]),
-]  # fmt: skip
-GATES = [
-    N("Sigmoid", ["x"], ["s"]), N("Tanh", ["g"], ["t"]), N("Mul", ["s", "t"], ["p"]),
-    N("Sub", ["p", "scale"], ["q"]), N("Less", ["n", "q"], ["positive"]),
-    N("Where", ["positive", "q", "w"], ["dx"]),
-    N("ReduceSum", ["p", "last"], ["rows"]), N("ReduceSum", ["q", "leading"], ["db"], keepdims=0),
-]  # fmt: skip
-PROGRAMS = {
-    "GELU": (GELU_GRADIENT, ["g", "x", "k", "n"], ["dx", "db"]),
-    "normalization": (NORMALIZATION_GRADIENT, ["g", "x", "mean", "scale", "w"], ["dx", "dw", "db"]),
-    "softmax": (SOFTMAX_GRADIENT, ["g", "x", "k"], ["dx"]),
-    "logarithm of a sum": (LOG_SUM, ["x"], ["dx", "rows"]),
-    "gates": (GATES, ["g", "x", "scale", "w", "n"], ["dx", "rows", "db"]),
+PROGRAMS = {  # nodes, what they read and what they give
+    "GELU": ("""u = Mul(x, k) e = Erf(u) h = HardSigmoid<alpha = 0.5>(e) q = Mul(u, u)
+        d = Sub(n, q) p = Exp(d) t = Mul(u, p) s = Add(h, t) dx = Mul(g, s)
+        db = ReduceSum<keepdims = 0>(dx, leading)""", "g x k n", "dx db"),
+    "normalization": ("""a = Mul(g, w) m = ReduceMean<axes = [-1]>(a) c = Sub(a, m)
+        y = Sub(x, mean) z = Mul(y, scale) b = Mul(a, z) o = ReduceMean<axes = [-1]>(b)
+        f = Mul(z, o) h = Sub(c, f) dx = Mul(h, scale) j = Mul(g, z)
+        dw = ReduceSum<keepdims = 0>(j, leading) db = ReduceSum<keepdims = 0>(g, leading)""",
+        "g x mean scale w", "dx dw db"),
+    "softmax": ("""a = Mul(x, g) b = ReduceSum(a, last) c = Sub(g, b) d = Mul(x, c)
+        dx = Div(d, k)""", "g x k", "dx"),
+    "logarithm of a sum": ("""m = ReduceMax<axes = [-1]>(x) c = Sub(x, m) e = Exp(c)
+        s = ReduceSum(e, last) l = Log(s) rows = Add(l, m) dx = Div(e, s)""", "x", "dx rows"),
+    "gates": ("""s = Sigmoid(x) t = Tanh(g) p = Mul(s, t) q = Sub(p, scale) positive = Less(n, q)
+        dx = Where(positive, q, w) rows = ReduceSum(p, last)
+        db = ReduceSum<keepdims = 0>(q, leading)""", "g x scale w n", "dx rows db"),
 }  # fmt: skip
 
 
 def row_model(name: str, dims: tuple[int, ...], *, fresh: bool) -> onnx.ModelProto:
     """A model of a program; ``fresh``: on values whose memory its results may take."""
-    nodes, inputs, outputs = PROGRAMS[name]
+    text, inputs, outputs = PROGRAMS[name]
     kinds = {"k": (), "n": (), "w": dims[-1:], "mean": (*dims[:-1], 1), "scale": (*dims[:-1], 1)}
     axes = {"leading": [*range(len(dims) - 1)], "last": [len(dims) - 1]}
-    read = {each for node in nodes for each in node.input}
     constants = [
-        N("Constant", [], [key], value=onnx.numpy_helper.from_array(np.int64(value)))
-        for key, value in axes.items()
-        if key in read
-    ]
-    shapes = {each: kinds.get(each, dims) for each in inputs}
-    model = kernel_model([*constants, *nodes], shapes, outputs)
+        f"{key} = Constant<value = int64[{len(value)}] {{{', '.join(map(str, value))}}}>()"
+        for key, value in axes.items() if f"{key})" in text
+    ]  # fmt: skip
+    shapes = {each: kinds.get(each, dims) for each in inputs.split()}
+    model = kernel_model(nodes(" ".join([*constants, text])), shapes, outputs.split())
     if fresh:
-        call = model.graph.node[0]
-        for place, each in enumerate(inputs):
-            model.graph.node.insert(0, N("Abs", [each], [f"{each}.fresh"]))
-            call = model.graph.node[-1]
-            call.input[place] = f"{each}.fresh"
+        model.graph.node[0].input[:] = [f"{each}_fresh" for each in shapes]
+        for node in nodes(" ".join(f"{each}_fresh = Abs({each})" for each in shapes)):
+            model.graph.node.insert(0, node)
     return model
+
+
+def shapes_of(model: onnx.ModelProto) -> dict[str, list[int]]:
+    return {
+        value.name: [each.dim_value for each in value.type.tensor_type.shape.dim]
+        for value in model.graph.input
+    }
 
 
 @pytest.mark.kernels
@@ -99,10 +79,8 @@ def test_results_are_close_to_those_in_float64(
     model = row_model(name, dims, fresh=fresh)
     random = np.random.default_rng(width)
     feeds = {
-        value.name: unaligned(
-            random.standard_normal([d.dim_value for d in value.type.tensor_type.shape.dim])
-        ).astype(np.float32)
-        for value in model.graph.input
+        each: unaligned(random.standard_normal(shape)).astype(np.float32)
+        for each, shape in shapes_of(model).items()
     }
     exact = onnx.reference.ReferenceEvaluator(model)
     wanted = exact.run(None, {key: value.astype(np.float64) for key, value in feeds.items()})
@@ -122,10 +100,10 @@ def test_infinities_and_nan_are_those_of_the_body(name: str) -> None:
     model = row_model(name, (64, 33), fresh=False)
     random = np.random.default_rng(1)
     feeds = {}
-    for value in model.graph.input:
-        array = random.standard_normal([d.dim_value for d in value.type.tensor_type.shape.dim])
+    for each, shape in shapes_of(model).items():
+        array = random.standard_normal(shape)
         special = random.choice([np.inf, -np.inf, np.nan, 0.0, 1e30], array.shape)
-        feeds[value.name] = np.where(random.random(array.shape) < 0.01, special, array).astype("f")
+        feeds[each] = np.where(random.random(array.shape) < 0.01, special, array).astype("f")
     with np.errstate(all="ignore"):
         wanted, found = (session(model, native=each).run(None, feeds) for each in (False, True))
     assert not np.isfinite(wanted[0]).all()
@@ -147,7 +125,7 @@ def test_functions_are_within_two_units_in_the_last_place(
     """Over the range where they are neither 0 nor infinite."""
     values = np.concatenate([np.linspace(low, high, 200_001), np.linspace(0.01, 1.5, 100_000)])
     values = values.astype(np.float32)
-    model = kernel_model([N(operator, ["a"], ["b"])], {"a": values.shape}, ["b"])
+    model = kernel_model(nodes(f"b = {operator}(a)"), {"a": values.shape}, ["b"])
     (found,) = session(model, native=True).run(None, {"a": values})
     wanted = exact(values.astype(np.float64))  # type: ignore[operator]
     unit = np.spacing(np.abs(wanted).astype(np.float32)).astype(np.float64)
@@ -158,16 +136,16 @@ def test_functions_are_within_two_units_in_the_last_place(
 @pytest.mark.parametrize("other", [(1, 16), (8, 1, 16), (1, 1)])
 def test_what_is_repeated_where_the_model_does_not_say_so_is_an_error(other: tuple[int]) -> None:
     """Results would have another shape than those of the body."""
-    nodes = [N("Exp", ["x"], ["y"]), N("Mul", ["y", "g"], ["z"])]
-    model = kernel_model(nodes, {"x": other, "g": (8, 16)}, ["y", "z"])
+    body = nodes("y = Exp(x) z = Mul(y, g)")
+    model = kernel_model(body, {"x": other, "g": (8, 16)}, ["y", "z"])
     feeds = {"x": np.ones(other, np.float32), "g": np.ones((8, 16), np.float32)}
     with pytest.raises(Exception, match="not those of rows"):
         session(model, native=True).run(None, feeds)
 
 
-def test_a_transformer_trains_as_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("kernels")
+def test_a_transformer_trains_as_without(tmp_path: Path) -> None:
     """Its backward pass has groups of GELU and LayerNormalization, verified as a stranger's."""
-    monkeypatch.setenv(VARIABLE, str(native_library.library()))
     model = zoo.transformer_encoder(vocab=50, d=32, layers=1, heads=2, T=16, ff=64)
     build_package(model, tmp_path, loss="cross_entropy", optimizer=SGD(), native=True)
     assert verify_package(tmp_path, limits=Limits()).steps
@@ -176,20 +154,13 @@ def test_a_transformer_trains_as_without(tmp_path: Path, monkeypatch: pytest.Mon
     inside = [{n.op_type for n in each.node} for each in made.functions if each.name in wrapped]
     assert [each for each in inside if {"Exp", "Erf", "HardSigmoid"} <= each]
     assert [each for each in inside if {"ReduceMean", "ReduceSum"} <= each]
-    losses = []
-    for native in (False, True):
-        options = default_session_options(tmp_path / "training_model.onnx", 1)
-        if not native:
-            options.add_session_config_entry(ENTRY, "0")
-        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-        module = Module(
-            tmp_path / "training_model.onnx", state, session_options=options
-        )  # fmt: skip
-        optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
-        batch = packaging_tools.batch(model, 4)
-        losses.append([float(optimizer.step_on(*batch)) for _ in range(5)])
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
-    assert losses[0][-1] < losses[0][0]
+    batch = packaging_tools.batch(model, 4)
+    plain, kernels = (
+        native_library.train(tmp_path, batch, tmp_path / f"{native}-", native=native, steps=5)[0]
+        for native in (False, True)
+    )
+    np.testing.assert_allclose(kernels, plain, rtol=1e-5)
+    assert plain[-1] < plain[0]
 
 
 @pytest.mark.sweep
@@ -199,8 +170,7 @@ def test_threads_give_the_same_bits_without_a_race(monkeypatch: pytest.MonkeyPat
     for name in PROGRAMS:
         model = row_model(name, (3001, 100), fresh=False)
         feeds = {}
-        for value in model.graph.input:
-            dims = [each.dim_value for each in value.type.tensor_type.shape.dim]
+        for each, dims in shapes_of(model).items():
             counted = np.arange(np.prod(dims, dtype=int)).reshape(dims)
-            feeds[value.name] = (0.25 + counted * 7 % 31 / 16).astype(np.float32)
+            feeds[each] = (0.25 + counted * 7 % 31 / 16).astype(np.float32)
         session(model, native=True).run(None, feeds)

@@ -50,12 +50,8 @@ def open_optimizer(
     (Step(period=7, gamma=0.5), lambda o: Torch.StepLR(o, 7, 0.5)),
     (MultiStep(milestones=(3, 3, 11, 20), gamma=0.3),
      lambda o: Torch.MultiStepLR(o, [3, 3, 11, 20], 0.3)),
-    (
-        Cosine(5, 25),
-        lambda o: Torch.LambdaLR(
-            o, lambda s: s / 5 if s < 5 else 0.5 * (1 + math.cos(math.pi * (s - 5) / 20))
-        ),
-    ),
+    (Cosine(5, 25), lambda o: Torch.LambdaLR(
+        o, lambda s: s / 5 if s < 5 else 0.5 * (1 + math.cos(math.pi * (s - 5) / 20)))),
     (Constant(6), lambda o: Torch.LambdaLR(o, lambda s: min(1.0, s / 6))),
 ])  # fmt: skip
 def test_follows_pytorch(

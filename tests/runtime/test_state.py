@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from odtpack.build import build_package
 from odtpack_runtime import (
     CheckpointState,
     LRScheduler,
@@ -24,6 +23,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.schedules import Cosine
 from odtpack_simulator.device.profile import load_profile
 from tests import zoo
+from tests.packaging_tools import built_package
 from tests.refused import refused
 from tests.runtime import models
 from tests.simulator.factory import make_result
@@ -193,8 +193,7 @@ def test_a_nominal_state_has_names_only(tmp_path: Path) -> None:
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     folder = tmp_path_factory.mktemp("reprs") / "digits"
     model = zoo.mlp((8, 16, 4))
-    build_package(model, folder, loss="cross_entropy", freeze=["fc1.*"], nominal=True)
-    return Package.open(folder)
+    return built_package(model, folder, freeze=["fc1.*"], nominal=True)
 
 
 def test_they_say_what_trains_and_how_far_it_is(package: Package) -> None:

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 import onnx.parser
-from onnx import numpy_helper
 
 from odtpack.artifacts import LossType, OptimType, generate_artifacts
+from tests.model_text import drawn, parsed
 
 
 def linear(
@@ -15,19 +15,9 @@ def linear(
     **values: Any,
 ) -> onnx.ModelProto:  # fmt: skip
     """y = x w + b, and what ``more`` says; ``values`` are further initializers."""
-    model = onnx.parser.parse_model(
-        f'<ir_version: 8, opset_import: ["" : {opset}]> '
-        f"forward (float[N, 3] x{inputs}) => ({outputs}) "
-        f"{{ h = MatMul(x, w) y = Add(h, b) {more} }}"
-    )
-    random = np.random.default_rng(0)
-    arrays = {"w": random.standard_normal((3, 2)), "b": random.standard_normal(2)}
-    for name, array in arrays.items():
-        values.setdefault(name, array.astype(np.float32))
-    model.graph.initializer.extend(
-        numpy_helper.from_array(np.asarray(values[n]), n) for n in values
-    )
-    return model
+    text = f"(float[N, 3] x{inputs}) => ({outputs}) {{ h = MatMul(x, w) y = Add(h, b) {more} }}"
+    own = drawn(np.random.default_rng(0), w=(3, 2), b=(2,))
+    return parsed(f"forward {text}", opset, **values, **{n: own[n] for n in own if n not in values})
 
 
 def renamed(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:

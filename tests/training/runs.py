@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F
 
 from tests.packaging_tools import losses_of_steps, open_training
-from tests.torch_twins import twin
+from tests.torch_twins import losses_of, twin
 from tests.training.settled import KinkMargin
 
 STEPS = 10
@@ -63,13 +63,7 @@ def pytorch(
     if data.is_floating_point():
         data = data.double()
     optimizer = torch.optim.SGD(module.parameters(), lr=learning_rate)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(module(data), classes)
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
+    losses = losses_of(optimizer, lambda: F.cross_entropy(module(data), classes), steps)
     values = dict(module.named_parameters()) | dict(module.named_buffers())
     near = margin.value
     module.eval()

@@ -73,27 +73,19 @@ def theirs(name: str, folder: Path) -> dict[str, dict[str, Any]]:
     jobs: list[dict[str, Any]] = []
     for optimizer in OPTIMIZERS:
         run = f"{name}-{optimizer}"
-        place = folder / "theirs" / run
+        place, ours = folder / "theirs" / run, folder / "ours" / run / "checkpoint"
         train = {
             "command": "train", "folder": place, "inputs": folder / f"{name}.npz", "steps": STEPS,
             "learning_rate": CASES[name].rates[optimizer],
         }  # fmt: skip
         jobs += [
-            {
-                "command": "generate", "model": folder / f"{name}.onnx", "folder": place,
-                "optimizer": optimizer,
-            },
-            {
-                **train, "parameters": place / "parameters.npz", "save": place / "saved",
-                "optimizer_state": True,
-            },
+            {"command": "generate", "model": folder / f"{name}.onnx", "folder": place,
+             "optimizer": optimizer},
+            {**train, "parameters": place / "parameters.npz", "save": place / "saved",
+             "optimizer_state": True},
             # The same from our checkpoint, and what it holds in their eyes.
-            {**train, "checkpoint": folder / "ours" / run / "checkpoint"},
-            {
-                "command": "load",
-                "checkpoint": folder / "ours" / run / "checkpoint",
-                "parameters": place / "ours.npz",
-            },
+            {**train, "checkpoint": ours},
+            {"command": "load", "checkpoint": ours, "parameters": place / "ours.npz"},
         ]  # fmt: skip
     answers = client.run_jobs(jobs)
     keys = ("generate", "train", "train_ours", "load_ours")

@@ -68,17 +68,14 @@ def test_types_and_shapes(tmp_path: Path) -> None:
         dims = [d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim]
         described[value.name] = (tensor.elem_type, dims)
     assert described == {
-        "x": (TensorProto.FLOAT, ["N", 3]),
-        "labels": (TensorProto.INT64, ["N"]),
-        "w": (TensorProto.FLOAT, [3, 2]),
-        "b": (TensorProto.FLOAT, [2]),
-        "w_grad.accumulation.buffer": (TensorProto.FLOAT, [3, 2]),
-        "b_grad.accumulation.buffer": (TensorProto.FLOAT, [2]),
-        "lazy_reset_grad": (TensorProto.BOOL, [1]),
-        "loss": (TensorProto.FLOAT, []),
-        "w_grad.accumulation.out": (TensorProto.FLOAT, [3, 2]),
-        "b_grad.accumulation.out": (TensorProto.FLOAT, [2]),
-    }
+        "x": (TensorProto.FLOAT, ["N", 3]), "labels": (TensorProto.INT64, ["N"]),
+        "lazy_reset_grad": (TensorProto.BOOL, [1]), "loss": (TensorProto.FLOAT, []),
+        **{
+            f"{name}{part}": (TensorProto.FLOAT, dims)
+            for name, dims in (("w", [3, 2]), ("b", [2]))
+            for part in ("", "_grad.accumulation.buffer", "_grad.accumulation.out")
+        },
+    }  # fmt: skip
 
 
 def test_metadata_for_the_runtime(tmp_path: Path) -> None:

@@ -65,20 +65,13 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str, str]] = {
      {"requires_grad": ["w", "unused"]}, "not-reached", "'unused'"),
     "several that are not reached": (
         lambda: linear(unused=np.ones(2, np.float32), spare=np.ones(2, np.float32)),
-        {"requires_grad": ["unused", "w", "spare"]},
-        "not-reached",
-        "'unused', 'spare'",
-    ),
+        {"requires_grad": ["unused", "w", "spare"]}, "not-reached", "'unused', 'spare'"),
     "several unknown": (linear, {"requires_grad": ["zz", "w"], "frozen_params": ["yy"]},
      "unknown-parameter", "'zz', 'yy'"),
     "a whole number": (
-        lambda: linear(
-            more="c = Cast <to = 1> (k) z = Mul(y, c)", outputs="float[N, 2] z", k=np.int64([2])
-        ),
-        {"requires_grad": ["k"]},
-        "dtype-not-trainable",
-        "'k'",
-    ),
+        lambda: linear(more="c = Cast <to = 1> (k) z = Mul(y, c)", outputs="float[N, 2] z",
+                       k=np.int64([2])),
+        {"requires_grad": ["k"]}, "dtype-not-trainable", "'k'"),
     "loss is a name": (linear, {"loss": "mse"}, "bad-loss", "'mse'"),
     "loss is a number": (linear, {"loss": 1}, "bad-loss", "MSELoss"),
     "optimizer is a loss": (linear, {"optimizer": LossType.MSELoss}, "bad-optimizer", "AdamW"),
@@ -90,8 +83,7 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str, str]] = {
     "loss elsewhere": (linear, {"loss_input_names": ["x"]}, "not-reached", "'w'"),
     "classes without axis": (
         lambda: linear(more="z = ReduceSum <keepdims = 0> (y)", outputs="float z"),
-        {"loss": LossType.CrossEntropyLoss}, "prediction-rank", "'z'",
-    ),
+        {"loss": LossType.CrossEntropyLoss}, "prediction-rank", "'z'"),
     "unknown output": (linear, {"additional_output_names": ["zz"]}, "unknown-value", "'zz'"),
     "one output": (linear, {"additional_output_names": "y"}, "bad-additional-output-names",
      "additional_output_names"),

@@ -15,8 +15,9 @@ from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
 from tests.model_text import add_initializers, parsed
-from tests.packaging_tools import losses_of_steps, open_training
+from tests.packaging_tools import built_training, losses_of_steps, open_training
 from tests.refused import refused
+from tests.torch_twins import losses_of
 
 Tensors = dict[str, torch.Tensor]
 STEPS, RATE = 6, 0.2
@@ -110,15 +111,13 @@ def pytorch(
 ) -> tuple[list[float], Mapping[str, np.ndarray], float]:
     parameters = {n: torch.tensor(WEIGHTS[n]).double().requires_grad_() for n in names}
     x, labels = torch.tensor(X).double(), torch.tensor(LABELS)
-    optimizer, losses = torch.optim.SGD(list(parameters.values()), lr=RATE), []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(function(x, parameters), labels)
-        loss.backward()
-        losses.append(loss.item())
-        optimizer.step()
-    final = F.cross_entropy(function(x, parameters), labels).item()
-    return losses, {n: p.detach().numpy() for n, p in parameters.items()}, final
+    optimizer = torch.optim.SGD(list(parameters.values()), lr=RATE)
+
+    def loss() -> torch.Tensor:
+        return F.cross_entropy(function(x, parameters), labels)
+
+    losses = losses_of(optimizer, loss, STEPS)
+    return losses, {n: p.detach().numpy() for n, p in parameters.items()}, loss().item()
 
 
 @pytest.mark.parametrize("opset", [12, 13, 17])
@@ -195,9 +194,8 @@ def test_a_weight_that_is_stored_in_a_body_is_trained(tmp_path: Path) -> None:
     (turn,) = (a.g for node in model.graph.node for a in node.attribute if a.name == "body")
     start = np.array([0.5, -0.5, 0.25, 0.0], np.float32)
     turn.initializer.append(onnx.numpy_helper.from_array(start, "v"))
-    options = {"loss": "cross_entropy", "optimizer": optimizers.SGD()}
-    build_package(model, tmp_path / "package", freeze=["nought"], **options)
-    state, module, optimizer = open_training(tmp_path / "package")
+    options = {"freeze": ["nought"], "optimizer": optimizers.SGD()}
+    state, module, optimizer = built_training(model, tmp_path / "package", **options)
     assert sorted(name for name, _ in state.parameters) == ["head", "nought", "u", "v", "w"]
     optimizer.set_learning_rate(RATE)
     parameters = {n: torch.tensor(v).double() for n, v in WEIGHTS.items()}
@@ -215,8 +213,7 @@ def test_dropout_in_a_body_is_off_in_evaluation(tmp_path: Path) -> None:
     body = SCAN.replace("t = Tanh(biased)", "q = Tanh(biased) t = Dropout(q, half, training)")
     model = build(body, 17)
     add_initializers(model, {"half": np.float32(0.5), "training": True})
-    build_package(model, tmp_path / "p", loss="cross_entropy", optimizer=optimizers.SGD())
-    _, module, _ = open_training(tmp_path / "p")
+    _, module, _ = built_training(model, tmp_path / "p", optimizer=optimizers.SGD())
     parameters = {n: torch.tensor(v).double() for n, v in WEIGHTS.items()}
     expected = F.cross_entropy(scan(torch.tensor(X).double(), parameters), torch.tensor(LABELS))
     assert len({float(module(X, LABELS)) for _ in range(3)}) == 3

@@ -6,6 +6,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,21 +14,27 @@ import onnx.parser
 import pytest
 
 from odtpack import targets
-from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
 from tests import zoo
-from tests.packaging_tools import OPTIMIZERS, batch, generate, open_training, statistic_names
+from tests.model_text import parsed
+from tests.packaging_tools import (
+    OPTIMIZERS,
+    batch,
+    generate,
+    losses_of_steps,
+    open_training,
+    statistic_names,
+)
 from tests.programs import ran
 from tests.sweep import split
 from tests.training.forward import contents, linear, make
 
+SMALL = {"vocab": 20, "d": 16, "layers": 1, "T": 8, "ff": 32}
 ORT_MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
     "mlp": lambda: zoo.mlp((6, 5, 4)),
     "cnn": lambda: zoo.cnn(size=8, width=(4, 6), classes=4),
     "mobilenet": lambda: zoo.mobilenet_v2(32, 4, 0.2, "train", stages=2),
-    "transformer": lambda: zoo.transformer_encoder(
-        vocab=20, d=16, layers=1, T=8, ff=32, classes=4, opset=14
-    ),
+    "transformer": lambda: zoo.transformer_encoder(**SMALL, classes=4, opset=14),
 }
 
 
@@ -35,48 +42,33 @@ ORT_MODELS: dict[str, Callable[[], onnx.ModelProto]] = {
 def test_ort_format(name: str, tmp_path: Path) -> None:
     model = ORT_MODELS[name]()
     generate(model, tmp_path, OPTIMIZERS["adamw"], ort_format=True)
-    kinds = ("training", "eval", "optimizer")
-    wanted = {
-        f"{kind}_model{suffix}"
-        for kind in kinds
-        for suffix in (".ort", ".required_operators.config")
-    }
-    assert set(contents(tmp_path)) >= wanted
+    for suffix in (".ort", ".required_operators.config"):
+        kinds = ("training", "eval", "optimizer")
+        assert set(contents(tmp_path)) >= {f"{kind}_model{suffix}" for kind in kinds}
     losses = []
-    for suffix in (".onnx", ".ort"):
-        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-        training, evaluation, update = (tmp_path / f"{kind}_model{suffix}" for kind in kinds)
-        module = Module(training, state, evaluation)
-        optimizer = Optimizer(update, module)
-        run = []
-        for seed in range(4):
-            data = batch(model, 4, seed, classes=4)
-            run.append(float(module(*data)))
-            optimizer.step()
-            module.lazy_reset_grad()
-        losses.append([*run, float(module.eval()(*data))])
+    for form in ("onnx", "ort"):
+        _, module, optimizer = open_training(tmp_path, form=form)
+        data = [batch(model, 4, seed, classes=4) for seed in range(4)]
+        run = losses_of_steps(module, optimizer, data)
+        losses.append([*run, float(module.eval()(*data[-1]))])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
+NETWORKS: dict[str, tuple[Callable[..., onnx.ModelProto], tuple[int, ...]]] = {  # and opsets
+    "mlp": (partial(zoo.mlp, (6, 5, 4)), (12, 23)),
+    "cnn": (partial(zoo.cnn, size=8, width=(4, 6), hidden=8), (12, 13, 18)),
+    **{
+        f"mobilenet-{mode}": (partial(zoo.mobilenet_v2, 32, 4, 0.2, mode, stages=2), opsets)
+        for mode, opsets in (("fold", (12,)), ("train", (14, 21)), ("eval", (17,)))
+    },
+    "transformer": (
+        partial(zoo.transformer_encoder, **SMALL), (12, 13, 17, 18, 20, 21, 22, 23),
+    ),
+}  # fmt: skip
 EMITTED = {
-    **{f"mlp-{opset}": lambda opset=opset: zoo.mlp((6, 5, 4), opset=opset) for opset in (12, 23)},
-    **{
-        f"cnn-{opset}": lambda opset=opset: zoo.cnn(size=8, width=(4, 6), hidden=8, opset=opset)
-        for opset in (12, 13, 18)
-    },
-    **{
-        f"mobilenet-{mode}-{opset}": lambda mode=mode, opset=opset: zoo.mobilenet_v2(
-            32, 4, 0.2, mode, stages=2, opset=opset
-        )
-        for mode, opset in (("fold", 12), ("train", 14), ("train", 21), ("eval", 17))
-    },
-    **{
-        f"transformer-{opset}": lambda opset=opset: zoo.transformer_encoder(
-            vocab=20, d=16, layers=1, T=8, ff=32, opset=opset
-        )
-        for opset in (12, 13, 17, 18, 20, 21, 22, 23)
-    },
-}
+    f"{name}-{opset}": partial(network, opset=opset)
+    for name, (network, opsets) in NETWORKS.items() for opset in opsets
+}  # fmt: skip
 
 
 # Opsets at which no operator of the model changed, and networks that have the same operators.
@@ -136,23 +128,17 @@ ALLOWED = 400 * 2**20  # bytes of memory of its own that the build may take
 
 def write_model(folder: Path) -> Path:
     """An embedding of more than 2 GB, frozen, and a trained head. The file of zeros is sparse."""
-    model = onnx.parser.parse_model(
-        """
-        <ir_version: 8, opset_import: ["": 17]>
-        g (int64["batch", 4] ids) => (float["batch", 3] y) {
-            rows = Gather(table, ids)
-            mean = ReduceMean<axes = [1], keepdims = 0>(rows)
-            y = MatMul(mean, head)
-        }
-        """
+    head = np.random.default_rng(0).standard_normal((COLUMNS, 3)).astype(np.float32)
+    model = parsed(
+        """g (int64["batch", 4] ids) => (float["batch", 3] y) { rows = Gather(table, ids)
+        mean = ReduceMean<axes = [1], keepdims = 0>(rows) y = MatMul(mean, head) }""",
+        head=head,
     )
     table = model.graph.initializer.add(
         name="table", data_type=onnx.TensorProto.FLOAT, dims=[ROWS, COLUMNS]
     )
     table.data_location = onnx.TensorProto.EXTERNAL
     table.external_data.add(key="location", value="weights")
-    head = np.random.default_rng(0).standard_normal((COLUMNS, 3)).astype(np.float32)
-    model.graph.initializer.append(onnx.numpy_helper.from_array(head, "head"))
     with (folder / "weights").open("wb") as stream:
         stream.truncate(ROWS * COLUMNS * 4)
         stream.seek(COLUMNS * 4)  # the second row

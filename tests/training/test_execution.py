@@ -39,12 +39,9 @@ def _model(name: str) -> onnx.ModelProto:
         return settled.mobilenet(name.removeprefix("mobilenet-"), x, **SMALL_MOBILENET)
     if name == "transformer":
         return zoo.transformer_encoder(vocab=50, d=32, layers=2, T=16, ff=64, opset=14)
-    return {
-        # fc1 is large enough for an If around its accumulation, fc2 for none.
-        "mlp": lambda: zoo.mlp((40, 30, 10)),
-        "cnn": lambda: zoo.cnn(size=14, width=(8, 12), hidden=32),
-        "tables": tables,
-    }[name]()
+    if name == "mlp":  # fc1 is large enough for an If around its accumulation, fc2 for none
+        return zoo.mlp((40, 30, 10))
+    return tables() if name == "tables" else zoo.cnn(size=14, width=(8, 12), hidden=32)
 
 
 # With the learning rate for SGD; MobileNetV2 without batch statistics bears little.
@@ -132,11 +129,8 @@ def _separate(folder: Path, options: onnxruntime.SessionOptions) -> Trace:
         results = dict(zip(names, training.run(None, feeds), strict=True))
         losses.append(float(results[names[0]]))
         gradients = {name: results[name + GRADIENT] for name in trained}
-        values |= {
-            name.removesuffix(UPDATE): array
-            for name, array in results.items()
-            if name.endswith(UPDATE)
-        }
+        updates = {name.removesuffix(UPDATE): name for name in results if name.endswith(UPDATE)}
+        values |= {name: results[update] for name, update in updates.items()}
         reset = ends
         if not ends:
             continue

@@ -5,6 +5,7 @@ PyTorch runs in float64, so that what is measured is the error of the package al
 
 import itertools
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +21,13 @@ from odtpack.model.loading import load_model
 from odtpack.optimizers import SGD
 from tests import zoo
 from tests.autodiff.recurrent_oracle import onnx_weights
+from tests.model_text import retyped
 from tests.packaging_tools import batch, generate, open_training, statistic_names
 from tests.sweep import split, split_rows
+from tests.torch_twins import losses_of
 from tests.training import runs, settled
 from tests.training.tables import ROWS, WIDTH, predict, tables
 from tests.training.test_execution import LEVELS
-from tests.training.test_types import retyped
 
 SMALL_TRANSFORMER = {"vocab": 50, "d": 32, "layers": 2, "heads": 4, "T": 16, "ff": 64}
 
@@ -35,14 +37,11 @@ CASES = {
     "cnn": (zoo.cnn, 8, 0.05),
     "cnn-hidden-opset13": (lambda: zoo.cnn(size=14, width=(8, 12), hidden=16, opset=13), 8, 0.1),
     **{
-        f"transformer-opset{opset}": (
-            lambda opset=opset: zoo.transformer_encoder(**SMALL_TRANSFORMER, opset=opset),
-            4,
-            0.05,
-        )
+        f"transformer-opset{opset}":
+            (partial(zoo.transformer_encoder, **SMALL_TRANSFORMER, opset=opset), 4, 0.05)
         for opset in (12, 13, 17, 21)
     },
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -187,13 +186,8 @@ def test_ten_steps(kind: str, dynamo: bool, bidirectional: bool, tmp_path: Path)
     start = parameters(network)
     network.double().train()
     optimizer = torch.optim.SGD(network.parameters(), lr=RATE)
-    losses = []
-    for _ in range(runs.STEPS):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(network(torch.from_numpy(x).double()), torch.from_numpy(labels))
-        loss.backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.item())
-        optimizer.step()
+    data, classes = torch.from_numpy(x).double(), torch.from_numpy(labels)
+    losses = losses_of(optimizer, lambda: F.cross_entropy(network(data), classes), runs.STEPS)
     assert losses[-1] < 0.9 * losses[0]
     assert ours.losses == pytest.approx(losses, rel=1e-5)
     # The exporters name W, R and B as they like: by their values they are known.

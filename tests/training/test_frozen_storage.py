@@ -18,7 +18,7 @@ from odtpack_runtime import CheckpointState
 from odtpack_runtime import OdtpackError as RuntimeOdtpackError
 from odtpack_runtime.package.package import Package
 from tests import zoo
-from tests.model_text import computed, parsed
+from tests.model_text import computed, parsed, with_arrays
 from tests.packages.mutations import edit
 from tests.packaging_tools import batch, losses_of_steps, open_module, open_training
 from tests.refused import refused
@@ -43,15 +43,6 @@ def expanded(checkpoint: Path) -> dict[str, np.ndarray]:
     }
 
 
-def with_values(model: onnx.ModelProto, values: dict[str, np.ndarray]) -> onnx.ModelProto:
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    for tensor in result.graph.initializer:
-        if tensor.name in values:
-            tensor.CopyFrom(numpy_helper.from_array(values[tensor.name], tensor.name))
-    return result
-
-
 @pytest.mark.parametrize("kind", choices.STORAGES)
 @pytest.mark.parametrize("name", HEADS)
 def test_results_are_those_of_the_expanded_weights(
@@ -68,7 +59,7 @@ def test_results_are_those_of_the_expanded_weights(
     build_package(
         model, tmp_path / "small", loss="cross_entropy", train=[HEADS[name]], frozen_storage=kind
     )
-    twin = with_values(model, expanded(tmp_path / "small" / "checkpoint"))
+    twin = with_arrays(model, expanded(tmp_path / "small" / "checkpoint"))
     build_package(twin, tmp_path / "float32", loss="cross_entropy", train=[HEADS[name]])
     results, exports = [], []
     for folder in (tmp_path / "small", tmp_path / "float32"):
@@ -111,7 +102,7 @@ def test_accuracy_and_size(name: str, kind: choices.Storage, tmp_path: Path) -> 
         )  # fmt: skip
         outputs.append(open_module(folder)(x, labels)[1])
         sizes.append(manifest.files.checkpoint.size_bytes)
-        exact += computed(with_values(model, expanded(folder / "checkpoint")), input=x)
+        exact += computed(with_arrays(model, expanded(folder / "checkpoint")), input=x)
     change, share = BOUNDS[kind]
     for output, other in zip(outputs, exact, strict=True):  # optimized: the same up to rounding
         np.testing.assert_allclose(output, other, rtol=1e-4, atol=1e-5)

@@ -20,10 +20,10 @@ from odtpack_runtime import CheckpointState
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.training.loop import train_step
 from tests import zoo
+from tests.model_text import retyped
 from tests.packaging_tools import open_training
 from tests.refused import refused
 from tests.training.test_not_finite import contents, opened, package_of
-from tests.training.test_types import retyped
 
 SCALE, GOOD = "mixed.loss_scale", "mixed.good_steps"
 MLP = zoo.mlp((6, 5, 3))

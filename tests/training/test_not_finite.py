@@ -1,6 +1,10 @@
 """A batch whose loss or gradients are not finite changes nothing: compared bit by bit."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import onnx.parser
@@ -15,7 +19,7 @@ from odtpack_runtime.training.loop import train_step
 from odtpack_runtime.training.parameter_vector import all_finite
 from tests import zoo
 from tests.model_text import drawn, parsed
-from tests.packaging_tools import batch
+from tests.packaging_tools import batch, open_training
 from tests.refused import refused
 
 WHOLE = pytest.mark.parametrize("whole", [False, True], ids=["two models", "step model"])
@@ -36,12 +40,8 @@ def package_of(
 
 
 def opened(package: Package, *, whole: bool = False, **options: object) -> tuple[Module, Optimizer]:
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    module = Module(
-        package.training_model, state, package.eval_model,
-        step_model_uri=package.step_model if whole else None, **options,
-    )  # fmt: skip
-    return module, Optimizer(package.optimizer_model, module)
+    step = package.step_model if whole else None
+    return open_training(package.path, step_model_uri=step, **options)[1:]
 
 
 def contents(module: Module) -> dict[str, bytes]:
@@ -61,10 +61,22 @@ def after(package: Package, *steps: list[list[np.ndarray]]) -> dict[str, bytes]:
     return contents(module)
 
 
-def spoilt(feeds: list[np.ndarray]) -> list[np.ndarray]:
+def spoilt(feeds: list[np.ndarray], value: float = np.nan, place: Any = -1) -> list[np.ndarray]:
     bad = [feeds[0].copy(), *feeds[1:]]
-    bad[0][-1] = np.nan
+    bad[0][place] = value
     return bad
+
+
+@contextmanager
+def unchanged(module: Module) -> Iterator[None]:
+    """Check that a block changes nothing that a module holds."""
+    before = contents(module)
+    yield
+    assert contents(module) == before
+
+
+MLP = zoo.mlp((20, 16, 10))
+FEEDS = [*batch(MLP, 8)]
 
 
 @WHOLE
@@ -72,39 +84,33 @@ def spoilt(feeds: list[np.ndarray]) -> list[np.ndarray]:
 def test_a_nan_in_a_batch(tmp_path: Path, name: str, whole: bool) -> None:
     if whole and name == "adafactor":
         pytest.skip("it has no step model")
-    model = zoo.mlp((20, 16, 10))
     options = {"step_model": "always"} if whole else {}
-    package = package_of(model, tmp_path, OPTIMIZERS[name], **options)
-    feeds = batch(model, 8)
-    module, optimizer = opened(package, whole=whole)
-    scheduler = LinearLRScheduler(optimizer, 0, 10, 0.01)
-    train_step(module, optimizer, [feeds], scheduler)
-    # A zero of either sign stays what it is.
-    next(iter(module.state.arrays(trainable=True).values())).flat[:2] = (-0.0, 0.0)
-    before, rate = contents(module), optimizer.get_learning_rate()
-    assert np.isnan(train_step(module, optimizer, [spoilt(feeds)], scheduler))
-    assert contents(module) == before
-    assert optimizer.get_learning_rate() == rate
-    assert module.skipped_steps == 1
-    assert module.last_not_finite.code == "loss-not-finite"
-    assert module.last_not_finite.step == 2
-    # What follows is what follows without that batch.
-    other, its = opened(package, whole=whole)
-    schedule = LinearLRScheduler(its, 0, 10, 0.01)
-    train_step(other, its, [feeds], schedule)
-    next(iter(other.state.arrays(trainable=True).values())).flat[:2] = (-0.0, 0.0)
-    for one, step, rates in ((module, optimizer, scheduler), (other, its, schedule)):
+    package = package_of(MLP, tmp_path, OPTIMIZERS[name], **options)
+    found = []
+    for bad in (True, False):  # what follows is what follows without that batch
+        module, optimizer = opened(package, whole=whole)
+        scheduler = LinearLRScheduler(optimizer, 0, 10, 0.01)
+        train_step(module, optimizer, [FEEDS], scheduler)
+        # A zero of either sign stays what it is.
+        next(iter(module.state.arrays(trainable=True).values())).flat[:2] = (-0.0, 0.0)
+        if bad:
+            rate = optimizer.get_learning_rate()
+            with unchanged(module):
+                assert np.isnan(train_step(module, optimizer, [spoilt(FEEDS)], scheduler))
+            assert optimizer.get_learning_rate() == rate
+            assert module.skipped_steps == 1
+            assert module.last_not_finite.code == "loss-not-finite"
+            assert module.last_not_finite.step == 2
         for _ in range(3):
-            assert np.isfinite(train_step(one, step, [feeds], rates))
-    assert contents(module) == contents(other)
+            assert np.isfinite(train_step(module, optimizer, [FEEDS], scheduler))
+        found.append(contents(module))
+    assert found[0] == found[1]
 
 
 def test_clipping_by_the_norm(tmp_path: Path) -> None:
-    model = zoo.mlp((20, 16, 10))
-    module, optimizer = opened(package_of(model, tmp_path, clip_norm=0.1))
-    before = contents(module)
-    train_step(module, optimizer, [spoilt(batch(model, 8))])
-    assert contents(module) == before
+    module, optimizer = opened(package_of(MLP, tmp_path, clip_norm=0.1))
+    with unchanged(module):
+        train_step(module, optimizer, [spoilt(FEEDS)])
 
 
 @pytest.mark.parametrize(
@@ -112,9 +118,8 @@ def test_clipping_by_the_norm(tmp_path: Path) -> None:
 )
 def test_one_of_the_accumulated_batches(tmp_path: Path, way: str, place: int) -> None:
     if way == "whole":
-        model = zoo.mlp((20, 16, 10))
-        package = package_of(model, tmp_path, accumulation_steps=4)
-        parts = [[array[i * 8 : i * 8 + 8] for array in batch(model, 32)] for i in range(4)]
+        package = package_of(MLP, tmp_path, accumulation_steps=4)
+        parts = [[array[i * 8 : i * 8 + 8] for array in batch(MLP, 32)] for i in range(4)]
     else:
         package = package_of(layers(), tmp_path, segments=True, loss="mse", accumulation_steps=3)
         parts = [rows(4, seed) for seed in range(3)]
@@ -124,9 +129,8 @@ def test_one_of_the_accumulated_batches(tmp_path: Path, way: str, place: int) ->
     others = [part for i, part in enumerate(parts) if i != place]
     assert contents(module) == after(package, others)
     assert module.skipped_steps == 1
-    before = contents(module)
-    train_step(module, optimizer, [spoilt(part) for part in parts])  # nothing is left of the step
-    assert contents(module) == before
+    with unchanged(module):  # nothing is left of the step
+        train_step(module, optimizer, [spoilt(part) for part in parts])
     assert module.skipped_steps == 1 + len(parts)
 
 
@@ -138,9 +142,8 @@ def test_running_statistics(tmp_path: Path, whole: bool) -> None:
     module, optimizer = opened(package, whole=whole)
     feeds = batch(model, 4)
     train_step(module, optimizer, [feeds])
-    before = contents(module)
-    train_step(module, optimizer, [spoilt(feeds)])
-    assert contents(module) == before
+    with unchanged(module):
+        train_step(module, optimizer, [spoilt(feeds)])
 
 
 def rooted() -> onnx.ModelProto:
@@ -195,9 +198,7 @@ def test_large_parameters_and_small_ones_of_a_step_model(
     train_step(module, optimizer, [feeds])
     before = contents(module)
     for value in (np.nan, np.inf, -np.inf):
-        bad = [feeds[0].copy(), feeds[1]]
-        bad[0][0, 0] = value
-        train_step(module, optimizer, [bad])
+        train_step(module, optimizer, [spoilt(feeds, value, (0, 0))])
         assert contents(module) == before
     assert np.isfinite(train_step(module, optimizer, [feeds]))
     assert contents(module) != before
@@ -207,8 +208,7 @@ def both_ways(way: str, folder: Path) -> tuple[Package, list[np.ndarray]]:
     """A package of one model, or of segments, and a batch."""
     if way == "segments":
         return package_of(layers(), folder, segments=True, loss="mse"), rows(4)
-    model = zoo.mlp((20, 16, 10))
-    return package_of(model, folder), list(batch(model, 8))
+    return package_of(MLP, folder), FEEDS
 
 
 @pytest.mark.parametrize("way", ["whole", "segments"])
@@ -236,18 +236,17 @@ def test_sessions_that_share_a_state_know_of_a_skipped_step(tmp_path: Path, way:
     package, feeds = both_ways(way, tmp_path)
     module, optimizer = opened(package)
     first = Module(package.training_model, module.state)
-    before = contents(module)
-    first(*spoilt(feeds))
-    optimizer.step()
-    assert contents(module) == before
+    with unchanged(module):
+        first(*spoilt(feeds))
+        optimizer.step()
     # What one accumulated is gone with the first step of another, whether that is made or not;
     # the next step begins anew.
-    module(*feeds)
-    assert module.accumulated_batches == 1
-    first(*spoilt(feeds))
-    assert module.accumulated_batches == 0
-    optimizer.step()
-    assert contents(module) == before
+    with unchanged(module):
+        module(*feeds)
+        assert module.accumulated_batches == 1
+        first(*spoilt(feeds))
+        assert module.accumulated_batches == 0
+        optimizer.step()
     module(*feeds)
     first.lazy_reset_grad()
     optimizer.step()
@@ -289,15 +288,11 @@ def test_a_private_step_that_is_broken_off(tmp_path: Path) -> None:
     """What it leaves is the gradient of a sample, or part of a sum: no step is made with it."""
     package = package_of(layers(), tmp_path, SGD(), privacy_clip=0.5, privacy_noise=1.0, loss="mse")
     module, optimizer = opened(package)
-    before = contents(module)
-
-    def broken(_: int) -> np.ndarray:
-        raise RuntimeError("no noise")
-
-    with pytest.raises(RuntimeError, match="no noise"):
-        train_step(module, optimizer, [rows(3)], noise=broken)
-    optimizer.step(privatized=True)
-    assert contents(module) == before
+    broken = mock.Mock(side_effect=RuntimeError("no noise"))
+    with unchanged(module):
+        with pytest.raises(RuntimeError, match="no noise"):
+            train_step(module, optimizer, [rows(3)], noise=broken)
+        optimizer.step(privatized=True)
     found = []
     for each in (module, None):
         one, its = (module, optimizer) if each is module else opened(package)
@@ -323,33 +318,28 @@ def test_a_private_batch_that_is_refused_leaves_the_gradients(tmp_path: Path) ->
 
 @WHOLE
 def test_to_stop_is_a_policy(tmp_path: Path, whole: bool) -> None:
-    model = zoo.mlp((20, 16, 10))
-    package = package_of(model, tmp_path, step_model="always" if whole else "never")
+    package = package_of(MLP, tmp_path, step_model="always" if whole else "never")
     module, optimizer = opened(package, whole=whole, on_not_finite="stop")
-    before = contents(module)
-    with refused("loss-not-finite"):
-        train_step(module, optimizer, [spoilt(batch(model, 8))])
-    assert contents(module) == before
+    with unchanged(module), refused("loss-not-finite"):
+        train_step(module, optimizer, [spoilt(FEEDS)])
     with refused("bad-policy"):
         opened(package, on_not_finite="ignore")
 
 
 def test_step_on_without_a_step_model(tmp_path: Path) -> None:
     """Training and optimizer model make it, as in the other kits."""
-    model = zoo.mlp((20, 16, 10))
-    package = package_of(model, tmp_path)
-    feeds = batch(model, 8)
+    package = package_of(MLP, tmp_path)
     module, optimizer = opened(package)
-    loss = float(np.ravel(optimizer.step_on(*feeds))[0])
+    loss = float(np.ravel(optimizer.step_on(*FEEDS))[0])
     other, its = opened(package)
-    assert loss == train_step(other, its, [feeds])
+    assert loss == train_step(other, its, [FEEDS])
     assert contents(module) == contents(other)
     assert module.accumulated_batches == 0
 
 
 @pytest.mark.parametrize("rate", [-1e-9, np.nan, np.inf, -np.inf, 1e39])
 def test_learning_rates(tmp_path: Path, rate: float) -> None:
-    _module, optimizer = opened(package_of(zoo.mlp((20, 16, 10)), tmp_path))
+    _module, optimizer = opened(package_of(MLP, tmp_path))
     before = optimizer.get_learning_rate()
     for act in (optimizer.set_learning_rate, lambda r: LinearLRScheduler(optimizer, 5, 10, r)):
         with refused("bad-learning-rate"):
@@ -365,9 +355,7 @@ def test_finite_is_exact(size: int) -> None:
     assert all_finite(vector)
     for value in (np.nan, np.inf, -np.inf):
         for place in {0, size // 2, size - 1} if size else ():
-            bad = vector.copy()
-            bad[place] = value
-            assert not all_finite(bad)
+            assert not all_finite(spoilt([vector], value, place)[0])
 
 
 def layers(*, rooted: bool = False) -> onnx.ModelProto:
@@ -391,14 +379,11 @@ def test_in_segments(tmp_path: Path, harm: str) -> None:
     package = package_of(layers(rooted=harm == "gradient"), tmp_path, segments=True, loss="mse")
     assert package.manifest.segments is not None
     feeds = rows(4)
-    bad = spoilt(feeds) if harm == "loss" else [feeds[0].copy(), feeds[1]]
-    if harm == "gradient":
-        bad[0][-1] = 0
+    bad = spoilt(feeds, np.nan if harm == "loss" else 0)
     module, optimizer = opened(package)
     train_step(module, optimizer, [feeds])
-    before = contents(module)
-    assert np.isfinite(train_step(module, optimizer, [bad])) == (harm == "gradient")
-    assert contents(module) == before
+    with unchanged(module):
+        assert np.isfinite(train_step(module, optimizer, [bad])) == (harm == "gradient")
     assert module.last_not_finite.code == f"{harm}-not-finite"
     if harm == "gradient":
         assert module.last_not_finite.parameters == ("first",)
@@ -415,8 +400,7 @@ def test_a_sample_of_private_training(tmp_path: Path, name: str, harm: str) -> N
         model, tmp_path, OPTIMIZERS[name], privacy_clip=0.5, privacy_noise=1.0, loss="mse"
     )
     feeds = rows(5)
-    bad = [feeds[0].copy(), feeds[1]]
-    bad[0][2] = np.nan if harm == "loss" else 0
+    bad = spoilt(feeds, np.nan if harm == "loss" else 0, 2)
     without = [np.delete(array, 2, axis=0) for array in feeds]
     found = []
     for batch_of_step in (bad, without):
@@ -434,9 +418,7 @@ def test_a_private_batch_without_a_finite_sample(tmp_path: Path) -> None:
     package = package_of(layers(), tmp_path, SGD(), privacy_clip=0.5, privacy_noise=0.0, loss="mse")
     module, optimizer = opened(package)
     before = contents(module)
-    feeds = rows(3)
-    feeds[0][:] = np.nan
-    train_step(module, optimizer, [feeds])
+    train_step(module, optimizer, [spoilt(rows(3), np.nan, slice(None))])
     after = contents(module)
     assert {key for key in before if before[key] != after[key]} == {"step"}
     assert module.skipped_steps == 3

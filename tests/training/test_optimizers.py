@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
-import onnxruntime
 import pytest
 
 from odtpack.build import build_package
@@ -16,8 +15,8 @@ from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime import Optimizer as RuntimeOptimizer
 from odtpack_runtime.training import optimizer as runtime_optimizer
 from odtpack_runtime.training.parameter_vector import gradient_norm
-from tests import zoo
-from tests.packaging_tools import batch, losses_of_steps
+from tests import model_text, zoo
+from tests.packaging_tools import batch, losses_of_steps, open_training
 from tests.training.formulas import CASES, FORMULAS
 from tests.training.optimizer_runs import (
     GROUPS,
@@ -107,13 +106,6 @@ def test_a_resumed_run_is_the_same_bit_by_bit(kind: str, update: str, tmp_path: 
     assert again.read_bytes() == path.read_bytes()
 
 
-def _session(
-    model: ir.Model, options: onnxruntime.SessionOptions | None = None
-) -> onnxruntime.InferenceSession:
-    content = ir.to_proto(model).SerializeToString()
-    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-
-
 def _feeds(model: ir.Model, random: np.random.Generator) -> dict[str, np.ndarray]:
     sizes = {"n": 1000, "rows": 15, "columns": 8}
     feeds: dict[str, np.ndarray] = {}
@@ -128,7 +120,7 @@ def _feeds(model: ir.Model, random: np.random.Generator) -> dict[str, np.ndarray
     return feeds
 
 
-@pytest.mark.parametrize("level", ["DISABLE_ALL", "ENABLE_EXTENDED", "ENABLE_ALL"])
+@pytest.mark.parametrize("level", ["off", "extended", "all"])
 @pytest.mark.parametrize("opset", [12, 17, 26])
 @pytest.mark.parametrize("dtype", [ir.DataType.FLOAT, ir.DataType.DOUBLE])
 @pytest.mark.parametrize("kind", KINDS)
@@ -137,29 +129,18 @@ def test_in_place_is_the_same(kind: str, dtype: ir.DataType, opset: int, level: 
     groups = (Group(1.0, 0.0, ("a",)), Group(1.0, 0.1, ("b",)))
     for clip in (Clip(), Clip(norm=1.0), Clip(value=0.5)):
         model = optimizer_model(KINDS[kind], opset, clip=clip, groups=groups, dtype=dtype)
-        options = onnxruntime.SessionOptions()
-        options.graph_optimization_level = getattr(
-            onnxruntime.GraphOptimizationLevel, f"ORT_{level}"
-        )
-        session = _session(model, options)
         feeds = _feeds(model, np.random.default_rng(0))
-        names = [output.name for output in session.get_outputs()]
-        expected = dict(zip(names, session.run(names, feeds), strict=True))
-        binding = session.io_binding()
-        for name, array in feeds.items():
-            pointer = array.ctypes.data
-            binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, pointer)
-            if f"{name}.out" in expected:
-                binding.bind_output(f"{name}.out", "cpu", 0, array.dtype.type, array.shape, pointer)
-        session.run_with_iobinding(binding)
+        expected = model_text.run(model, feeds, level)
+        results = {name: feeds[name.removesuffix(".out")] for name in expected}
+        model_text.run_in_place(model_text.session(model, level), feeds, results)
         for name, value in expected.items():
-            assert feeds[name.removesuffix(".out")].tobytes() == value.tobytes(), name
+            assert results[name].tobytes() == value.tobytes(), name
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_doubles_follow_the_formula_to_the_last_digits(kind: str) -> None:
     optimizer = KINDS[kind]
-    session = _session(optimizer_model(optimizer, 17, dtype=ir.DataType.DOUBLE))
+    session = model_text.session(optimizer_model(optimizer, 17, dtype=ir.DataType.DOUBLE))
     random = np.random.default_rng(1)
     shaped = kind.startswith("adafactor")
     shape = (15, 8) if shaped else (120,)
@@ -190,12 +171,11 @@ def test_without_a_gradient_only_the_decay_counts(kind: str, dtype: ir.DataType)
     """Rows of an embedding that no batch read, units that are never active."""
     optimizer = KINDS[kind]
     model = optimizer_model(optimizer, 17, dtype=dtype)
-    session = _session(model)
     feeds = _feeds(model, np.random.default_rng(0))
     for name in ("gradients", *(vector.name for vector in optimizer.state)):
         feeds[name] = np.zeros_like(feeds[name])
     feeds |= {"learning_rate": np.float32([0.01]), "step": np.array([1])}
-    (p, *_) = session.run(["params.out"], feeds)
+    p = model_text.run(model, feeds)["params.out"]
     formula: Callable[..., np.ndarray] = FORMULAS[optimizer.kind](optimizer)  # type: ignore[operator]
     expected = formula(
         feeds["params"].astype(np.float64), np.zeros(p.shape), {}, 0.01, 1, optimizer.weight_decay
@@ -258,10 +238,8 @@ def test_ort_format(kind: str, tmp_path: Path) -> None:
         ort_format=OrtFormat(),
     )  # fmt: skip
     data, results = batch(model, 6, classes=3), []
-    for suffix in ("onnx", "ort"):
-        state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
-        module = Module(tmp_path / f"training_model.{suffix}", state)
-        stepper = RuntimeOptimizer(tmp_path / f"optimizer_model.{suffix}", module)
+    for form in ("onnx", "ort"):
+        state, module, stepper = open_training(tmp_path, form=form)
         losses_of_steps(module, stepper, [data] * 3)
         order = [slot.name for slot in module.flat.trainable.slots]
         results.append((order, {name: p.data.copy() for name, p in state.parameters}))

@@ -24,12 +24,10 @@ from odtpack_runtime.training.private import (
 )
 from odtpack_simulator.fleet.local_training import LocalSettings, LocalTrainer
 from tests import zoo
-from tests.cli.conftest import Run, assert_refused, run
+from tests.cli.conftest import Run, assert_refused
 from tests.packages.mutations import edit
-from tests.packaging_tools import open_module, open_training
+from tests.packaging_tools import built_training, open_module, open_training
 from tests.refused import refused
-
-__all__ = ["run"]
 
 SIZES = (6, 5, 3)
 RATE = 0.5
@@ -112,8 +110,7 @@ def test_a_sample_that_is_not_finite_counts_for_nothing(tmp_path: Path) -> None:
 
 def test_noise_has_the_deviation_that_it_should(tmp_path: Path) -> None:
     options = {"loss": "cross_entropy", "privacy_clip": 0.5, "privacy_noise": 3.0}
-    build_package(zoo.mlp((50, 400, 3)), tmp_path / "package", **options)
-    _, module, optimizer = open_training(tmp_path / "package")
+    _, module, optimizer = built_training(zoo.mlp((50, 400, 3)), tmp_path / "package", **options)
     assert optimizer.privacy is not None
     samples = [np.empty((0, 50), np.float32), np.empty(0, np.int64)]
     assert private_gradient(module, samples, optimizer.privacy, 10) == []
@@ -234,8 +231,8 @@ def test_adamw_steps_along_the_private_gradient(tmp_path: Path) -> None:
     """The optimizer sees nothing else: the same as a plain package that is given it."""
     state, module, optimizer = open_training(package(tmp_path, optimizer=AdamW()))
     train_step(module, optimizer, [batch()])
-    build_package(zoo.mlp(SIZES), tmp_path / "plain", loss="cross_entropy", optimizer=AdamW())
-    other, plain, plain_optimizer = open_training(tmp_path / "plain")
+    trained = built_training(zoo.mlp(SIZES), tmp_path / "plain", optimizer=AdamW())
+    other, plain, plain_optimizer = trained
     wanted, _ = by_hand(values(other), batch(), 0.2)
     plain(*batch())
     for name, gradient in wanted.items():

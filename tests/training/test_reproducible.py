@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -126,24 +127,17 @@ class TestRecipeDigest:
         values.flat[0] += 1
         tensor = onnx.numpy_helper.from_array(values, other.graph.initializer[0].name)
         other.graph.initializer[0].CopyFrom(tensor)
-        digests = {
-            name: self.digest(tmp_path / str(index), **options)  # type: ignore[arg-type]
-            for index, (name, options) in enumerate(
-                {
-                    "plain": {},
-                    "model": {"model": other},
-                    "loss": {"loss": "mse"},
-                    "loss option": {"loss_options": {"label_smoothing": 0.1}},
-                    "optimizer": {"optimizer": optimizers.SGD()},
-                    "setting": {"optimizer": optimizers.AdamW(beta1=0.8)},
-                    "frozen": {"freeze": ["*.bias"]},
-                    "constant": {"train": ["*.weight"], "freeze": ["fc1.bias"]},
-                    "outputs": {"outputs": ["output"]},
-                    "nominal": {"nominal": True},
-                    "steps": {"accumulation_steps": 2},
-                }.items()
-            )
-        }
+        settings: dict[str, dict[str, Any]] = {
+            "plain": {}, "model": {"model": other}, "loss": {"loss": "mse"},
+            "loss option": {"loss_options": {"label_smoothing": 0.1}},
+            "optimizer": {"optimizer": optimizers.SGD()},
+            "setting": {"optimizer": optimizers.AdamW(beta1=0.8)},
+            "frozen": {"freeze": ["*.bias"]},
+            "constant": {"train": ["*.weight"], "freeze": ["fc1.bias"]},
+            "outputs": {"outputs": ["output"]}, "nominal": {"nominal": True},
+            "steps": {"accumulation_steps": 2},
+        }  # fmt: skip
+        digests = {name: self.digest(tmp_path / name, **each) for name, each in settings.items()}
         assert len(set(digests.values())) == len(digests), json.dumps(digests, indent=1)
 
     def test_how_a_setting_is_written_does_not(self, tmp_path: Path) -> None:

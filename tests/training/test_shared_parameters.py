@@ -16,13 +16,9 @@ from odtpack.artifacts import LossType, OptimType, generate_artifacts
 from odtpack.build import build_package
 from odtpack.model.loading import load_model
 from odtpack_runtime.package.manifest import Manifest
-from tests.model_text import parsed
+from tests.model_text import LEVELS, parsed
 from tests.packaging_tools import open_training
 
-LEVELS = {
-    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-}
 RANDOM = np.random.default_rng(7)
 X = RANDOM.standard_normal((5, 4)).astype(np.float32)
 TOKENS = np.array([[1, 3, 3], [0, 2, 1]])
@@ -50,97 +46,64 @@ class Case:
 CASES = {
     "two that have one gradient": Case(
         "(float[N, 4] x) => (float[N, 200] y) { w = Add(one, two) y = MatMul(x, w) }",
-        lambda x, one, two: x @ (one + two),
-        {"one": _values(4, 200), "two": _values(4, 200)},
-    ),
+        lambda x, one, two: x @ (one + two), {"one": _values(4, 200), "two": _values(4, 200)}),
     "two nodes": Case(
         "(float[N, 4] x) => (float[N, 4] y) { h = MatMul(x, w) t = Tanh(h) y = MatMul(t, w) }",
-        lambda x, w: torch.tanh(x @ w) @ w,
-        {"w": W},
-    ),
+        lambda x, w: torch.tanh(x @ w) @ w, {"w": W}),
     "three nodes of three kinds": Case(
         """(float[N, 4] x) => (float[N, 4] y) {
             h = MatMul(x, w) s = ReduceSum<keepdims = 0>(w, axis) t = Mul(h, s) d = Gemm(x, w, s)
             y = Add(t, d) }""",
-        lambda x, w: (x @ w) * w.sum(0) + x @ w + w.sum(0),
-        {"w": W, "axis": np.array([0])},
-    ),
+        lambda x, w: (x @ w) * w.sum(0) + x @ w + w.sum(0), {"w": W, "axis": np.array([0])}),
     "one node twice": Case(
         "(float[N, 4] x) => (float[N, 4] y) { s = MatMul(w, w) y = MatMul(x, s) }",
-        lambda x, w: x @ (w @ w),
-        {"w": W},
-    ),
+        lambda x, w: x @ (w @ w), {"w": W}),
     "one elementwise node twice": Case(
         "(float[N, 4] x) => (float[N, 4] y) { s = Mul(b, b) y = Mul(x, s) }",
-        lambda x, b: x * b * b,
-        {"b": B},
-    ),
+        lambda x, b: x * b * b, {"b": B}),
     "one node that takes many": Case(
         "(float[N, 4] x) => (float[N, 12] y) { c = Concat<axis = 0>(b, b, b) "
         "r = Concat<axis = 1>(x, x, x) y = Mul(r, c) }",
-        lambda x, b: torch.cat([x, x, x], 1) * torch.cat([b, b, b]),
-        {"b": B},
-    ),
+        lambda x, b: torch.cat([x, x, x], 1) * torch.cat([b, b, b]), {"b": B}),
     "scale and bias of one normalization": Case(
         "(float[N, 4] x) => (float[N, 4] y) { y = LayerNormalization(x, b, b) }",
-        lambda x, b: F.layer_norm(x, (4,), b, b),
-        {"b": B},
-    ),
+        lambda x, b: F.layer_norm(x, (4,), b, b), {"b": B}),
     "a copy and the thing itself": Case(
         "(float[N, 4] x) => (float[N, 4] y) { c = Identity(w) h = MatMul(x, c) "
         "t = MatMul(h, w) d = Cast<to = 1>(w) y = MatMul(t, d) }",
-        lambda x, w: x @ w @ w @ w,
-        {"w": W},
-    ),
+        lambda x, w: x @ w @ w @ w, {"w": W}),
     "tied embedding through Transpose": Case(
         "(int64[N, 3] x) => (float[N, 3, 6] y) { h = Gather(e, x) t = Tanh(h) "
         "p = Transpose<perm = [1, 0]>(e) y = MatMul(t, p) }",
-        lambda x, e: torch.tanh(F.embedding(x, e)) @ e.T,
-        {"e": E},
-        TOKENS,
-    ),
+        lambda x, e: torch.tanh(F.embedding(x, e)) @ e.T, {"e": E}, TOKENS),
     "tied embedding through Gemm": Case(
         "(int64[N, 3] x) => (float[N, 6] y) { h = Gather(e, x) "
         "s = ReduceSum<keepdims = 0>(h, axis) y = Gemm<transB = 1>(s, e) }",
-        lambda x, e: F.embedding(x, e).sum(1) @ e.T,
-        {"e": E, "axis": np.array([1])},
-        TOKENS,
-    ),
+        lambda x, e: F.embedding(x, e).sum(1) @ e.T, {"e": E, "axis": np.array([1])}, TOKENS),
     "two lookups of one table": Case(
         "(int64[N, 3] x) => (float[N, 3, 4] y) { one = Gather(e, x) n = Neg(i) "
         "two = Gather(e, n) s = Mul(one, two) y = Add(s, b) }",
         lambda x, e, b: F.embedding(x, e) * F.embedding(torch.tensor(5), e) + b,
-        {"e": E, "b": B, "i": np.array(1)},
-        TOKENS,
-    ),
+        {"e": E, "b": B, "i": np.array(1)}, TOKENS),
     "also an output": Case(
         "(float[N, 4] x) => (float[N, 4] y, float[4, 4] w) { h = MatMul(x, w) y = MatMul(h, w) }",
-        lambda x, w: x @ w @ w, {"w": W}, outputs=("w",),
-    ),
+        lambda x, w: x @ w @ w, {"w": W}, outputs=("w",)),
     "a shared copy is also an output": Case(
         "(float[N, 4] x) => (float[N, 4] y, float[4, 4] c) { c = Identity(w) h = MatMul(x, c) "
         "y = MatMul(h, w) }",
-        lambda x, w: x @ w @ w,
-        {"w": W},
-        outputs=("c",),
-    ),
+        lambda x, w: x @ w @ w, {"w": W}, outputs=("c",)),
     "the prediction itself": Case(
-        "(float[4] x) => (float[4] y) { z = Abs(x) }", lambda x, y: y, {"y": B}, B
-    ),
+        "(float[4] x) => (float[4] y) { z = Abs(x) }", lambda x, y: y, {"y": B}, B),
 }  # fmt: skip
 
 
-def _model(case: Case) -> onnx.ModelProto:
-    return parsed(case.text, **case.parameters)
-
-
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ["off", "all"])
 @pytest.mark.parametrize("case", CASES)
 def test_gradients(case: str, level: str, tmp_path: Path) -> None:
     subject = CASES[case]
     trained = {n: a for n, a in subject.parameters.items() if a.dtype == np.float32}
     generate_artifacts(
-        _model(subject), requires_grad=list(trained), loss=LossType.MSELoss,
+        parsed(subject.text, **subject.parameters), list(trained), loss=LossType.MSELoss,
         optimizer=OptimType.SGD, additional_output_names=list(subject.outputs),
         artifact_directory=tmp_path,
     )  # fmt: skip
@@ -173,7 +136,7 @@ LANGUAGE_MODEL = (
 
 
 def _with_copy(copy: np.ndarray, name: str = "onnx::MatMul_7") -> onnx.ModelProto:
-    return _model(Case(LANGUAGE_MODEL % f'"{name}"', torch.add, {"e": E, name: copy}))
+    return parsed(LANGUAGE_MODEL % f'"{name}"', **{"e": E, name: copy})
 
 
 def test_a_folded_transpose_is_tied_again(tmp_path: Path) -> None:
@@ -205,9 +168,7 @@ def test_what_is_no_copy_stays() -> None:
     for copy, name in ((other, "val_1"), (E.T.copy(), "head.weight"), (E.T * 0, "val_1")):
         assert set(load_model(_with_copy(copy, name)).graph.initializers) == {"e", name}
     # Constant matrices equal each other by chance.
-    alike = _model(
-        Case(LANGUAGE_MODEL % "val_1", torch.add, {"e": E * 0 + 1, "val_1": E.T * 0 + 1})
-    )
+    alike = parsed(LANGUAGE_MODEL % "val_1", e=E * 0 + 1, val_1=E.T * 0 + 1)
     assert set(load_model(alike).graph.initializers) == {"e", "val_1"}
 
 

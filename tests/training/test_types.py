@@ -1,7 +1,6 @@
 """Models in float16 and float64: what their packages hold, and that they follow PyTorch."""
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from odtpack.model.loading import load_model
 from odtpack.package.coverage import find_obstacles
 from odtpack_runtime import CheckpointState, Optimizer
 from tests import zoo
-from tests.model_text import computed, parsed
+from tests.model_text import computed, parsed, retyped, with_arrays
 from tests.packaging_tools import (
     LOSSES,
     batch,
@@ -34,35 +33,6 @@ from tests.sweep import split
 from tests.training import runs
 from tests.training.forward import linear, make
 
-TYPES = {np.float16: TensorProto.FLOAT16, np.float64: TensorProto.DOUBLE}
-# Constants of the zoo that float32 rounds, as the models mean them.
-MEANT = (math.sqrt(2), math.sqrt(8))
-
-
-def retyped(model: onnx.ModelProto, dtype: type) -> onnx.ModelProto:
-    """A float32 model in another type, as an exporter would write it."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    graph = result.graph
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.tensor_type.elem_type == TensorProto.FLOAT:
-            value.type.tensor_type.elem_type = TYPES[dtype]
-    tensors = [*graph.initializer]
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                tensors.append(attribute.t)
-            if (node.op_type, attribute.name, attribute.i) == ("Cast", "to", TensorProto.FLOAT):
-                attribute.i = TYPES[dtype]
-    for tensor in tensors:
-        if tensor.data_type == TensorProto.FLOAT:
-            array = numpy_helper.to_array(tensor).astype(np.float64)
-            if array.size == 1:
-                near = [c for c in MEANT if math.isclose(array.item(), c, rel_tol=1e-6)]
-                array = np.full(array.shape, near[0]) if near else array
-            tensor.CopyFrom(numpy_helper.from_array(array.astype(dtype), tensor.name))
-    return result
-
 
 def round_epsilons(module: nn.Module) -> None:
     for layer in module.modules():
@@ -72,14 +42,12 @@ def round_epsilons(module: nn.Module) -> None:
 
 def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
     """The float32 model with its parameters rounded to float16."""
-    result = onnx.ModelProto()
-    result.CopyFrom(model)
-    for tensor in result.graph.initializer:
-        array = numpy_helper.to_array(tensor)
-        if array.dtype == np.float32 and array.size > 1:
-            array = array.astype(np.float16).astype(np.float32)
-            tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-    return result
+
+    def narrow(_: str, array: np.ndarray) -> np.ndarray:
+        small = array.dtype != np.float32 or array.size == 1
+        return array if small else array.astype(np.float16).astype(np.float32)
+
+    return with_arrays(model, narrow)
 
 
 SMALL_TRANSFORMER = {"vocab": 50, "d": 32, "layers": 2, "heads": 4, "T": 16, "ff": 64}

@@ -21,12 +21,10 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx_ir.passes import common as common_passes
 
 from odtpack.build import build_package
-from odtpack.cli import main
 from odtpack.errors import OdtpackError
 from odtpack.graph.graphs import InlinePass
 from odtpack.model.shared_tensors import weight_array
 from odtpack.package import write
-from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.apart import worker
 from odtpack_runtime.apart.ort_log import log_lines
 from odtpack_runtime.package.checks import graphs_of, load_model
@@ -34,7 +32,10 @@ from odtpack_runtime.package.verify import verify_package
 from odtpack_runtime.session.model_file import check_model_file
 from odtpack_runtime.session.session import open_session
 from tests import zoo
+from tests.command import Run
 from tests.hostile.models import as_if_in_ort_format
+from tests.packages.mutations import changed_model
+from tests.packaging_tools import open_training
 from tests.refused import refused
 
 
@@ -88,19 +89,16 @@ def loop(trips: int | None, *, computed: bool = False, grows: bool = False) -> b
     (loop(2**62, computed=True), None),
 ])  # fmt: skip
 def test_what_the_graph_says_is_refused_at_once(
-    content: bytes, code: str | None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    content: bytes, code: str | None, tmp_path: Path, run: Run
 ) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
-    commands = [["inspect"], ["ops", "check"]]
-    if code is not None:
-        commands.append(["build", "--out", str(tmp_path / "package"), "--loss", "mse"])
-    for command in commands:
+    build = "build", "--out", tmp_path / "package", "--loss", "mse"
+    for command in (("inspect",), ("ops", "check"), *([build] if code else [])):
         start = time.monotonic()
-        assert main([*command, str(path)]) == (0 if code is None else 2), capfd.readouterr().err
+        shown = run(*command, path, code=2 if code else 0)
         assert time.monotonic() - start < 20
-        if code is not None:
-            assert f"error[{code}]" in capfd.readouterr().err
+        assert code is None or f"error[{code}]" in shown.err
     assert not (tmp_path / "package").exists()
 
 
@@ -292,13 +290,6 @@ CHANGES: dict[str, Callable[[onnx.ModelProto], object]] = {
 }  # fmt: skip
 
 
-def train(folder: Path) -> None:
-    state = CheckpointState.load_checkpoint(folder / "checkpoint")
-    paths = [folder / f"{name}.onnx" for name in FILES]
-    module = Module(paths[0], state, paths[1])
-    Optimizer(paths[2], module)
-
-
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_model_without_its_manifest(change: str, name: str, built: Path, tmp_path: Path) -> None:
@@ -306,12 +297,12 @@ def test_a_model_without_its_manifest(change: str, name: str, built: Path, tmp_p
     folder = tmp_path / "models"
     shutil.copytree(built, folder, ignore=shutil.ignore_patterns("manifest.json"))
     np.arange(4, dtype=np.float32).tofile(tmp_path / "secret.bin")
-    train(folder)
+    open_training(folder)
     model = onnx.load(folder / f"{name}.onnx")
     CHANGES[change](model)
     (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
     with refused("bad-metadata" if change == "options" else "model-external-data"):
-        train(folder)
+        open_training(folder)
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.ORT", "model.ort", "model"])
@@ -339,13 +330,9 @@ def test_a_graph_among_a_function_s_defaults_is_looked_at() -> None:
 
 
 def test_verify_refuses_options(built: Path, tmp_path: Path) -> None:
-    from tests.packages.mutations import rehash
-
     folder = Path(shutil.copytree(built, tmp_path / "package"))
-    model = onnx.load(folder / "eval_model.onnx")
-    CHANGES["options"](model)
-    (folder / "eval_model.onnx").write_bytes(model.SerializeToString())
-    rehash(folder, "eval_model.onnx")
+    with changed_model(folder) as model:
+        CHANGES["options"](model)
     with refused("bad-metadata"):
         verify_package(folder)
 

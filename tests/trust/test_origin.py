@@ -18,7 +18,6 @@ import onnxruntime
 import pytest
 
 from odtpack.build import build_package
-from odtpack.cli import main
 from odtpack.cli._describe import of_fleet, of_properties, of_simulation
 from odtpack.update.release import new_key, sign_package
 from odtpack_runtime import telemetry
@@ -29,7 +28,7 @@ from odtpack_runtime.package.trust import Limits
 from odtpack_runtime.package.verify import verify_package
 from odtpack_simulator.values.text import shown_path
 from tests import zoo
-from tests.cli.conftest import Run, run, tree
+from tests.cli.conftest import Run, tree
 from tests.packages.mutations import rehash
 
 
@@ -184,16 +183,11 @@ def test_limits_of_what_a_stranger_may_ask(package: Path) -> None:
     Limits(domains=("ai.onnx", "evil")).check(hostile, "here")
 
 
-def test_verify_prints_what_it_checked(
-    package: Path, keys: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["sign", str(package), "--key", str(keys / "old.pem"), "--release", "7"]
-    assert main(words) == 0
-    words = ["verify", str(package), "--stranger", "--minimum-release", "7"]
-    for name in ("new", "old"):
-        words += ["--public-key", str(keys / f"{name}.pub")]
-    assert main(words) == 0
-    text = " ".join(capsys.readouterr().out.split())
+def test_verify_prints_what_it_checked(package: Path, keys: Path, run: Run) -> None:
+    run("sign", package, "--key", keys / "old.pem", "--release", "7", code=0)
+    both = (word for name in ("new", "old") for word in ("--public-key", keys / f"{name}.pub"))
+    words = "verify", package, "--stranger", "--minimum-release", "7"
+    text = " ".join(run(*words, *both, code=0).out.split())
     for phrase in (
         "release 7", "signature, with old.pub", "the release, 7 or later", "operator domains",
         "SHA-256 of", "losses of the self-check",
@@ -202,8 +196,6 @@ def test_verify_prints_what_it_checked(
 
 
 # What reports carry of samples and people: nothing that is not said.
-
-__all__ = ["run"]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from odtpack_runtime.files.atomic import locked
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
 from tests import zoo
-from tests.packaging_tools import open_training
+from tests.packaging_tools import built_package, open_training
 from tests.programs import started
 from tests.refused import refused
 
@@ -126,8 +126,7 @@ def test_two_processes_update_one_folder(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Package:
     folder = tmp_path_factory.mktemp("built") / "package"
-    build_package(zoo.mlp((6, 32, 3)), folder, loss="cross_entropy")
-    return Package.open(folder)
+    return built_package(zoo.mlp((6, 32, 3)), folder)
 
 
 LARGE = 200_000
@@ -221,9 +220,8 @@ def test_close_during_a_step_waits_and_ends_the_training(package: Package, _: in
 def test_after_close_every_call_is_closed_and_the_state_can_be_saved(
     package: Package, tmp_path: Path
 ) -> None:
-    state = CheckpointState.load_checkpoint(package.checkpoint)
-    with Module(package.training_model, state, package.eval_model) as module:
-        optimizer = Optimizer(package.optimizer_model, module)
+    state, module, optimizer = open_training(package.path)
+    with module:
         optimizer.step_on(*batch(0))
     for call in (
         lambda: module(*batch(0)), lambda: module.eval()(*batch(0)), optimizer.step,
@@ -326,12 +324,6 @@ def train(planned: Path) -> None:
     assert main(["train", str(planned), "--data", str(data), "--out", str(out)]) == 0
 
 
-def module(planned: Path) -> None:
-    opened = Package.open(planned)
-    state = CheckpointState.load_checkpoint(opened.checkpoint)
-    Module(opened.training_model, state, opened.eval_model)
-
-
 def verify_refuses(planned: Path) -> None:
     with refused("package-unlisted"):
         verify_package(planned)
@@ -345,7 +337,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "diff": lambda planned: main(["diff", str(planned), str(planned)]),
     "train": train,
     "install": lambda planned: install(planned, planned.parent / "app"),
-    "Module": module,
+    "Module": lambda planned: open_training(Package.open(planned).path),
 }
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.autodiff.oracle import Case, cases, ints, normal, spread, spread_apart
+from tests.autodiff.oracle import Case, cases, ints, joined, normal, spread, spread_apart
 
 EVERY = (12, 18, 24)
 A, B = spread_apart((2, 3, 4), (3, 1))
@@ -41,13 +41,8 @@ UNARY = [
 ]
 
 CASES: list[Case] = [
-    *(
-        case
-        for op, function, points, double in UNARY
-        for case in cases(
-            op, {"x": spread(2, 3, **points)}, function, EVERY, double=double, batch=["x"]
-        )
-    ),
+    *joined(cases(op, {"x": spread(2, 3, **points)}, function, EVERY, double=double, batch=["x"])
+            for op, function, points, double in UNARY),
     # The reference implementation rounds erf to float32, and softmax ignores the opset.
     *cases("Erf", {"x": A}, torch.erf, EVERY, differences="torch"),
     *cases("Gelu", {"x": A}, F.gelu, (20, 23), differences="torch"),
@@ -84,14 +79,9 @@ CASES: list[Case] = [
            lambda a, b, c: torch.maximum(a, b).clamp(min=0.5), const=["c"], differences="none",
            label="ties-and-a-constant"),
     # Powers
-    *(
-        case
-        for e in (2.0, 3.0, 1.0, 0.0, -1.0)
-        for case in cases(
-            "Pow", {"x": spread(2, 3, gap=0.3), "e": np.float32([e])}, torch.pow, (12, 17),
-            const=["e"], label=f"constant{e:g}", double=True,
-        )
-    ),
+    *joined(cases("Pow", {"x": spread(2, 3, gap=0.3), "e": np.float32([e])}, torch.pow, (12, 17),
+                  const=["e"], label=f"constant{e:g}", double=True)
+            for e in (2.0, 3.0, 1.0, 0.0, -1.0)),
     *cases("Pow", {"x": spread(2, 3, low=0.3), "e": np.float32(0.5)}, torch.pow, const=["e"]),
     *cases("Pow", {"x": spread(2, 3, low=0.3), "e": np.float32(2)}, torch.pow, const=["e"],
            wrt=["x", "e"], differences="torch", label="learnt-initializer"),
@@ -113,14 +103,8 @@ CASES: list[Case] = [
     *cases("CastLike", {"x": A, "like": ROW}, lambda x, _: x * 1, (15, 19, 23), wrt=["x"]),
     # Activations with parameters
     *cases("LeakyRelu", {"x": A}, lambda x: F.leaky_relu(x, 0.01), EVERY, batch=["x"]),
-    *(
-        case
-        for alpha in (0.3, 0.0, -0.2, 1.5)
-        for case in cases(
-            "LeakyRelu", {"x": A}, lambda x, alpha=alpha: F.leaky_relu(x, alpha),
-            label=f"alpha{alpha}", alpha=alpha,
-        )
-    ),
+    *joined(cases("LeakyRelu", {"x": A}, lambda x, alpha=alpha: F.leaky_relu(x, alpha),
+                  label=f"alpha{alpha}", alpha=alpha) for alpha in (0.3, 0.0, -0.2, 1.5)),
     *cases("ThresholdedRelu", {"x": spread(2, 3, avoid=[0.7])},
            lambda x: torch.where(x > 0.7, x, 0.0), EVERY, alpha=0.7),
     *cases("PRelu", {"x": A, "slope": B}, lambda x, s: torch.where(x > 0, x, x * s), (12, 16, 23)),

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.autodiff.oracle import Array, Case, cases, ints, normal, spread, spread_apart
+from tests.autodiff.oracle import Array, Case, cases, ints, joined, normal, spread, spread_apart
 
 X = normal(2, 3, 4)
 EVERY = (12, 18, 24)
@@ -151,16 +151,12 @@ CASES: list[Case] = [
     *cases("ReverseSequence", {"x": normal(2, 4, 3), "n": ints(3, 2)},
            lambda x, _: torch.stack([x[0, [2, 1, 0, 3]], x[1, [1, 0, 2, 3]]]), batch_axis=0,
            time_axis=1, batch=["x"], label="batch-first"),
-    *(
-        case
-        for reduction, opsets in (("mul", (16, 18, 24)), ("max", (18, 24)), ("min", (18, 24)))
-        for case in (
-            *cases("ScatterElements", with_extremes((3, 4), (2, 4)), scattered(reduction), opsets,
-                   reduction=reduction, runtime=["i"], label=reduction),
-            *cases("ScatterND", with_extremes((2, 3, 4), (3, 4)), scattered_rows(reduction), opsets,
-                   reduction=reduction, runtime=["i"], batch=["x"], label=reduction),
-        )
-    ),
+    *joined(
+        [*cases("ScatterElements", with_extremes((3, 4), (2, 4)), scattered(reduction), opsets,
+                reduction=reduction, runtime=["i"], label=reduction),
+         *cases("ScatterND", with_extremes((2, 3, 4), (3, 4)), scattered_rows(reduction), opsets,
+                reduction=reduction, runtime=["i"], batch=["x"], label=reduction)]
+        for reduction, opsets in (("mul", (16, 18, 24)), ("max", (18, 24)), ("min", (18, 24)))),
     *cases("ScatterElements", {"x": X[0], "i": REPEATED, "u": with_zeros(normal(2, 4, seed=1))},
            scattered("mul"), (16, 24), reduction="mul", label="mul-zeros"),
     *cases("ScatterElements", {"x": X[0], "i": REPEATED, "u": X[0][[0, 1]]},
@@ -179,14 +175,8 @@ CASES: list[Case] = [
                torch.cat([x[0, :1], u[0], x[0, 3:]]),
                torch.cat([u[1, 1:], x[1, 1:4], u[1, :1]]),
            ]), (24, 26), runtime=["at"], mode="circular", axis=1, label="circular"),
-    *(
-        case
-        for axis in (0, -1)
-        for largest in (0, 1)
-        for case in cases(
-            "TopK", {"x": spread(4, 5), "k": ints(3)}, top(3, axis, largest), (12, 24), axis=axis,
-            largest=largest, outputs=2, used=[0], runtime=["k"],
-            label=f"axis{axis}-{('smallest', 'largest')[largest]}",
-        )
-    ),
+    *joined(cases("TopK", {"x": spread(4, 5), "k": ints(3)}, top(3, axis, largest), (12, 24),
+                  axis=axis, largest=largest, outputs=2, used=[0], runtime=["k"],
+                  label=f"axis{axis}-{('smallest', 'largest')[largest]}")
+            for axis in (0, -1) for largest in (0, 1)),
 ]  # fmt: skip

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.autodiff.oracle import Case, cases, ints, normal, spread
+from tests.autodiff.oracle import Case, cases, ints, joined, normal, spread
 
 EVERY = (12, 18, 24)
 X = spread(2, 3, 4)
@@ -70,15 +70,10 @@ def reduction(op, function, x, since):  # type: ignore[no-untyped-def]
         *cases(op, {"x": POSITIVE, "axes": ints()},
                lambda x, _: function(x[..., None], (3,), False), tensor, noop_with_empty_axes=1,
                label="none"),
-        *(
-            case
-            for keep in (0, 1)
-            for case in cases(
-                op, {"x": POSITIVE, "axes": ints(-1, 0)},
-                lambda x, _, keep=keep: function(x, (0, 2), bool(keep)), tensor, keepdims=keep,
-                runtime=["axes"], batch=["x"], label=f"at-run-time-keepdims{keep}",
-            )
-        ),
+        *joined(cases(op, {"x": POSITIVE, "axes": ints(-1, 0)},
+                      lambda x, _, keep=keep: function(x, (0, 2), bool(keep)), tensor,
+                      keepdims=keep, runtime=["axes"], batch=["x"],
+                      label=f"at-run-time-keepdims{keep}") for keep in (0, 1)),
     ]  # fmt: skip
 
 
@@ -172,7 +167,7 @@ CASES: list[Case] = [
     *matmul((1, 3, 4), (2, 2, 4, 5)),
     *matmul((3, 4), (4, 5), wrt=["a"]),
     *matmul((2, 3, 4), (4, 5), wrt=["b"]),
-    *(case for a in (0, 1) for b in (0, 1) for case in gemm(a, b, (3,), alpha=0.5, beta=1.5)),
+    *joined(gemm(a, b, (3,), alpha=0.5, beta=1.5) for a in (0, 1) for b in (0, 1)),
     *gemm(0, 1, (3,), double=True, batch=["a"]),
     *gemm(0, 0, None),
     *gemm(0, 1, (2, 3)),
@@ -180,7 +175,7 @@ CASES: list[Case] = [
     *gemm(0, 1, (1,)),
     *gemm(0, 1, (), beta=0.5),
     # Reductions
-    *(case for row in REDUCTIONS for case in reduction(*row)),
+    *joined(reduction(*row) for row in REDUCTIONS),
     *cases("ReduceMean", {"x": X, "axes": ints(0, 2)}, lambda x, _: x.mean((0, 2)), (18, 23),
            keepdims=0, batch=["x"], label="over-batch"),
     *cases("ReduceL2", {"x": np.zeros((2, 3), np.float32)}, lambda x: x.norm(), keepdims=0,
@@ -203,16 +198,11 @@ CASES: list[Case] = [
     *batch_norm(2, 3, 4),
     *batch_norm(2, 3, 2, 2, 2),
     *batch_norm(2, 3, 2, 2, wrt=["x"], const=["scale", "bias", "mean", "var"]),
-    *(
-        case
-        for shape in ((2, 3, 4), (2, 3, 2, 4))
-        for case in cases(
-            "InstanceNormalization",
-            {"x": normal(*shape), "scale": normal(3, seed=1), "bias": normal(3, seed=2)},
-            lambda x, s, b: F.instance_norm(x, weight=s, bias=b, eps=1e-3), (12, 18, 23),
-            epsilon=1e-3, batch=["x"], label=f"{len(shape)}d",
-        )
-    ),
+    *joined(cases("InstanceNormalization",
+                  {"x": normal(*shape), "scale": normal(3, seed=1), "bias": normal(3, seed=2)},
+                  lambda x, s, b: F.instance_norm(x, weight=s, bias=b, eps=1e-3), (12, 18, 23),
+                  epsilon=1e-3, batch=["x"], label=f"{len(shape)}d")
+            for shape in ((2, 3, 4), (2, 3, 2, 4))),
     # A row of zeros has no direction: the cotangent passes, and nothing is divided by zero.
     *cases("LpNormalization", {"x": X * np.float32([[0], [1], [2]])}, scaled_rows,
            differences="none", label="zero-row"),
@@ -220,14 +210,7 @@ CASES: list[Case] = [
            batch=["x"]),
     *cases("LpNormalization", {"x": X}, lambda x: F.normalize(x, p=1, dim=1), p=1, axis=1,
            label="manhattan", differences="torch"),
-    *(
-        case
-        for size in (1, 3, 5, 9)
-        for case in cases(
-            "LRN", {"x": normal(2, 6, 2, 3) * 3},
-            lambda x, size=size: near_norm(x, size), (13,) if size != 3 else (12, 17, 23),
-            size=size, alpha=0.3, beta=0.6, bias=1.5, batch=["x"], label=f"size{size}",
-            differences="torch",
-        )
-    ),
+    *joined(cases("LRN", {"x": normal(2, 6, 2, 3) * 3}, lambda x, size=size: near_norm(x, size),
+                  (13,) if size != 3 else (12, 17, 23), size=size, alpha=0.3, beta=0.6, bias=1.5,
+                  batch=["x"], label=f"size{size}", differences="torch") for size in (1, 3, 5, 9)),
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,24 +22,22 @@ def axes(rank: int, unknown: Sequence[int]) -> dict[str, Any]:
     return {"symbols": {"x": known}} if known else {}
 
 
-def whole_planes() -> list[Case]:
-    found = []
+def whole_planes() -> Iterator[Case]:
     for shape, unknown in itertools.product(((2, 3, 5), (2, 3, 4, 3), (2, 2, 2, 3, 2)), UNKNOWN):
         over = tuple(range(2, len(shape)))
         open_ = axes(len(shape), unknown) | {"label": f"sweep{len(shape)}"}
-        found += cases("GlobalAveragePool", {"x": normal(*shape)},
+        yield from cases("GlobalAveragePool", {"x": normal(*shape)},
                        lambda x, o=over: x.mean(o, True), (12, 22), **open_)  # fmt: skip
-        found += cases("GlobalMaxPool", {"x": spread(*shape)},
+        yield from cases("GlobalMaxPool", {"x": spread(*shape)},
                        lambda x, o=over: x.amax(o, True), (12, 22), differences="torch",
                        **open_)  # fmt: skip
         for p in (1, 2, 3, 4):
             # ONNX Runtime has no kernel of opset 22.
-            found += cases(
+            yield from cases(
                 "GlobalLpPool", {"x": spread(*shape)},
                 lambda x, o=over, p=p: (x.abs() ** p).sum(o, True) ** (1 / p),
                 (12, 21), p=p, differences="torch", **open_ | {"label": f"{len(shape)}-{p}"},
             )  # fmt: skip
-    return found
 
 
 def positions(x: Array, *, kernel: Sequence[int], strides: Sequence[int], pads: Sequence[int],
@@ -65,8 +63,7 @@ def maxima(
     return [peaks, positions(given, **fixed, order=order)]
 
 
-def maxima_with_positions() -> list[Case]:
-    found = []
+def maxima_with_positions() -> Iterator[Case]:
     for rank, order, kind, unknown in itertools.product(
         (1, 2, 3), (0, 1), ("tiled", "overlapping", "padded", "dilated"), UNKNOWN[:2]
     ):
@@ -82,26 +79,22 @@ def maxima_with_positions() -> list[Case]:
 
         fixed = {"kernel": kernel, "strides": strides, "pads": pads, "dilations": dilations}
         function = functools.partial(maxima, given=x, order=order, fixed=fixed)
-        found += cases(
+        yield from cases(
             "MaxPool", {"x": x}, function, (12, 22) if rank == 2 else (17,), outputs=2,
             kernel_shape=kernel, strides=strides, pads=pads, dilations=dilations,
             storage_order=order, label=f"{rank}d-{kind}-order{order}", differences="torch",
             **axes(2 + rank, (*unknown, *([4] if unknown else []))),
         )  # fmt: skip
-    return found
 
 
-def unpooling() -> list[Case]:
-    found = []
+def unpooling() -> Iterator[Case]:
     for rank, strides, larger, unknown in itertools.product(
         (1, 2, 3), (2, 3), (False, True), (False, True)
     ):
         out = [2 * strides + larger, 3 * strides, strides][:rank]
         small = [2, 3, 1][:rank]
-        places = np.random.default_rng(1).permutation(4 * int(np.prod(out)))[
-            : 4 * int(np.prod(small))
-        ]
-        index = places.reshape(2, 2, *small).astype(np.int64)
+        places = np.random.default_rng(1).permutation(4 * int(np.prod(out)))
+        index = places[: 4 * int(np.prod(small))].reshape(2, 2, *small).astype(np.int64)
 
         def function(x: torch.Tensor, at: torch.Tensor, *_: torch.Tensor,
                      out: tuple[int, ...] = (2, 2, *out)) -> torch.Tensor:  # fmt: skip
@@ -112,17 +105,15 @@ def unpooling() -> list[Case]:
         if larger:
             inputs["s"] = ints(2, 2, *out)
         open_ = {"symbols": {"x": range(2 + rank), "i": range(2 + rank)}} if unknown else {}
-        found += cases(
+        yield from cases(
             "MaxUnpool", inputs, function, (12, 22), wrt=["x"], runtime=["i"],
             kernel_shape=[strides] * rank, strides=[strides] * rank,
             label=f"{rank}d-{strides}-{larger}", differences="torch", **open_,
         )  # fmt: skip
-    return found
 
 
-def patches() -> list[Case]:
+def patches() -> Iterator[Case]:
     """Col2Im; of PyTorch's fold where that has the attributes: padding equal at both ends."""
-    found = []
     for strides, dilations, pads, unknown in itertools.product(
         ([1, 1], [2, 1]), ([1, 1], [2, 2]), ([0, 0], [1, 2]), (False, True)
     ):
@@ -139,7 +130,7 @@ def patches() -> list[Case]:
             return F.fold(x, **fixed)
 
         inputs = {"x": normal(2, 3 * 6, count), "s": ints(*size), "b": ints(*block)}
-        found += cases(
+        yield from cases(
             "Col2Im", inputs, function, (18, 26), strides=strides, dilations=dilations,
             pads=[*pads, *pads], label=f"{strides}-{dilations}-{pads}", differences="torch",
             **({"runtime": ["s"], "symbols": {"x": (0, 1, 2)}} if unknown else {}),
@@ -159,9 +150,8 @@ def patches() -> list[Case]:
 
         inputs = {"x": normal(2, 2 * int(np.prod(block)), int(np.prod(grid))),
                   "s": ints(*size), "b": ints(*block)}  # fmt: skip
-        found += cases("Col2Im", inputs, tiles, (18,), strides=block, pads=pads,
+        yield from cases("Col2Im", inputs, tiles, (18,), strides=block, pads=pads,
                        label=f"{rank}d-tiles", differences="torch")  # fmt: skip
-    return found
 
 
 def crd(x: torch.Tensor, size: int) -> torch.Tensor:
@@ -180,19 +170,17 @@ def to_depth(x: torch.Tensor, size: int) -> torch.Tensor:
     return blocks.permute(0, 3, 5, 1, 2, 4).reshape(samples, -1, height // size, width // size)
 
 
-def blocks() -> list[Case]:
-    found = []
+def blocks() -> Iterator[Case]:
     for size, unknown in itertools.product((2, 3), UNKNOWN):
         open_ = axes(4, [axis for axis in unknown if axis != 1])
         x = normal(2, 2 * size**2, 2, 3)
         for mode, function in (("CRD", crd), ("DCR", dcr)):
-            found += cases("DepthToSpace", {"x": x}, lambda x, f=function, s=size: f(x, s),
+            yield from cases("DepthToSpace", {"x": x}, lambda x, f=function, s=size: f(x, s),
                            (12, 26), blocksize=size, mode=mode, label=f"{mode}-{size}",
                            **open_)  # fmt: skip
-        found += cases("SpaceToDepth", {"x": normal(2, 2, size * 2, size)},
+        yield from cases("SpaceToDepth", {"x": normal(2, 2, size * 2, size)},
                        lambda x, s=size: to_depth(x, s), (12, 26), blocksize=size,
                        label=f"{size}", **axes(4, unknown))  # fmt: skip
-    return found
 
 
 def neighbours(x: torch.Tensor, size: int, alpha: float, beta: float, bias: float) -> torch.Tensor:
@@ -202,13 +190,12 @@ def neighbours(x: torch.Tensor, size: int, alpha: float, beta: float, bias: floa
     return x / (bias + alpha / size * total) ** beta
 
 
-def norms() -> list[Case]:
-    found = []
+def norms() -> Iterator[Case]:
     for size, (alpha, beta, bias), unknown in itertools.product(
         (1, 3, 5), ((0.3, 0.75, 1.0), (0.5, 1.3, 2.0)), (False, True)
     ):
         # ONNX Runtime takes odd sizes and four axes only.
-        found += cases(
+        yield from cases(
             "LRN", {"x": normal(2, 4, 3, 2) * 2},
             lambda x, s=size, a=alpha, b=beta, c=bias: neighbours(x, s, a, b, c), (12, 26),
             size=size, alpha=alpha, beta=beta, bias=bias, label=f"{size}-{beta}",
@@ -218,21 +205,20 @@ def norms() -> list[Case]:
         ((2, 3, 5), (2, 3, 4, 3), (2, 3, 2, 3, 2)), (1e-5, 0.3), (False, True)
     ):
         inputs = {"x": normal(*shape), "s": spread(3, seed=1), "b": normal(3, seed=2)}
-        found += cases(
+        yield from cases(
             "InstanceNormalization", inputs,
             lambda x, s, b, e=epsilon: F.instance_norm(x, weight=s, bias=b, eps=e), (12, 22),
             epsilon=epsilon, label=f"{len(shape)}-{epsilon}",
             **axes(len(shape), (0, 2, 3, 4) if unknown else ()),
         )  # fmt: skip
     for axis, p, unknown in itertools.product((0, 1, 2, -1), (1, 2), (False, True)):
-        found += cases(
+        yield from cases(
             "LpNormalization", {"x": spread(2, 3, 4)},
             lambda x, a=axis, p=p: x / (x.abs() ** p).sum(a, True) ** (1 / p), (12, 22),
             # Of p = 1 the reference implementation forgets the absolute value.
             differences="torch" if p == 1 else "onnx", axis=axis, p=p, label=f"{axis}-{p}",
             **axes(3, (0, 1, 2) if unknown else ()),
         )  # fmt: skip
-    return found
 
 
 CASES: list[Case] = [

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from tests.autodiff.oracle import Array, Case, cases, spread
+from tests.autodiff.oracle import Array, Case, cases, joined, spread
 
 LEVELS = np.random.default_rng(0).integers(-100, 100, (2, 3, 8))
 
@@ -53,18 +53,13 @@ ROWS = [
 ]
 
 CASES: list[Case] = [
-    *(
-        case
-        for opsets, dtype, axis, block, shape in ROWS
-        for case in cases(
-            "DequantizeLinear", inputs(dtype, shape),
-            dequantized if axis is None else along(axis, block), opsets,
-            **({} if axis is None else {"axis": axis if axis else -3}),
-            **({"block_size": block} if block else {}),
-            batch=["x"] if not block and axis != 0 else [], differences="torch",
-            label=f"{dtype}-axis{axis}-block{block}",
-        )
-    ),
+    *joined(cases("DequantizeLinear", inputs(dtype, shape),
+                  dequantized if axis is None else along(axis, block), opsets,
+                  **({} if axis is None else {"axis": axis if axis else -3}),
+                  **({"block_size": block} if block else {}),
+                  batch=["x"] if not block and axis != 0 else [], differences="torch",
+                  label=f"{dtype}-axis{axis}-block{block}")
+            for opsets, dtype, axis, block, shape in ROWS),
     *cases("DequantizeLinear", inputs("int8", (), zero=False), dequantized, (12, 21),
            differences="torch", label="no-zero-point"),
     *cases("DequantizeLinear", inputs("int32", (), zero=False), dequantized, (12, 21),

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.autodiff.oracle import Case, cases, ints, normal, spread
+from tests.autodiff.oracle import Case, cases, ints, joined, normal, spread
 
 # x1, y1, x2, y2: inside, over the border, beyond it, and smaller than an element.
 BOXES = np.float32([[0.31, 0.72, 3.13, 4.24], [-2.1, 1.2, 3.3, 3.1], [2.4, 2.3, 9.1, 9.2],
@@ -164,26 +164,18 @@ def deform(opset: int, label: str, *, channels: int = 4, features: int = 4, kern
 MODES = (None, "half_pixel", "output_half_pixel")
 
 CASES: list[Case] = [
-    *(case for opset, each in itertools.product((12, 15), (0, 2))
-      for case in align(opset, "avg", None, each)),
-    *(
-        case
-        for opset, mode, coordinates, each in itertools.product(
-            (16, 21), ("avg", "max"), MODES, (0, 1, 2)
-        )
-        for case in align(opset, mode, coordinates, each)
-    ),
-    *(case for mode, each in itertools.product(("avg", "max"), (0, 2))
-      for case in align(18, mode, None, each, symbolic=True)),
+    *joined(align(opset, "avg", None, each) for opset in (12, 15) for each in (0, 2)),
+    *joined(align(*each)
+            for each in itertools.product((16, 21), ("avg", "max"), MODES, (0, 1, 2))),
+    *joined(align(18, mode, None, each, symbolic=True) for mode in ("avg", "max")
+            for each in (0, 2)),
     *align(16, "avg", None, 2, sized=False),
     *max_roi_pool(1.0),
     *max_roi_pool(0.7),
     *max_roi_pool(0.7, (3, 1)),
     *max_roi_pool(0.7, symbolic=True),
-    *(
-        case
-        for opset in (19, 22)
-        for case in (
+    *joined(
+        [
             *deform(opset, "plain"),
             *deform(opset, "bias", bias=True, pads=[1, 1, 1, 1]),
             *deform(opset, "mask", mask=True, pads=[1, 0, 1, 2], strides=[2, 1]),
@@ -194,6 +186,6 @@ CASES: list[Case] = [
                     strides=[2, 2], dilations=[2, 1], pads=[1, 2, 0, 1]),
             *deform(opset, "open", group=2, offset_group=2, mask=True, bias=True,
                     strides=[2, 2], pads=[1, 1, 1, 1], symbolic=True),
-        )
-    ),
+        ]
+        for opset in (19, 22)),
 ]  # fmt: skip

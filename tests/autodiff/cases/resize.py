@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,9 +67,8 @@ def coordinates(place: str, **attrs: Any) -> dict[str, Any]:
     return {"coordinate_transformation_mode": place, **attrs}
 
 
-def fixed() -> list[Case]:
+def fixed() -> Iterator[Case]:
     """Known sizes: up along one axis, down along the other."""
-    found = []
     for opset, place in itertools.product((13, 18, 23), COORDINATES):
         if place == "half_pixel_symmetric" and opset < 19:
             continue
@@ -81,20 +80,19 @@ def fixed() -> list[Case]:
             cubic | {"exclude_outside": 1 - opset % 2, "cubic_coeff_a": -0.5},
         ):
             more = {"extrapolation_value": 2.0} if place == "tf_crop_and_resize" else {}
-            found.append(resize(opset, sizes=(1, 2, 7, 3), **attrs, **more))
+            yield resize(opset, sizes=(1, 2, 7, 3), **attrs, **more)
         if opset >= 18:
             for mode, outside in itertools.product(("linear", "cubic"), (0, 1)):
                 attrs = coordinates(place, mode=mode, exclude_outside=outside, antialias=1)
-                found.append(resize(opset, sizes=(1, 2, 6, 2), **attrs))
-    return found
+                yield resize(opset, sizes=(1, 2, 6, 2), **attrs)
 
 
-def at_run_time() -> list[Case]:
+def at_run_time() -> Iterator[Case]:
     """Sizes, scales, or the region known only when the model runs.
 
     Scales and lengths are exact in binary: a position at an element is one in any precision.
     """
-    found, line = [], {"shape": (1, 1, 4, 8)}
+    line = {"shape": (1, 1, 4, 8)}
     kinds: list[dict[str, Any]] = [
         {"mode": "nearest", "nearest_mode": "floor"}, {"mode": "nearest"}, {"mode": "linear"},
         {"mode": "cubic"}, {"mode": "cubic", "exclude_outside": 1},
@@ -105,32 +103,31 @@ def at_run_time() -> list[Case]:
             continue
         roi = REGION if opset < 13 else None  # which the older operator always has
         attrs = coordinates(place, roi=roi, **kind)
-        found.append(resize(opset, scales=(1, 1, 1.75, 0.625), symbolic=(0, 2, 3), **line, **attrs))
+        yield resize(opset, scales=(1, 1, 1.75, 0.625), symbolic=(0, 2, 3), **line, **attrs)
         if opset < 19:
             continue
         ways = ("scales", "sizes") if place != "tf_crop_and_resize" else ("scales", "sizes", "roi")
         for way in ways:
             size = {"sizes": (1, 1, 7, 5)} if way == "sizes" else {"scales": (1, 1, 1.75, 0.625)}
             whole = (0, 1, 2, 3) if way == "sizes" else ()
-            found.append(resize(opset, runtime=[way], symbolic=whole, **line, **size, **attrs))
-    return found
+            yield resize(opset, runtime=[way], symbolic=whole, **line, **size, **attrs)
 
 
-def policies() -> list[Case]:
-    found = []
+def policies() -> Iterator[Case]:
     for policy, mode, runtime in itertools.product(
         ("not_larger", "not_smaller"), ("nearest", "linear", "cubic"), (False, True)
     ):
-        found.append(
-            resize(18, sizes=(7, 9), axes=[2, 3], mode=mode, keep_aspect_ratio_policy=policy,
-                   runtime=["sizes"] if runtime else [], symbolic=(2, 3) if runtime else ())
-        )  # fmt: skip
-    return found
+        yield resize(18, sizes=(7, 9), axes=[2, 3], mode=mode, keep_aspect_ratio_policy=policy,
+                     runtime=["sizes"] if runtime else [],
+                     symbolic=(2, 3) if runtime else ())  # fmt: skip
 
 
 def layouts() -> list[Case]:
     """Other ranks, axes, and layouts."""
     line: dict[str, Any] = {"mode": "linear", "opset": 18}
+    half: dict[str, Any] = {
+        "opset": 19, "shape": (1, 2, 5), "scales": (1, 1, 1.5), "mode": "linear"}  # fmt: skip
+    one = (1, 2, 1, 1)
     return [
         resize(13, shape=(4, 5), sizes=(7, 3), mode="linear"),
         resize(13, shape=(2, 5), sizes=(2, 8), mode="nearest"),
@@ -147,17 +144,12 @@ def layouts() -> list[Case]:
         resize(**line, axes=[-1], scales=(1.6,)),
         resize(**line, axes=[-1, 2], scales=(1.6, 0.5), symbolic=(0, 1, 2, 3)),
         resize(**line, axes=[3, 2], sizes=(3, 7), roi=[0.1, 0.0, 0.9, 0.8],
-               coordinate_transformation_mode="tf_crop_and_resize"),
-        resize(13, sizes=(1, 2, 1, 1), mode="linear",
-               coordinate_transformation_mode="pytorch_half_pixel"),
-        resize(13, sizes=(1, 2, 1, 1), mode="cubic",
-               coordinate_transformation_mode="align_corners"),
-        resize(19, shape=(1, 2, 5), scales=(1, 1, 1.5), mode="linear", symbolic=(0, 2),
-               coordinate_transformation_mode="half_pixel_symmetric"),
-        resize(19, shape=(1, 2, 5), scales=(1, 1, 1.5), mode="linear",
-               coordinate_transformation_mode="half_pixel_symmetric"),
-        resize(13, sizes=(1, 2, 1, 1), mode="linear",
-               coordinate_transformation_mode="tf_crop_and_resize"),
+               **coordinates("tf_crop_and_resize")),
+        resize(13, sizes=one, mode="linear", **coordinates("pytorch_half_pixel")),
+        resize(13, sizes=one, mode="cubic", **coordinates("align_corners")),
+        resize(**half, symbolic=(0, 2), **coordinates("half_pixel_symmetric")),
+        resize(**half, **coordinates("half_pixel_symmetric")),
+        resize(13, sizes=one, mode="linear", **coordinates("tf_crop_and_resize")),
     ]  # fmt: skip
 
 
@@ -166,7 +158,7 @@ def copied() -> list[Case]:
     kinds: list[dict[str, Any]] = [
         {"mode": "nearest"}, {"mode": "linear"}, {"mode": "cubic"},
         {"mode": "linear", "antialias": 1}, {"mode": "cubic", "antialias": 1},
-        {"mode": "linear", "coordinate_transformation_mode": "tf_crop_and_resize"},
+        {"mode": "linear", **coordinates("tf_crop_and_resize")},
     ]  # fmt: skip
     # With antialias an axis is copied even if another grows.
     found = [
@@ -180,7 +172,7 @@ def rounded() -> list[Case]:
     """Positions between two elements, where the last bit of float32 decides."""
     found = [
         resize(18, shape=(1, 1, 1, old), sizes=(1, 1, 1, new), mode="nearest", nearest_mode=nearest,
-               coordinate_transformation_mode=place)
+               **coordinates(place))
         for old, new, place, nearest in (
             (14, 19, "half_pixel", "round_prefer_floor"),
             (14, 1, "half_pixel", "round_prefer_ceil"),
@@ -189,7 +181,7 @@ def rounded() -> list[Case]:
         )
     ] + [
         resize(13, shape=(1, 1, old, 5), scales=(1, 1, *scales), mode="nearest",
-               nearest_mode="floor", coordinate_transformation_mode="asymmetric")
+               nearest_mode="floor", **coordinates("asymmetric"))
         for old, scales in ((1, (1, 1.1)), (2, (2, 1.1)), (14, (0.7, 0.6)), (28, (0.3, 1.6)))
     ]  # fmt: skip
     return [dataclasses.replace(case, differences="torch") for case in found]
@@ -197,11 +189,10 @@ def rounded() -> list[Case]:
 
 def by_torch() -> list[Case]:
     """PyTorch's own resizing in place of the map of the kernel."""
-    scaled = resize(18, scales=(1, 1, 2, 2), mode="nearest", nearest_mode="floor",
-                    coordinate_transformation_mode="asymmetric")  # fmt: skip
+    floor = {"nearest_mode": "floor", **coordinates("asymmetric")}
+    scaled = resize(18, scales=(1, 1, 2, 2), mode="nearest", **floor)
     smooth = resize(18, sizes=(1, 2, 6, 3), mode="linear", antialias=1, exclude_outside=1)
-    cubic = resize(18, sizes=(1, 2, 7, 9), mode="cubic",
-                   coordinate_transformation_mode="align_corners")  # fmt: skip
+    cubic = resize(18, sizes=(1, 2, 7, 9), mode="cubic", **coordinates("align_corners"))
     functions = [
         lambda x, *_: F.interpolate(x, scale_factor=2),
         lambda x, *_: F.interpolate(x, (6, 3), mode="bilinear", antialias=True),

@@ -1,13 +1,13 @@
 """Operators that read planes at fractional positions: GridSample, AffineGrid."""
 
-import itertools
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.autodiff.oracle import Array, Case, cases, ints, normal
+from tests.autodiff.oracle import Array, Case, cases, ints, joined, normal
 
 TORCH_MODES = {"linear": "bilinear", "cubic": "bicubic"}
 # What ONNX Runtime names them before opset 20.
@@ -38,22 +38,14 @@ def grid_sample(mode: str, padding: str, corners: int, opset: int, rank: int, *,
         return F.grid_sample(x, at, TORCH_MODES.get(mode, mode), padding, bool(corners))
 
     axes = {"x": tuple(range(2 + rank)), "g": (0, 1, 2)} if symbolic else {}
+    inputs = {"x": normal(2, 3, *size, seed=1),
+              "g": grid(size, points, corners=bool(corners), wide=wide)}  # fmt: skip
     return cases(
-        "GridSample",
-        {
-            "x": normal(2, 3, *size, seed=1),
-            "g": grid(size, points, corners=bool(corners), wide=wide),
-        },
-        function,
-        (opset,),
-        mode=mode if opset >= 20 else OLD_MODES[mode],
-        padding_mode=padding,
-        align_corners=corners,
+        "GridSample", inputs, function, (opset,), mode=mode if opset >= 20 else OLD_MODES[mode],
+        padding_mode=padding, align_corners=corners, symbols=axes, double=opset == 20,
         label=f"{rank}d-{mode}-{padding}-{'corners' if corners else 'edges'}-{wide=}",
-        symbols=axes,
-        double=opset == 20,
         differences="torch",  # the reference implementation takes minutes, and has other kinks
-    )
+    )  # fmt: skip
 
 
 def affine(rank: int, corners: int, symbolic: bool) -> list[Case]:
@@ -72,33 +64,11 @@ def affine(rank: int, corners: int, symbolic: bool) -> list[Case]:
 MODES, PADDINGS = ("linear", "nearest", "cubic"), ("zeros", "border", "reflection")
 
 CASES: list[Case] = [
-    *(
-        case
-        for mode, padding, corners, opset in itertools.product(
-            MODES, PADDINGS, (0, 1), (16, 20, 22)
-        )
-        for case in grid_sample(mode, padding, corners, opset, 2)
-    ),
-    *(
-        case
-        for mode, padding, corners in itertools.product(MODES, PADDINGS, (0, 1))
-        for case in grid_sample(mode, padding, corners, 23, 2, symbolic=True)
-    ),
-    *(
-        case
-        for mode, padding, corners, opset in itertools.product(
-            MODES[:2], PADDINGS, (0, 1), (20, 22)
-        )
-        for case in grid_sample(mode, padding, corners, opset, 3, symbolic=opset == 22)
-    ),
-    *(
-        case
-        for mode, corners in itertools.product(MODES, (0, 1))
-        for case in grid_sample(mode, "zeros", corners, 17, 2, wide=False)
-    ),
-    *(
-        case
-        for rank, corners, symbolic in itertools.product((2, 3), (0, 1), (False, True))
-        for case in affine(rank, corners, symbolic)
-    ),
-]
+    *joined(grid_sample(*each, 2) for each in product(MODES, PADDINGS, (0, 1), (16, 20, 22))),
+    *joined(grid_sample(*each, 23, 2, symbolic=True) for each in product(MODES, PADDINGS, (0, 1))),
+    *joined(grid_sample(*each, opset, 3, symbolic=opset == 22)
+            for *each, opset in product(MODES[:2], PADDINGS, (0, 1), (20, 22))),
+    *joined(grid_sample(mode, "zeros", corners, 17, 2, wide=False)
+            for mode, corners in product(MODES, (0, 1))),
+    *joined(affine(*each) for each in product((2, 3), (0, 1), (False, True))),
+]  # fmt: skip

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.autodiff.oracle import Array, Case, cases, ints, normal
+from tests.autodiff.oracle import Array, Case, cases, ints, joined, normal
 
 X = normal(2, 3, 4)
 IMAGE = normal(2, 8, 2, 3)
@@ -57,16 +57,10 @@ CASES: list[Case] = [
     *cases("Tile", {"x": X, "repeats": ints(2, 3, 2)}, lambda x, _: x.repeat(2, 3, 2), EVERY,
            runtime=["repeats"], batch=["x"], label="at-run-time"),
     *cases("Trilu", {"x": X}, torch.triu, (14, 23), batch=["x"]),
-    *(
-        case
-        for upper in (0, 1)
-        for k in (-2, -1, 1, 5)
-        for case in cases(
-            "Trilu", {"x": X, "k": np.array(k)},
-            lambda x, _, k=k, f=(torch.tril, torch.triu)[upper]: f(x, k), (14, 24), upper=upper,
-            runtime=["k"] * (k == 1), label=f"{('lower', 'upper')[upper]}{k}",
-        )
-    ),
+    *joined(cases("Trilu", {"x": X, "k": np.array(k)},
+                  lambda x, _, k=k, f=(torch.tril, torch.triu)[upper]: f(x, k), (14, 24),
+                  upper=upper, runtime=["k"] * (k == 1), label=f"{('lower', 'upper')[upper]}{k}")
+            for upper in (0, 1) for k in (-2, -1, 1, 5)),
     # Joining and splitting
     *cases("Concat", {"a": X, "b": X[:, :1] + 1, "c": X[:, :2]},
            lambda *x: torch.cat(x, 1), EVERY, axis=1),
@@ -137,17 +131,12 @@ CASES: list[Case] = [
     *cases("Pad", {"x": X, "pads": ints(2, 1), "value": None, "axes": ints(1)},
            lambda x, *_: F.pad(x.transpose(1, 2), (2, 1), "circular").transpose(1, 2), (19, 23),
            mode="wrap", label="wrap"),
-    *(
-        case
-        for mode, name, opsets in (("edge", "replicate", (16, 17, 18, 24)),
-                                   ("reflect", "reflect", (16, 17, 18, 24)),
-                                   ("wrap", "circular", (19, 24)))
-        for case in cases(
-            "Pad", {"x": normal(2, 1, 3, 4), "pads": ints(0, 0, 1, 0, 0, 0, 1, 2)},
-            lambda x, _, name=name: F.pad(x, (0, 2, 1, 1), name), opsets, mode=mode,
-            runtime=["pads"], batch=["x"], label=f"{mode}-at-run-time",
-        )
-    ),
+    *joined(cases("Pad", {"x": normal(2, 1, 3, 4), "pads": ints(0, 0, 1, 0, 0, 0, 1, 2)},
+                  lambda x, _, name=name: F.pad(x, (0, 2, 1, 1), name), opsets, mode=mode,
+                  runtime=["pads"], batch=["x"], label=f"{mode}-at-run-time")
+            for mode, name, opsets in (("edge", "replicate", (16, 17, 18, 24)),
+                                       ("reflect", "reflect", (16, 17, 18, 24)),
+                                       ("wrap", "circular", (19, 24)))),
     *cases("Pad", {"x": normal(3, 2, 4), "pads": ints(1, 0, 0, 0, 0, 2)},
            lambda x, _: torch.cat([x[:1], x])[:, :, [0, 1, 2, 3, 3, 3]], (17, 24), mode="edge",
            batch=["x"], label="edge-of-batch"),

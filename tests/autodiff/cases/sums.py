@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from tests.autodiff.oracle import Array, Case, cases, normal, spread
+from tests.autodiff.oracle import Array, Case, cases, joined, normal, spread
 
 EVERY = (12, 18, 24)
 X = spread(2, 3, 4)
@@ -58,17 +58,13 @@ def cumulative(x: torch.Tensor, name: str, reverse: int, exclusive: int) -> torc
 
 def cumulatives(op: str, x: Array, opsets: tuple[int, ...], label: str = ""):  # type: ignore[no-untyped-def]
     """All four kinds."""
-    return [
-        case
-        for reverse in (0, 1)
-        for exclusive in (0, 1)
-        for case in cases(
-            op, {"x": x, "axis": np.array(1 if reverse else 1 - x.ndim)},
-            lambda x, _, r=reverse, e=exclusive: cumulative(x, op.lower(), r, e), opsets,
-            reverse=reverse, exclusive=exclusive, batch=["x"], double=True, differences="torch",
-            label=f"reverse{reverse}-exclusive{exclusive}{label}",
-        )
-    ]  # fmt: skip
+    return joined(
+        cases(op, {"x": x, "axis": np.array(1 if reverse else 1 - x.ndim)},
+              lambda x, _, r=reverse, e=exclusive: cumulative(x, op.lower(), r, e), opsets,
+              reverse=reverse, exclusive=exclusive, batch=["x"], double=True, differences="torch",
+              label=f"reverse{reverse}-exclusive{exclusive}{label}")
+        for reverse in (0, 1) for exclusive in (0, 1)
+    )  # fmt: skip
 
 
 def complex_of(x: torch.Tensor) -> torch.Tensor:
@@ -139,16 +135,10 @@ def flat_stft():  # type: ignore[no-untyped-def]
 
 CASES: list[Case] = [
     # Sums of products
-    *(
-        case
-        for equation, shapes in EQUATIONS.items()
-        for case in cases(
-            "Einsum",
-            {f"x{i}": normal(*shape, seed=i) for i, shape in enumerate(shapes)},
-            lambda *x, equation=equation: torch.einsum(equation, *x),
-            equation=equation, label=equation.replace(" ", ""),
-        )
-    ),
+    *joined(cases("Einsum", {f"x{i}": normal(*shape, seed=i) for i, shape in enumerate(shapes)},
+                  lambda *x, equation=equation: torch.einsum(equation, *x),
+                  equation=equation, label=equation.replace(" ", ""))
+            for equation, shapes in EQUATIONS.items()),
     *cases("Einsum", {"a": normal(2, 3, 4), "b": normal(2, 4, 5)},
            lambda a, b: a @ b, EVERY, equation="bij,bjk->bik", batch=["a", "b"], double=True),
     *cumulatives("CumSum", X, EVERY),
@@ -159,12 +149,9 @@ CASES: list[Case] = [
     *cases("Det", {"x": normal(2, 1, 1)}, torch.linalg.det, label="numbers"),
     *cases("Det", {"x": np.float32([[1, 2], [2, 4]])}, lambda x: x[0, 0] * x[1, 1] - x[0, 1] *
            x[1, 0], label="singular"),
-    *(
-        case
-        for parts, kind in ((1, "fft"), (2, "fft"), (1, "ifft"), (2, "ifft"), (1, "rfft"))
-        for length in (None, 4, 8)
-        for case in dft(parts, kind, length)
-    ),
+    *joined(dft(*each, length)
+            for each in ((1, "fft"), (2, "fft"), (1, "ifft"), (2, "ifft"), (1, "rfft"))
+            for length in (None, 4, 8)),
     *stft(1, 1),
     *stft(1, 0),
     *stft(2, 0),

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.autodiff.oracle import Case, cases, ints, normal, spread
+from tests.autodiff.oracle import Case, cases, ints, joined, normal, spread
 
 # Two heads of keys and values for four of queries; values are wider than keys.
 Q, K, V = normal(2, 4, 3, 4), normal(2, 2, 3, 4, seed=1), normal(2, 2, 3, 6, seed=2)
@@ -123,26 +123,17 @@ CASES: list[Case] = [
                outputs=4, used=[0, 3], qk_matmul_output_mode=0),
     *rotary(0),
     *rotary(1),
-    *(
-        case
-        for axis in (-2, -1, 0, 1)
-        for case in cases(
-            "RMSNormalization", {"x": X, "scale": normal(*X.shape[axis % 3 :])},
-            lambda x, s, axes=tuple(range(axis % 3, 3)): rms(x, s, axes), (23, 26), axis=axis,
-            epsilon=1e-2, differences="torch", label=f"axis{axis}-of-3",
-        )
-    ),
-    *(
-        case
-        for groups in (1, 2, 4)
-        for size, opsets in ((4, (21, 26)), (groups, (18, 20)))  # scales by channel, by group
-        for case in cases(
-            "GroupNormalization",
-            {"x": normal(2, 4, 3, 2), "s": normal(size), "b": normal(size, seed=1)},
-            lambda x, s, b, g=groups: F.group_norm(
-                x, g, *(p.repeat_interleave(4 // len(p)) for p in (s, b)), eps=1e-3),
-            opsets, num_groups=groups, epsilon=1e-3, differences="torch", label=f"groups{groups}",
-        )
-    ),
+    *joined(cases("RMSNormalization", {"x": X, "scale": normal(*X.shape[axis % 3 :])},
+                  lambda x, s, axes=tuple(range(axis % 3, 3)): rms(x, s, axes), (23, 26), axis=axis,
+                  epsilon=1e-2, differences="torch", label=f"axis{axis}-of-3")
+            for axis in (-2, -1, 0, 1)),
+    *joined(cases("GroupNormalization",
+                  {"x": normal(2, 4, 3, 2), "s": normal(size), "b": normal(size, seed=1)},
+                  lambda x, s, b, g=groups: F.group_norm(
+                      x, g, *(p.repeat_interleave(4 // len(p)) for p in (s, b)), eps=1e-3),
+                  opsets, num_groups=groups, epsilon=1e-3, differences="torch",
+                  label=f"groups{groups}")
+            for groups in (1, 2, 4)
+            for size, opsets in ((4, (21, 26)), (groups, (18, 20)))),  # scales by channel, by group
     *cases("Swish", {"x": X}, F.silu, (24, 26), differences="torch", label="default"),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from tests.autodiff.oracle import Case, cases, normal, spread
+from tests.autodiff.oracle import Case, cases, joined, normal, spread
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 MAX_POOLS = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -43,10 +43,8 @@ def conv(x: Sequence[int], w: Sequence[int], label: str, *, opsets: Sequence[int
         pads = same_pads(x[2:], w[2:], strides, dilations, upper=auto == "SAME_UPPER")
 
     def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
-        return CONVOLUTIONS[rank](
-            pad_all(x, pads), w, b, stride=strides, dilation=dilations,
-            groups=attrs.get("group", 1),
-        )  # fmt: skip
+        padded, groups = pad_all(x, pads), attrs.get("group", 1)
+        return CONVOLUTIONS[rank](padded, w, b, strides, 0, dilations, groups)
 
     inputs = {"x": normal(*x, seed=1), "w": normal(*w, seed=2, scale=0.5)}
     if bias:
@@ -99,10 +97,8 @@ def pool(op: str, x: np.ndarray, label: str, *, opsets: Sequence[int] = (17,),
         return total / count
 
     def norm(x: torch.Tensor) -> torch.Tensor:
-        powers = x.abs() ** attrs.get("p", 2)
-        return patch_sums(pad_all(powers, pads), kernel, strides, dilations) ** (
-            1 / attrs.get("p", 2)
-        )
+        p = attrs.get("p", 2)
+        return patch_sums(pad_all(x.abs() ** p, pads), kernel, strides, dilations) ** (1 / p)
 
     function = {"MaxPool": maximum, "AveragePool": average, "LpPool": norm}[op]
     return cases(op, {"x": x}, function, opsets, label=f"{rank}d-{label}", **fields, **attrs)
@@ -112,9 +108,7 @@ def patch_sums(x: torch.Tensor, kernel: Sequence[int], strides: Sequence[int],
                dilations: Sequence[int]) -> torch.Tensor:  # fmt: skip
     """The sum of every window: a depthwise convolution with ones."""
     weight = torch.ones(x.shape[1], 1, *kernel, dtype=x.dtype)
-    return CONVOLUTIONS[len(kernel)](
-        x, weight, stride=strides, dilation=dilations, groups=x.shape[1]
-    )
+    return CONVOLUTIONS[len(kernel)](x, weight, None, strides, 0, dilations, x.shape[1])
 
 
 def transposed(x: Sequence[int], w: Sequence[int], label: str, *, opsets: Sequence[int] = (17,),
@@ -304,30 +298,23 @@ CASES: list[Case] = [
           auto_pad="SAME_UPPER"),
     # Strides that leave gaps of two, where ONNX Runtime's windows are those of the standard; the
     # reference implementation fails of -1.
-    *(
-        case
-        for op, size in (("AveragePool", 4), ("AveragePool", 7), ("LpPool", 4), ("LpPool", 5),
-                         ("LpPool", 7))
-        for case in pool(op, spread(1, 2, size), f"gaps-{size}", kernel_shape=[1], strides=[3],
-                         auto_pad="SAME_UPPER", opsets=(18,), differences="torch")
-    ),
+    *joined(pool(op, spread(1, 2, size), f"gaps-{size}", kernel_shape=[1], strides=[3],
+                 auto_pad="SAME_UPPER", opsets=(18,), differences="torch")
+            for op, size in (("AveragePool", 4), ("AveragePool", 7), ("LpPool", 4), ("LpPool", 5),
+                             ("LpPool", 7))),
     *pool("AveragePool", SEVEN, "dilated", kernel_shape=[2, 2], dilations=[3, 2], opsets=(19, 22)),
     *pool("AveragePool", spread(2, 3, 8), "padded", kernel_shape=[3], strides=[2], pads=[1, 0],
           batch=["x"]),
     *pool("AveragePool", spread(1, 2, 3, 4, 5), "plain", kernel_shape=[2, 2, 3]),
     # Whole planes
-    *(
-        case
-        for shape in ((2, 3, 4, 5), (2, 3, 5), (2, 3, 2, 3, 2))
-        for case in (
-            *cases("GlobalAveragePool", {"x": spread(*shape)},
-                   lambda x: x.mean(tuple(range(2, x.ndim)), True), EVERY, batch=["x"],
-                   label=f"{len(shape) - 2}d"),
-            *cases("GlobalMaxPool", {"x": spread(*shape)},
-                   lambda x: x.amax(tuple(range(2, x.ndim)), True), EVERY, batch=["x"],
-                   label=f"{len(shape) - 2}d", differences="torch"),
-        )
-    ),
+    *joined(
+        [*cases("GlobalAveragePool", {"x": spread(*shape)},
+                lambda x: x.mean(tuple(range(2, x.ndim)), True), EVERY, batch=["x"],
+                label=f"{len(shape) - 2}d"),
+         *cases("GlobalMaxPool", {"x": spread(*shape)},
+                lambda x: x.amax(tuple(range(2, x.ndim)), True), EVERY, batch=["x"],
+                label=f"{len(shape) - 2}d", differences="torch")]
+        for shape in ((2, 3, 4, 5), (2, 3, 5), (2, 3, 2, 3, 2))),
     *cases("GlobalMaxPool", {"x": TIED}, lambda x: x.amax((2, 3), True), differences="none",
            label="ties"),
     # Transposed convolutions
