@@ -552,9 +552,10 @@ class BuildSpec:
         key="memory.step_model", flag="--step-model",
     )  # fmt: skip
     native: bool = option(
-        False, "Write updates, depthwise convolutions, products with 4- and 8-bit matrices, and "
-        "the backward passes of normalizations, softmax and GELU as functions with native "
-        "kernels. ONNX Runtime 1.12 and newer also trains without the library of kernels.",
+        False, "Write updates, depthwise convolutions, batch normalization in training mode, "
+        "products with 4- and 8-bit matrices, gradients of weights, and the backward passes of "
+        "normalizations, softmax and GELU as functions with native kernels. ONNX Runtime 1.12 and "
+        "newer also trains without the library of kernels.",
         key="formats.native", flag="--native/--no-native",
     )  # fmt: skip
     memory_batch: int | None = option(

@@ -212,8 +212,8 @@ def session_use(
         raise OdtpackError(
             "no-native-kernels",
             "The library of native kernels, which this simulation needs, was not found.",
-            hint="pip install 'odtpack[native]'; or --native no, for an app that turns kernels "
-            f"off. {VARIABLE} must not be 0",
+            hint=f"name a library that you built, in {VARIABLE} (docs/native.md); or --native no, "
+            "for an app that turns kernels off",
         )
     has = (
         kit in STEP_MODEL_KITS

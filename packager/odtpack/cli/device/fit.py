@@ -103,7 +103,7 @@ def fit(
 
     Searches batch and micro-batch, what is frozen, optimizer, learning rate and the storage of
     frozen weights by real training, and shows the Pareto set of metric, memory, time and energy.
-    What takes too much memory is built with a memory budget, if that makes it fit.
+    Candidates that take too much memory are built with a memory budget, if they then fit.
 
     Exit code 0 if a candidate meets every budget that could be judged, 1 if none does, 2 for bad
     input.

@@ -135,10 +135,10 @@ def simulate(
     r"""Replay real training under the limits of devices.
 
     The training runs once for all devices: without limits, timed, interrupted and resumed, and
-    shortened under every memory limit near its peak. Exit code 0 within budget, 1 over budget,
-    2 for bad input. Without a budget, only what needs none is judged: memory limits and low-memory
-    warnings of devices, finite losses, whether the training learns and finishes, and resumed
-    weights. A suggested budget is printed then.
+    shortened under the lowest memory limit that it must keep, if that is near its peak. Exit code
+    0 within budget, 1 over budget, 2 for bad input. Without a budget, the command judges what
+    needs none: memory limits and low-memory warnings of devices, finite losses, whether the
+    training learns and finishes, and resumed weights. It then prints a suggested budget.
 
     Examples:
         odtpack simulate package --data digits.npz --device pixel-8a --device pi-5
