@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
@@ -21,7 +21,9 @@ from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import train_step
 from odtpack_runtime.training.lr_scheduler import LinearLRScheduler
-from tests.kits.harness import Task
+
+if TYPE_CHECKING:
+    from tests.kits.harness import Task
 
 
 def run(task: Task) -> dict[str, Any]:
