@@ -5,13 +5,13 @@ BIN := $(VENV)/bin
 JOBS ?= auto
 
 .NOTPARALLEL:
-.PHONY: help setup demo gpu gpu-kits test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-sample kits-bench native native-check tokenizers release models swift web-demo distribution federated exporters fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
+.PHONY: help setup demo gpu gpu-kits test sweep sweep-sample fuzz fuzz-kit faults powercut kills soak stress kits kits-sample kits-bench native native-check tokenizers release models swift web-demo distribution federated federated-sample exporters fleet-demo llm-demo check docs format peer runtimes bench fidelity clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    set up, then build, train and replay a digit classifier"
 	@echo "make test    set up, then run the tests"
-	@echo "make sweep   the many cases of which make test runs representatives; make sweep-sample: one in 15"
+	@echo "make sweep   the many cases of which make test runs representatives; make sweep-sample: one in 25"
 	@echo "             of them, as CI does"
 	@echo "make fuzz    hostile inputs for every reader, for MINUTES=5, and 20,000 files that each kit reads"
 	@echo "             as Python does; make fuzz-kit: inputs for the C++ kit's readers"
@@ -31,7 +31,8 @@ help:
 	@echo "make distribution  build both distributions, and train with the runtime's alone"
 	@echo "make gpu     networks and gradient rules on WebGPU, on a driver in software (Chromium's), from"
 	@echo "             Python, C++ and a browser"
-	@echo "make federated  train with Flower, in a virtual environment of its own"
+	@echo "make federated  train with Flower, in a virtual environment of its own; make federated-sample:"
+	@echo "             without the slowest tests, as CI does"
 	@echo "make fleet-demo  a week of 500 phones that learn the digits together, and a report"
 	@echo "make llm-demo  a sentence encoder learns intents in 8 bits, a decoder of 0.5 billion weights trains in 4"
 	@echo "make check   lint, format check, strict types, who imports whom"
@@ -55,6 +56,9 @@ demo: $(VENV)/.ready-demo
 # is: to make it takes each process ten seconds.
 PYTEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --maxprocesses 4 --dist worksteal --durations 12 --durations-min 5
 
+# What a target leaves out whose name ends in -sample.
+NOT_SLOW = $(if $(filter %-sample,$@), and not sweep)
+
 # Tests of native kernels need a compiler and ONNX Runtime's header.
 HEADERS = scripts/setup_cpp.sh || echo "no headers of ONNX Runtime here: tests of native kernels are skipped"
 
@@ -66,7 +70,7 @@ sweep: $(VENV)/.ready-full
 	@$(HEADERS)
 	@$(PYTEST) -m "sweep and not runtimes and not kits and not federated"
 
-sweep-sample: export ODTPACK_SWEEP_EVERY = 15
+sweep-sample: export ODTPACK_SWEEP_EVERY = 25
 sweep-sample: sweep
 
 # Where atheris is installed (pip install atheris), coverage guides it.
@@ -100,8 +104,8 @@ stress: $(VENV)/.ready-full
 	@$(BIN)/python -m tests.kits.stress
 
 kits kits-sample: $(VENV)/.ready-full
-	@scripts/setup_kits.sh
-	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "kits$(if $(filter %-sample,$@), and not sweep)" tests/kits
+	@scripts/setup_kits.sh $@
+	@$(PYTEST) --dist loadfile --no-loadscope-reorder -m "kits$(NOT_SLOW)" tests/kits
 
 kits-bench: kits
 	@$(BIN)/python -m benchmarks.kits --rounds 1
@@ -149,9 +153,9 @@ gpu-kits: $(VENV)/.ready-full
 	@scripts/setup_cpp.sh
 	@scripts/setup_kits_js.sh $(BIN)/python
 
-federated: $(VENV)/.ready-full
+federated federated-sample: $(VENV)/.ready-full
 	@scripts/setup_federated.sh
-	@$(BIN)/python -m pytest -m federated --maxfail=3 tests/federated
+	@$(BIN)/python -m pytest -m "federated$(NOT_SLOW)" --maxfail=3 tests/federated
 
 fleet-demo: $(VENV)/.ready-demo
 	@$(BIN)/odtpack fleet demo --out build/fleet-demo

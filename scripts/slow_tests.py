@@ -6,7 +6,7 @@
 writes ``tests/slow_tests.txt``, by which ``tests/conftest.py`` marks them. The fastest case of a
 test function stays in make test, as does the fastest test of a file, if they are fast enough. What
 sets a test up does not count: the next one would need it. Tests that were not timed stay in the
-list; those of ``tests/kits`` were chosen by hand.
+list; those of ``tests/kits`` and ``tests/federated`` were chosen by hand.
 """
 
 import collections

@@ -12,7 +12,7 @@ import hypothesis
 import pytest
 
 from tests.command import run
-from tests.sweep import Asked
+from tests.sweep import EVERY, Asked
 
 __all__ = ["run"]
 
@@ -41,19 +41,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the slowest tests to make sweep, and those of kits to make kits.
 
-    ``scripts/slow_tests.py`` chooses them. With ODTPACK_SWEEP_EVERY=15 each test function of the
-    sweep keeps one in 15 of its cases, and each file one in 15 of its slowest tests.
+    ``scripts/slow_tests.py`` chooses them. With ODTPACK_SWEEP_EVERY=25 each test function of the
+    sweep keeps one in 25 of its cases, and each file one in 25 of its slowest tests.
     """
     slow = set(Path(__file__).with_name("slow_tests.txt").read_text("utf-8").splitlines())
-    every = int(os.environ.get("ODTPACK_SWEEP_EVERY", "1"))
     cases: collections.Counter[str] = collections.Counter()
     left_out = set()
     for item in items:
         if item.nodeid in slow:
             item.add_marker("sweep")
-        if every > 1 and item.get_closest_marker("sweep"):
+        if EVERY > 1 and item.get_closest_marker("sweep"):
             group = item.nodeid.partition("::" if item.nodeid in slow else "[")[0]
-            if cases[group] % every:
+            if cases[group] % EVERY:
                 left_out.add(item)
             cases[group] += 1
     if left_out:

@@ -1,9 +1,13 @@
 """Of many cases of one question ``make test`` asks a part, and ``make sweep`` the rest."""
 
+import os
 from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from typing import Any, Final
 
 import pytest
+
+EVERY: Final = int(os.environ.get("ODTPACK_SWEEP_EVERY", "1"))
+"""``make sweep-sample`` asks one in so many."""
 
 
 class Asked:

@@ -99,6 +99,12 @@ def hostile(app: ClientApp, attacks: dict[str, str]) -> ClientApp:
     return wrapped
 
 
+def engine(job: dict[str, Any]) -> dict[str, Any]:
+    """Settings of Flower's engine; a process of its clients takes as long to start as a round."""
+    processes = job.get("processes", 1)
+    return {"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": processes}}
+
+
 def simulate(job: dict[str, Any]) -> dict[str, Any]:
     app = client_app(
         job["package"], fleet_data(job["fleet"], job["package"], job["data"]),
@@ -131,10 +137,7 @@ def simulate(job: dict[str, Any]) -> dict[str, Any]:
         found["train"] = {k: dict(v) for k, v in result.train_metrics_clientapp.items()}
         found["clients"] = {k: dict(v) for k, v in result.evaluate_metrics_clientapp.items()}
 
-    run_simulation(
-        server, app, num_supernodes=job["clients"],
-        backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2}},
-    )  # fmt: skip
+    run_simulation(server, app, num_supernodes=job["clients"], backend_config=engine(job))
     return found
 
 
@@ -187,10 +190,7 @@ def secure(job: dict[str, Any]) -> dict[str, Any]:
         learned = legacy.state.array_records["parameters"].to_numpy_ndarrays()
         save_checkpoint(package, named_arrays(package, learned), job["out"])
 
-    run_simulation(
-        server, app, num_supernodes=job["clients"],
-        backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 2}},
-    )  # fmt: skip
+    run_simulation(server, app, num_supernodes=job["clients"], backend_config=engine(job))
     return found
 
 

@@ -59,11 +59,12 @@ def parameters(path: Path) -> dict[str, np.ndarray]:
      'strategy = "fedavgm"\nserver_momentum = 0.5\nserver_learning_rate = 0.75\n', 0.0),
     # Flower's goes on in float64.
     ("FedAdam", {"eta": 0.02}, 'strategy = "fedadam"\nserver_learning_rate = 0.02\n', 2e-5),
-])  # fmt: skip
+], ids=["FedAvg", "FedAvgM", "FedAdam"])  # fmt: skip
 def test_a_fleet_of_ideal_devices_is_flowers_to_the_last_bit(
     folder: Path, play: Play, strategy: str, options: dict[str, float], keys: str, tolerance: float
 ) -> None:
-    flower = simulated(play, folder, "fleet.toml", 3, strategy=strategy, options=options)
+    job = {"strategy": strategy, "options": options, "processes": 2}
+    flower = simulated(play, folder, "fleet.toml", 3, **job)
     settings = parse_fleet((IDEAL + keys).encode())
     result, state = Federation(folder / "package", folder / "digits.npz", settings).simulate()
     trained = parameters(folder / "federated.ckpt")
@@ -135,7 +136,7 @@ def test_answers_that_flower_would_end_at_are_refused_and_the_rounds_go_on(
     {"strategy": "QFedAvg", "options": {"client_learning_rate": 0.05, "q": 0.1}},
     {"private": ["DifferentialPrivacyServerSideFixedClipping",
                  {"noise_multiplier": 0.0, "clipping_norm": 1.0, "num_sampled_clients": 8}]},
-])  # fmt: skip
+], ids=["QFedAvg", "private"])  # fmt: skip
 def test_a_strategy_that_goes_by_place_has_arrays_in_their_order(
     folder: Path, play: Play, job: dict[str, Any]
 ) -> None:

@@ -23,6 +23,7 @@ KIT = ROOT / "runtime" / "cpp"
 KERNELS = ROOT / "runtime" / "native"
 PROGRAMS = Path(__file__).parent / "cpp"
 DEPENDENCIES = ROOT / "build" / "cpp-deps"
+BUILD = ROOT / "build" / "cpp"
 SANITIZE = "-g1 -fsanitize=address,undefined -fno-sanitize-recover=all"
 # The library keeps what it made until the process ends; the kit's own memory is looked at.
 SANITIZERS = {
@@ -38,7 +39,7 @@ VARIANTS: dict[str, list[str]] = {
     ],
     "arm64": [
         "-DCMAKE_SYSTEM_NAME=Linux", "-DCMAKE_SYSTEM_PROCESSOR=aarch64",
-        "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++",
+        "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++", "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
     ],
 }  # fmt: skip
 
@@ -58,6 +59,29 @@ def without_libfuzzer() -> str | None:
 
 
 def cmake_options(variant: str = "native") -> list[str]:
+    """What tells CMake where ONNX Runtime, flatbuffers and the compiled kernels are."""
+    return [
+        *dependencies(variant),
+        f"-DCMAKE_PROJECT_INCLUDE={PROGRAMS / 'kernels.cmake'}",
+        f"-DODTPACK_TEST_KERNELS={kernels('arm64' if variant == 'arm64' else 'native')}",
+    ]
+
+
+@functools.cache
+def kernels(variant: str) -> Path:
+    """The native kernels, compiled once for a processor: most programs compile in less time.
+
+    Those of this one come of an installed kit, those of ARM64 of the kit's sources.
+    """
+    source, folder, options = KIT, BUILD / f"kernels-{variant}", dependencies(variant)
+    if variant == "native":
+        source = PROGRAMS
+        options.append(f"-DCMAKE_PREFIX_PATH={installed()}")
+    make(source, folder, options, "odtpack-kernels")
+    return folder / "odtpack-kernels" / "libodtpack-kernels.a"
+
+
+def dependencies(variant: str) -> list[str]:
     """What tells CMake where ONNX Runtime and flatbuffers are."""
     library = DEPENDENCIES / ("lib-arm64" if variant == "arm64" else "lib")
     return [
@@ -74,7 +98,7 @@ def installed() -> Path:
     """The kit as a release installs it."""
     from scripts import release  # which builds the C# kit too, of this one's sources
 
-    folder = ROOT / "build" / "cpp"
+    folder = BUILD
     target, stamp = folder / f"odtpack-cpp-{release.version()}", folder / "installed"
     parts = [KIT / "CMakeLists.txt", *(KIT / "cmake").iterdir(), *(KIT / "include").rglob("*.*")]
     parts += [*(KIT / "src").iterdir(), *filter(Path.is_file, KERNELS.rglob("*"))]
@@ -92,7 +116,7 @@ def installed() -> Path:
 @functools.cache
 def built(program: str, variant: str = "native") -> Path:
     """Build a program of the kit, or one of the tests with the kit of a release; its path."""
-    source, folder, options = KIT, ROOT / "build" / "cpp" / variant, cmake_options(variant)
+    source, folder, options = KIT, BUILD / variant, cmake_options(variant)
     if program != "measure":
         source, folder = PROGRAMS, folder.with_name(f"tests-{variant}")
         options.append(f"-DCMAKE_PREFIX_PATH={installed()}")

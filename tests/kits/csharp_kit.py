@@ -32,7 +32,7 @@ def unavailable() -> str | None:
 @functools.cache
 def core() -> Path:
     """The shared library of the C++ kit behind its C interface."""
-    folder = ROOT / "build" / "cpp" / "native"
+    folder = cpp_kit.BUILD / "native"
     cpp_kit.make(cpp_kit.KIT, folder, cpp_kit.cmake_options(), "odtpack-native")
     return folder / "libodtpack.so"
 
@@ -100,9 +100,8 @@ def command(program: Path, *arguments: object) -> list[str]:
 
 def arm64_command(*arguments: object) -> list[str]:
     """The test program under Mono for ARM64, which is emulated."""
-    folder = ROOT / "build" / "cpp" / "arm64-plain"
-    options = [*cpp_kit.cmake_options("arm64"), *cpp_kit.VARIANTS["plain"]]
-    cpp_kit.make(cpp_kit.KIT, folder, options, "odtpack-native")
+    folder = cpp_kit.BUILD / "arm64"
+    cpp_kit.make(cpp_kit.KIT, folder, cpp_kit.cmake_options("arm64"), "odtpack-native")
     mono = ARM64 / "usr" / "lib"
     libraries = (folder, cpp_kit.DEPENDENCIES / "lib-arm64", mono, mono / "aarch64-linux-gnu")
     return [

@@ -6,31 +6,37 @@ of several, ``"linear"`` has the arguments of a schedule, and ``"evaluate"`` ask
 all in the end.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
 
-from odtpack_runtime import CheckpointState, Module
+from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import train_step
 from odtpack_runtime.training.lr_scheduler import LinearLRScheduler
-from tests.kits.harness import Task
-from tests.packaging_tools import open_training
+
+if TYPE_CHECKING:
+    from tests.kits.harness import Task
 
 
 def run(task: Task) -> dict[str, Any]:
     folder = Path(task["package"])
-    model, whole = folder / "training_model.onnx", folder / "step_model.onnx"
+    state = CheckpointState.load_checkpoint(task.get("checkpoint") or folder / "checkpoint")
+    model = folder / "training_model.onnx"
     options = default_session_options(model, threads=task.get("threads", 1))
-    step = whole if task.get("step_model") and whole.is_file() else None
-    state, module, optimizer = open_training(
-        folder, options, task.get("checkpoint"), step_model_uri=step
-    )
+    whole = folder / "step_model.onnx"
+    module = Module(
+        model, state, folder / "eval_model.onnx", session_options=options,
+        step_model_uri=whole if task.get("step_model") and whole.is_file() else None,
+    )  # fmt: skip
+    optimizer = Optimizer(folder / "optimizer_model.onnx", module)
     if task.get("rate"):
         optimizer.set_learning_rate(task["rate"])
     scheduler = LinearLRScheduler(optimizer, *task["linear"]) if task.get("linear") else None

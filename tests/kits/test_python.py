@@ -1,4 +1,7 @@
-"""Python runs the conformance suite: ``odtpack_runtime``, and a kit that only knows manifests."""
+"""Python runs the conformance suite: ``odtpack_runtime``, and a kit that only knows manifests.
+
+``make test`` runs two cases of it, ``make kits`` all: it takes as long to write as to run.
+"""
 
 import json
 import shutil
@@ -71,6 +74,7 @@ def test_two_runs(tmp_path: Path) -> None:
     check_exported_models(tmp_path / "suite")
 
 
+@pytest.mark.kits
 def test_runs(suite: Path, tmp_path: Path) -> None:
     check_runs(suite, tmp_path)
 
@@ -123,6 +127,7 @@ def check_runs(suite: Path, tmp_path: Path) -> None:
         assert (tmp_path / "m.onnx").read_bytes() == (folder / "export.onnx").read_bytes()
 
 
+@pytest.mark.kits
 def test_the_manifest_is_enough(suite: Path, tmp_path: Path) -> None:
     """A kit that reads no metadata and binds no memory gives the same, bit by bit."""
     check_plain_runs(suite, tmp_path)
@@ -176,6 +181,7 @@ def same(found: CheckpointData, expected: CheckpointData, where: str) -> None:
             np.testing.assert_array_equal(moment, other, f"{where}: moment of {name}")
 
 
+@pytest.mark.kits
 def test_exported_models(suite: Path) -> None:
     check_exported_models(suite)
 
@@ -193,6 +199,7 @@ def check_exported_models(suite: Path) -> None:
             np.testing.assert_array_equal(result, expected, folder.name)
 
 
+@pytest.mark.kits
 def test_self_checks(suite: Path) -> None:
     for folder, case in cases(suite, "self_check"):
         package = Package.open(folder / case["package"])
@@ -204,6 +211,7 @@ def test_self_checks(suite: Path) -> None:
         assert caught.value.code == case["code"], folder.name
 
 
+@pytest.mark.kits
 def test_recoveries(suite: Path, tmp_path: Path) -> None:
     for folder, case in cases(suite, "recover"):
         for path in folder.glob("trained*"):
@@ -229,6 +237,7 @@ def test_recoveries(suite: Path, tmp_path: Path) -> None:
         path.unlink()
 
 
+@pytest.mark.kits
 def test_errors(suite: Path, tmp_path: Path) -> None:
     for folder, case in cases(suite, "error"):
         if case["code"] == "private-training":
@@ -255,6 +264,7 @@ def _fail(folder: Path, case: dict[str, Any], scratch: Path) -> None:
             write_inference_model(package, values, scratch / "m.onnx", case["outputs"])
 
 
+@pytest.mark.kits
 def test_buffers(suite: Path) -> None:
     for folder, case in cases(suite, "buffer"):
         _, module, _ = open_module(folder, case)

@@ -177,7 +177,7 @@ def test_a_conan_project(project: Path) -> None:
     (project / "main.cpp").write_text(guide("cpp.md", "main.cpp"))
     toolchain = next(project.rglob("conan_toolchain.cmake"))
     finish(["cmake", "-S", str(project), "-B", str(project / "out"), "-DCMAKE_BUILD_TYPE=Release",
-            f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", *cpp_kit.cmake_options("plain")])  # fmt: skip
+            f"-DCMAKE_TOOLCHAIN_FILE={toolchain}", *cpp_kit.dependencies("plain")])  # fmt: skip
     finish(["cmake", "--build", str(project / "out")])
     finish([str(project / "out" / "app")], cwd=project)
     assert steps_trained(project) == 100

@@ -169,14 +169,22 @@ def test_it_measures_the_device(gpu: bool, demo: Path, tmp_path: Path) -> None:
     assert all(figure.value > 0 for figure in rates or ()) if gpu else rates is None
 
 
+@pytest.fixture(scope="module")
+def screen(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Browser, str]]:
+    """A browser, and the address of the demo."""
+    profile = tmp_path_factory.mktemp("screen") / "profile"
+    with serve(demo) as (address, _), Browser(profile, served=True) as browser:
+        yield browser, address
+
+
 @pytest.mark.parametrize("name", ["", "measure.html"])
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
-def test_it_fits_on_every_screen(width: int, name: str, demo: Path, tmp_path: Path) -> None:
-    with serve(demo) as (address, _), Browser(tmp_path / "profile", served=True) as browser:
-        browser.open(f"{address}{name}", width=width, phone=width < 700)
-        assert browser.evaluate("document.documentElement.scrollWidth") <= width
-        keys = browser.evaluate("document.querySelectorAll('#keys button').length")
-        assert keys == (0 if name else CLASSES)
+def test_it_fits_on_every_screen(width: int, name: str, screen: tuple[Browser, str]) -> None:
+    browser, address = screen
+    browser.open(f"{address}{name}", width=width, phone=width < 700)
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    keys = browser.evaluate("document.querySelectorAll('#keys button').length")
+    assert keys == (0 if name else CLASSES)
 
 
 def test_nothing_of_the_page_comes_from_elsewhere(demo: Path) -> None:

@@ -1,6 +1,7 @@
 """What onnxruntime-training 1.19.2 began, an imported package goes on with as it would have."""
 
 import dataclasses
+import functools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,8 @@ pytestmark = [
     pytest.mark.skipif(client.peer_available() is not None, reason=str(client.peer_available())),
 ]
 
-Reference = tuple[Path, dict[str, dict[str, Any]]]
+Reference = Callable[[str], tuple[Path, dict[str, Any]]]
+"""The folder of a case, by its name, and what the reference said of its training."""
 BEFORE, AFTER = 3, 4  # steps in the reference, steps after the import
 PROPERTIES = {"epoch": 3, "rate": 0.5, "note": "from a device"}
 CLIPPED_ADAMW = {"kind": "adamw", "clip_grad": 0.5, "weight_decay": 0.05, "betas": [0.8, 0.99]}
@@ -92,42 +94,39 @@ IN_TRAINING_MODE = {"batch-norm", "batch-norm-opset13", "own-loss", "unknown-los
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
-    """Artifacts of each case (``X``), a checkpoint of the middle, and the run to the end."""
+    """Makes the artifacts of a case, a checkpoint of the middle and the run to the end."""
     folder = tmp_path_factory.mktemp("reference")
-    jobs: list[dict[str, Any]] = []
-    for name, case in CASES.items():
+
+    @functools.cache
+    def made(name: str) -> tuple[Path, dict[str, Any]]:
+        case, artifacts = CASES[name], folder / name
         onnx.save(case.build(), folder / f"{name}.onnx")
         np.savez(folder / f"{name}.npz", **case.feeds)
-        jobs.append({
-            "command": "generate", "model": folder / f"{name}.onnx", "folder": folder / name,
+        jobs: list[dict[str, Any]] = [{
+            "command": "generate", "model": folder / f"{name}.onnx", "folder": artifacts,
             "optimizer": case.optimizer, "loss": case.loss, **case.options,
-        })  # fmt: skip
-    client.run_jobs(jobs)
-    jobs = []
-    for name, case in CASES.items():
+        }]  # fmt: skip
         for steps, saved in ((BEFORE, "middle"), (BEFORE + AFTER, "end")):
             jobs.append({
-                "command": "train", "folder": folder / name, "inputs": folder / f"{name}.npz",
+                "command": "train", "folder": artifacts, "inputs": folder / f"{name}.npz",
                 "steps": steps, "learning_rate": case.rate, "optimizer_state": True,
-                "save": folder / name / f"{saved}.ckpt", "properties": PROPERTIES,
+                "save": artifacts / f"{saved}.ckpt", "properties": PROPERTIES,
                 "parameters": folder / f"{name}-{saved}.npz",
                 "with_eval": name not in IN_TRAINING_MODE,
             })  # fmt: skip
-    answers = dict(zip(CASES, client.run_jobs(jobs)[1::2], strict=True))
-    for name, case in CASES.items():
-        for path in list((folder / name).iterdir()):
+        answer = client.run_jobs(jobs)[-1]
+        for path in list(artifacts.iterdir()):
             if not path.name.endswith(".ckpt"):
                 path.rename(path.with_name(case.prefix + path.name))
-    return folder, answers
+        return artifacts, answer
+
+    return made
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_goes_on_as_the_reference_does(name: str, reference: Reference, tmp_path: Path) -> None:
-    folder, answers = reference
-    case, answer = CASES[name], answers[name]
-    manifest = import_artifacts(
-        folder / name, tmp_path / "package", checkpoint=folder / name / "middle.ckpt"
-    )
+    case, (folder, answer) = CASES[name], reference(name)
+    manifest = import_artifacts(folder, tmp_path / "package", checkpoint=folder / "middle.ckpt")
     package = Package.open(tmp_path / "package")
     verify_package(package.path)
     self_check(package)
@@ -147,8 +146,8 @@ def test_goes_on_as_the_reference_does(name: str, reference: Reference, tmp_path
     tolerance = 2e-5 if update_is_smooth(case) else 1e-3
     assert losses == pytest.approx(whole[BEFORE:], rel=tolerance)
     with (
-        np.load(folder / f"{name}-end.npz") as end,
-        np.load(folder / f"{name}-middle.npz") as middle,
+        np.load(folder.with_name(f"{name}-end.npz")) as end,
+        np.load(folder.with_name(f"{name}-middle.npz")) as middle,
     ):
         assert set(end) == {key for key, _ in state.parameters}
         for key, value in end.items():
@@ -166,8 +165,7 @@ def test_goes_on_as_the_reference_does(name: str, reference: Reference, tmp_path
 
 
 def test_options_of_a_loss(reference: Reference, tmp_path: Path) -> None:
-    folder, _ = reference
-    manifest = import_artifacts(folder / "own-loss", tmp_path / "package")
+    manifest = import_artifacts(reference("own-loss")[0], tmp_path / "package")
     assert manifest.loss_options["weight"] == [0.5, 1.0, 2.0]
     assert manifest.class_count == 3
     assert manifest.ignored_label == 1
@@ -179,8 +177,8 @@ def update_is_smooth(case: Case) -> bool:
 
 
 def test_roles_names_and_extras(reference: Reference, tmp_path: Path) -> None:
-    folder, _ = reference
-    manifest = import_artifacts(folder / "frozen", tmp_path / "package")
+    folder, _ = reference("frozen")
+    manifest = import_artifacts(folder, tmp_path / "package")
     assert [(p.name, p.role) for p in manifest.parameters] == [
         ("fc1.weight", "frozen"), ("fc1.bias", "frozen"),
         ("fc2.weight", "trainable"), ("fc2.bias", "trainable"),
@@ -188,7 +186,7 @@ def test_roles_names_and_extras(reference: Reference, tmp_path: Path) -> None:
     assert [(i.name, i.role, i.class_count) for i in manifest.inputs] == [
         ("input", "data", None), ("labels", "labels", 10),
     ]  # fmt: skip
-    original = onnx.load(folder / "frozen" / "phone_eval_model.onnx").graph.output
+    original = onnx.load(folder / "phone_eval_model.onnx").graph.output
     assert [o.name for o in manifest.outputs] == [value.name for value in original]
     assert manifest.files.nominal_checkpoint is not None
     settings = manifest.optimizer.as_dict()
@@ -201,11 +199,11 @@ def test_roles_names_and_extras(reference: Reference, tmp_path: Path) -> None:
 
 def test_checkpoints_of_the_app_load_in_the_package(reference: Reference, tmp_path: Path) -> None:
     """Also those that were not imported, in both directions."""
-    folder, answers = reference
-    import_artifacts(folder / "frozen", tmp_path / "package")
-    _, module, _ = open_training(tmp_path / "package", checkpoint=folder / "frozen" / "middle.ckpt")
+    folder, answer = reference("frozen")
+    import_artifacts(folder, tmp_path / "package")
+    _, module, _ = open_training(tmp_path / "package", checkpoint=folder / "middle.ckpt")
     loss, *_ = module(*CASES["frozen"].feeds.values())
-    assert float(loss) == pytest.approx(answers["frozen"]["losses"][BEFORE], rel=2e-5)
+    assert float(loss) == pytest.approx(answer["losses"][BEFORE], rel=2e-5)
     seen = client.load(checkpoint=tmp_path / "package" / "checkpoint")
     assert {k: v["requires_grad"] for k, v in seen["parameters"].items()} == {
         "fc1.weight": False, "fc1.bias": False, "fc2.weight": True, "fc2.bias": True,
@@ -266,12 +264,11 @@ def test_what_the_loss_does_not_read_is_exported(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["prefix", "two"])
 def test_prefixes(change: str, reference: Reference, tmp_path: Path) -> None:
-    folder, _ = reference
-    shutil.copytree(folder / "frozen", tmp_path / "artifacts")
+    shutil.copytree(reference("frozen")[0], tmp_path / "artifacts")
     prefix = None
     if change == "two":
         prefix = "phone_"
-        for path in (folder / "mse").iterdir():
+        for path in reference("mse")[0].iterdir():
             shutil.copy(path, tmp_path / "artifacts")
     manifest = import_artifacts(tmp_path / "artifacts", tmp_path / "package", prefix=prefix)
     assert manifest.loss == "cross_entropy"
