@@ -323,11 +323,11 @@ def plan_arenas(
     parameters = list(planning.parameter_items(manifest.parameters))
     work = [models.afresh, *models.held_out, *(() if is_whole else (update,))]
     ends = models.afresh.ends + models.held_out[0].ends
+    bindings = values = 0
     if manifest.segments is not None:
         bindings = session_memory.BYTES_OF_SEGMENT_RUNS + ends * session_memory.BYTES_PER_BINDING
         bindings += len(parameters) * session_memory.BYTES_PER_SEGMENTED_PARAMETER
-        values = 0
-    else:
+    elif use.native:
         bindings = ends * session_memory.BYTES_PER_BOUND - session_memory.BYTES_OF_SMALL_NETWORK
         values = max(each.values for each in work) + min(0, bindings)
     parameters.append(Item("bindings", max(0, bindings), "session"))
