@@ -90,3 +90,59 @@ def test_a_constant_that_only_a_body_reads_is_left_to_it() -> None:
     model = wrap(parse(text))
     assert "Kernel0" in op_types(model.graph)
     assert all(value.uses() for value in model.graph.initializers.values())
+
+
+def statistics(x: str) -> str:
+    """Nodes of a batch normalization in training mode, but for the last one."""
+    return f"""
+        "{x}.rows" = ReduceSum<keepdims = 0>({x}, space)
+        "{x}.sum" = ReduceSum<keepdims = 0>("{x}.rows", samples)
+        "{x}.mean" = Div("{x}.sum", count) "{x}.means" = Reshape("{x}.mean", each)
+        "{x}.centered" = Sub({x}, "{x}.means")
+        "{x}.square" = Mul("{x}.centered", "{x}.centered")
+        "{x}.square.rows" = ReduceSum<keepdims = 0>("{x}.square", space)
+        "{x}.squares" = ReduceSum<keepdims = 0>("{x}.square.rows", samples)
+        "{x}.variance" = Div("{x}.squares", count)"""
+
+
+@pytest.mark.parametrize(("scale", "native"), [("Exp(bias)", 2), ('Exp("q.mean")', 1)])
+def test_of_normalizations_that_scale_by_each_other_s_means_one_stays(
+    scale: str, native: int
+) -> None:
+    """Their nodes have an order; two functions, each of which waits for the other, have none."""
+    last = """BatchNormalization("{0}.centered", "{0}.scale", bias, zeros, "{0}.variance")"""
+    plain = parse(
+        f"""m (float[2, 3, 4, 4] p, float[2, 3, 4, 4] q, float[3] bias, float[3] zeros, float count)
+            => (float[2, 3, 4, 4] y, float[2, 3, 4, 4] z)
+            <int64[1] samples = {{0}}, int64[2] space = {{2, 3}}, int64[3] each = {{-1, 1, 1}}> {{
+            {statistics("p")} "q.scale" = Exp("p.mean") {statistics("q")} "p.scale" = {scale}
+            y = {last.format("p")} z = {last.format("q")} }}"""
+    )
+    model = wrap(plain)
+    assert op_types(model.graph).count("Kernel0") == native
+    random = np.random.default_rng(0)
+    feeds = {name: random.standard_normal((2, 3, 4, 4)).astype(np.float32) for name in "pq"}
+    feeds |= {"bias": np.ones(3, np.float32), "zeros": np.zeros(3, np.float32)}
+    both = [
+        onnx.reference.ReferenceEvaluator(ir.to_proto(each)).run(
+            None, feeds | {"count": np.float32(32)}
+        )
+        for each in (check(plain), model)
+    ]
+    for one, other in zip(*both, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_rows_that_read_what_a_normalization_centered_do_not_wait_for_themselves() -> None:
+    """What was wrapped before may stand behind what reads it: then it runs before that."""
+    model = wrap(parse(
+        f"""m (float[2, 3, 4, 32] p, float[2, 3, 4, 32] w, float[3] bias, float[3] zeros,
+            float count) => (float[2, 3, 4, 32] y, float[2, 3, 4, 32] z)
+            <int64[1] samples = {{0}}, int64[2] space = {{2, 3}}, int64[3] all = {{0, 2, 3}},
+             int64[3] each = {{-1, 1, 1}}> {{
+            {statistics("p")} a = Exp(w) m = Neg("p.centered") r = Mul(m, a)
+            scale = ReduceSum<keepdims = 0>(a, all)
+            y = BatchNormalization("p.centered", scale, bias, zeros, "p.variance")
+            z = Softmax(r) }}"""
+    ))  # fmt: skip
+    assert op_types(model.graph) == ["Exp", "ReduceSum", "Kernel0", "Neg", "Mul", "Softmax"]

@@ -71,8 +71,7 @@ def wrap(model: ir.Model) -> ir.Model:
             wrapper.wrap_product(graph, product)
         for node in list(native_groups.transposed_products(Ops(model.graph), graph)):
             wrapper.wrap_transposed(graph, node)
-    for each in native_groups.normalization_groups(model.graph):
-        wrapper.wrap_normalization(model.graph, each)
+    wrapper.wrap_normalizations(model.graph)
     while common_passes.RemoveUnusedNodesPass()(model).modified:
         pass  # what only a branch's nodes read goes after them
     for graph in graphs:
@@ -81,7 +80,7 @@ def wrap(model: ir.Model) -> ir.Model:
     rows = list(row_groups(model.graph, sizes)) if sizes else []
     for group in rows:
         wrapper.wrap_group(model.graph, group, sizes.get)
-    if rows or wrapper.unsorted:
+    if rows:
         model.graph.sort()
     common_passes.RemoveUnusedNodesPass()(model)  # and the constants that lie in bodies now
     drop_unused_constants(model.graph)  # the pass leaves those of subgraphs
@@ -161,7 +160,6 @@ class _Wrapper:
         self._model, self._opset = model, model.graph.opset_imports[""]
         self.bodies: dict[tuple[object, ...], ir.Function] = {}
         self._op = Ops(model.graph)
-        self.unsorted = False  # whether a node's results are read before its place
         self._products: dict[tuple[bytes, str], list[int] | None] = {}
 
     def wrap_group(
@@ -266,8 +264,13 @@ class _Wrapper:
             call = (kernels.PRODUCT, program, group.read)
             self._replace(graph, end, body, call, end.outputs)
 
-    def wrap_normalization(self, graph: ir.Graph, group: native_groups.NormalizationGroup) -> None:
-        """Replace the nodes of a batch normalization by one that computes the same."""
+    def wrap_normalizations(self, graph: ir.Graph) -> None:
+        """Replace the nodes of each batch normalization by one that computes the same."""
+        for group in native_groups.normalization_groups(graph):
+            self._wrap_normalization(graph, group)
+        graph.sort()  # some results are read before their node's place
+
+    def _wrap_normalization(self, graph: ir.Graph, group: native_groups.NormalizationGroup) -> None:
         del group.body.attribute[:]
         group.body.attribute.extend(["kernel", "program"])
         group.body.opset_import.extend([onnx.helper.make_opsetid("", self._opset)])
@@ -278,7 +281,6 @@ class _Wrapper:
                 first = self._op.Reshape(first, group.dims)
         call = (kernels.NORMALIZATION, group.program, [first, *read])
         if self._replace(graph, group.nodes[-1], body, call, group.kept):
-            self.unsorted = True
             for each in reversed(group.nodes):
                 if each not in group.stays or not each.outputs[0].uses():
                     graph.remove(each, safe=True)

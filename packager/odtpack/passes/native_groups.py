@@ -628,14 +628,13 @@ def _may_be_one(group: NormalizationGroup, graph: ir.Graph) -> bool:
         free = value in group.kept or node in group.stays
         if not free and (value.is_graph_output() or not {n for n, _ in value.uses()} <= own):
             return False
+    # What was replaced before is not in the order of the graph: all that is read is followed.
     waiting, seen = [value.producer() for value in group.read], set[ir.Node]()
-    places = {node: place for place, node in enumerate(graph)}
-    first = min(places[node] for node in own)
     while waiting:
         writer = waiting.pop()
         if writer in own:
             return False
-        if writer is not None and writer not in seen and places.get(writer, -1) > first:
+        if writer is not None and writer not in seen:
             seen.add(writer)
             waiting += [value.producer() for value in reads(writer)]
     return True

@@ -321,14 +321,18 @@ def plan_arenas(
     scratch = session_memory.scratch_bytes([each.graph for each in ran], threads)
     process = Item("ONNX Runtime and Python", session_memory.LOADED_BYTES, "session")
     parameters = list(planning.parameter_items(manifest.parameters))
+    work = [models.afresh, *models.held_out, *(() if is_whole else (update,))]
+    ends = models.afresh.ends + models.held_out[0].ends
+    bindings = values = 0
     if manifest.segments is not None:
-        ends = models.afresh.ends + models.held_out[0].ends
         bindings = session_memory.BYTES_OF_SEGMENT_RUNS + ends * session_memory.BYTES_PER_BINDING
         bindings += len(parameters) * session_memory.BYTES_PER_SEGMENTED_PARAMETER
-        parameters.append(Item("bindings of segments", bindings, "session"))
+    elif use.native:
+        bindings = ends * session_memory.BYTES_PER_BOUND - session_memory.BYTES_OF_SMALL_NETWORK
+        values = max(each.values for each in work) + min(0, bindings)
+    parameters.append(Item("bindings", max(0, bindings), "session"))
     if use.weights_bytes:
         parameters.append(Item("frozen weights in memory", use.weights_bytes, "parameters"))
-    work = [models.afresh, *models.held_out, *(() if is_whole else (update,))]
     return ArenaPlans(
         manifest=manifest,
         layout=layout,
@@ -346,6 +350,7 @@ def plan_arenas(
             *parameters,
             *planning.batch_items(manifest, shapes),
             *planning.statistics_copy(manifest.parameters),
+            Item("values of a run", max(0, values), "session"),
             *((Item("native kernels at work", scratch, "session"),) if scratch else ()),
         ],
         gradients=[] if is_whole else list(planning.gradient_items(manifest.parameters)),

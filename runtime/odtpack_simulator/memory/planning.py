@@ -23,7 +23,12 @@ from odtpack_runtime.package.checks import read_model
 from odtpack_runtime.package.manifest import Manifest, ParameterInfo
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.records import SegmentsInfo
-from odtpack_runtime.session.graph_signature import COTANGENT_SUFFIX, GRADIENT_SUFFIX, RESET_NAME
+from odtpack_runtime.session.graph_signature import (
+    COTANGENT_SUFFIX,
+    GRADIENT_SUFFIX,
+    ORDER_PREFIX,
+    RESET_NAME,
+)
 from odtpack_runtime.session.segments import segment_name
 from odtpack_runtime.training.optimizer import state_layout
 from odtpack_runtime.training.optimizer_contract import OptimizerContract, matrix, read_contract
@@ -34,7 +39,12 @@ from odtpack_simulator.memory.execution_order import reads, rename
 from odtpack_simulator.memory.kernel_memory import Shape
 from odtpack_simulator.memory.missing_shapes import Dims
 from odtpack_simulator.memory.runtime_graph import Labels, RuntimeGraph
-from odtpack_simulator.memory.session_memory import arena_copies, constant_bytes, loading_bytes
+from odtpack_simulator.memory.session_memory import (
+    arena_copies,
+    constant_bytes,
+    loading_bytes,
+    run_bytes,
+)
 from odtpack_simulator.result import (
     MemoryBreakdown,
     MemoryKind,
@@ -428,9 +438,15 @@ class Pass:
 
     @property
     def ends(self) -> int:
-        """Inputs and outputs of all runs."""
+        """Inputs and outputs of all runs, but for outputs that only order nodes."""
         graphs = [run.session.graph for run in self.runs]
-        return sum(len(graph.inputs) + len(graph.outputs) for graph in graphs)
+        names = itertools.chain(*(graph.inputs + graph.outputs for graph in graphs))
+        return sum(not name.startswith(ORDER_PREFIX) for name in names)
+
+    @property
+    def values(self) -> int:
+        """Bytes of the heap for what is no tensor, in the run that takes most."""
+        return max(run_bytes(run.session.graph, run.plan) for run in self.runs)
 
 
 @dataclass(frozen=True, slots=True)

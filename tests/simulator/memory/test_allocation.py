@@ -36,6 +36,7 @@ from odtpack_simulator.memory.memory_plan import plan_arenas, plan_memory
 from odtpack_simulator.memory.planning import stable_name
 from odtpack_simulator.memory.process_memory import PAGE
 from odtpack_simulator.memory.runtime_graph import RuntimeGraph, load_runtime_graph
+from odtpack_simulator.memory.session_memory import run_bytes
 from odtpack_simulator.replay.replay import hold
 from odtpack_simulator.simulation import _with_default_options
 from tests.simulator.graphs import load_model, weighted
@@ -279,6 +280,21 @@ def test_a_view_that_nothing_reads_takes_nothing() -> None:
     }"""
     (buffer,) = allocate(load_model(text)).buffers
     assert set(buffer.tensors) == {"y", "unread"}
+
+
+@pytest.mark.parametrize(("fresh", "tensors", "ends"), [([], 3, 2), (["out"], 3, 1)])
+def test_what_a_run_takes_besides_tensors(fresh: list[str], tensors: int, ends: int) -> None:
+    """Views are described until the run ends, and other tensors until they are freed."""
+    text = """g (float[8] x) => (float[2, 4] out) <int64[2] shape = {2, 4}> {
+        a = Exp (x)
+        view = Reshape (a, shape)
+        b = Exp (view)
+        c = Exp (b)
+        out = Exp (c)
+    }"""
+    graph = load_model(text)
+    taken = run_bytes(graph, allocate(graph, fresh_outputs=fresh))
+    assert taken == 24 * len(graph.values) + 224 * tensors + 120 * ends
 
 
 def test_results_that_the_caller_gets() -> None:

@@ -88,9 +88,7 @@ def test_the_plan_is_what_a_process_takes(name: str, tmp_path: Path) -> None:
     plan = plan_memory(package, shapes, use, threads=1)
     measured = hold(with_sessions(job, package, use))
     assert measured.outcome == "completed"
-    # docs/native.md says how low plans of small networks with normalizations are.
-    allowed = 0.08 if name == "normalized" else 0.03
-    assert plan.peak.nbytes == pytest.approx(measured.peak_bytes, rel=allowed)
+    assert plan.peak.nbytes == pytest.approx(measured.peak_bytes, rel=0.03)
     # It is another plan than that of the bodies.
     bodies = plan_memory(package, shapes, use._replace(native=False), threads=1)
     assert plan.peak.nbytes != bodies.peak.nbytes
