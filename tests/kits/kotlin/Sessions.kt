@@ -101,7 +101,8 @@ private fun act(task: Task, json: Json): Any? {
         "write" -> session.fromBuffer(session.toBuffer(true), true)
         "property" -> session.addProperty(json["name"].text("name"), 1L)
         "ask" -> session.trainStep(batch, setOf(json["name"].text())).close()
-        "ask evaluation" -> session.evalStep(batch, setOf(json["name"].text())).close()
+        "lose" -> File(task.pack.path(json["name"].text())).delete()
+        "ask evaluation" -> session.evalStep(batch, setOf(json["name"].text())).use(session::lossOf)
         "accuracy" -> session.evaluate(listOf(batch).iterator()).accuracy
         "create" -> create(task, json).use { it.trainBatch(batch) }
         "close" -> session.close()
