@@ -362,13 +362,6 @@ def test_a_name_that_no_output_has_is_refused(app: App) -> None:
     assert found["results"] == ["unknown-output", "unknown-output", "property-type"]
 
 
-def test_a_result_without_the_loss_has_none(app: App) -> None:
-    asked = [{"do": "ask evaluation", "name": name} for name in ("output", "loss")]
-    found = app.act("plain", *asked)
-    assert found["results"][0] == "bad-argument"
-    assert float(found["results"][1]) > 0
-
-
 def test_a_template_that_went_is_an_error_of_the_kit(app: App) -> None:
     folder = app.folder / "package"
     shutil.copytree(app.packages["roots"], folder)
