@@ -2,12 +2,14 @@
 
 import ast
 import functools
+import re
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import grimp
+import pytest
 
 from scripts import lines
 
@@ -50,6 +52,20 @@ def test_files_do_not_import_each_other_in_a_circle() -> None:
     assert len(graph.modules) > 300
     imports = {each: graph.find_modules_directly_imported_by(each) for each in graph.modules}
     TopologicalSorter(imports).prepare()  # a circle is an error that names its files
+
+
+@pytest.mark.parametrize("platform", ["node", "web"])
+def test_files_of_the_javascript_kit_do_not_either(platform: str) -> None:
+    """But for types, which a compiled file does not import."""
+    one = re.compile(r"^(?:import|export) [{*][^;]* from '(?:\./(.+)|#platform)';", re.M)
+    imports = {
+        path.with_suffix(".js").name: {
+            name or f"platform_{platform}.js" for name in one.findall(path.read_text("utf-8"))
+        }
+        for path in (ROOT / "runtime/js/src").glob("*.ts")
+    }
+    assert imports["platform_node.js"] == {"errors.js", "saves_node.js"}
+    TopologicalSorter(imports).prepare()
 
 
 def test_what_benchmarks_and_scripts_import_of_each_other_is_there() -> None:

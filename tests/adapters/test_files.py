@@ -210,6 +210,24 @@ def test_what_does_not_fit_is_an_error(
     assert not nothing.exists()
 
 
+def test_an_export_replaces_what_it_wrote_of_another_kind(
+    trained: Trained, run: Run, tmp_path: Path
+) -> None:
+    """But no base that something else changed, though an adapter lies beside it."""
+    out, kinds = tmp_path / "adapter", ("lora", "ia3", "lora")
+    asked = ("--onnxruntime", "--out", out)
+    for kind in kinds:
+        run("adapter", "export", trained(kind) / "package", *asked, code=0)
+        assert read_peft(out).kind == kind
+    before = (out / CONFIG).read_bytes()
+    base = onnx.load(out / "base.onnx")
+    base.producer_name = "quantizer"
+    onnx.save(base, out / "base.onnx")
+    said = refusal(run, "file-not-written", "export", trained("ia3") / "package", *asked)
+    assert f"base.onnx in '{out}' would be replaced" in said
+    assert (onnx.load(out / "base.onnx"), (out / CONFIG).read_bytes()) == (base, before)
+
+
 def test_a_save_replaces_adapters_and_nothing_else(trained: Trained, tmp_path: Path) -> None:
     package = Package.open(trained("lora") / "package")
     state = CheckpointState.load_checkpoint(package.checkpoint)

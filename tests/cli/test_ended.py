@@ -20,7 +20,7 @@ from odtpack.build import build_package
 from odtpack.package import write
 from odtpack_runtime import CheckpointState
 from odtpack_runtime.files.scratch import scratch_folder, sweep
-from tests.cli.conftest import Shared
+from tests.cli.conftest import Run, Shared
 from tests.trust.test_endless import loop, model
 
 LIMIT = 2.0
@@ -63,12 +63,17 @@ COMMANDS = {
 
 @contextmanager
 def running(
-    command: Sequence[object], temporary: Path, reached: Callable[[], bool], cwd: Path | None = None
+    command: Sequence[object],
+    temporary: Path,
+    reached: Callable[[], bool],
+    cwd: Path | None = None,
+    start_new_session: bool = False,
 ) -> Iterator[subprocess.Popen[str]]:
     """A command that has reached something, and does not outlive the block."""
     with subprocess.Popen(
         [sys.executable, "-m", "odtpack", *map(str, command)], cwd=cwd, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, env={**os.environ, "TMPDIR": str(temporary)},
+        start_new_session=start_new_session,
     ) as process:  # fmt: skip
         until = time.monotonic() + 300
         try:
@@ -81,9 +86,12 @@ def running(
             process.kill()
 
 
-def ended(process: subprocess.Popen[str], number: signal.Signals, timeout: float = 120) -> str:
+def ended(
+    process: subprocess.Popen[str], number: signal.Signals, timeout: float = 120,
+    send: Callable[[int, int], None] = os.kill,
+) -> str:  # fmt: skip
     """Send a signal; return what the command says as it ends."""
-    process.send_signal(number)
+    send(process.pid, number)
     _, text = process.communicate(timeout=timeout)  # returns when its children have ended, too
     assert process.returncode == SIGNALS[number], text
     word = "interrupted" if number == signal.SIGINT else "terminated"
@@ -131,6 +139,41 @@ def test_a_signal_ends_it(
     assert computed_by_children() - before - used < LIMIT
     assert not processes(tmp_path)
     assert list(tmp_path.glob("odtpack-*")) == []
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1, 1.5, 2, 2.5, 3, 4])
+def test_ctrl_c_ends_a_build_at_any_moment(seconds: float, tmp_path: Path) -> None:
+    """A terminal sends it to all processes of the group; the first one passes it on as well."""
+    (tmp_path / "slow.onnx").write_bytes(loop(2**24))
+    words = [word.format(out=tmp_path / "out") for word in COMMANDS["build"]]
+
+    def reached() -> bool:
+        found = processes(tmp_path)
+        return len(found) > 1 and sum(found.values()) >= seconds
+
+    with running(words, tmp_path, reached, tmp_path, start_new_session=True) as process:
+        ended(process, signal.SIGINT, 60, os.killpg)
+    assert not processes(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["slow.onnx"]
+
+
+def test_an_error_that_an_interrupt_became_is_no_bug(
+    shared: Shared, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the class of an enumeration makes of it that is imported meanwhile."""
+
+    def build(*_: object, **__: object) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        except KeyboardInterrupt as error:
+            raise RuntimeError("Error calling __set_name__") from error
+
+    monkeypatch.setattr("odtpack.build.build", build)
+    outcome = run("build", shared.model, "--out", tmp_path / "out", "--loss", "cross_entropy")
+    assert outcome.code == 130
+    assert "error[interrupted]" in outcome.err
+    assert outcome.err.count("error[") == 1
 
 
 def test_a_killed_simulation_leaves_nothing_behind_after_the_next_run(

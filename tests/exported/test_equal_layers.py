@@ -194,12 +194,17 @@ def test_build_says_what_nothing_tells_apart(shared: Path, tmp_path: Path) -> No
     ]
 
 
-def test_one_module_reads_a_parameter_in_parts(tmp_path: Path) -> None:
+def test_one_module_reads_a_parameter_in_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As those of a GRU without constant folding: its gates are slices of one weight."""
     model = parsed(SHARED.replace("[one]", '["/g/M"]').replace("[two]", '["/g/N"]'))
     said: list[str] = []
     build_package(model, tmp_path / "package", loss="mse", remark=said.append)
     assert said == []
+    onnx.save(model, tmp_path / "parts.onnx")
+    assert main(["inspect", str(tmp_path / "parts.onnx")]) == 0
+    assert "\n  each one parameter of the module: w\n" in capsys.readouterr().out
 
 
 def test_untie(shared: Path, tmp_path: Path) -> None:

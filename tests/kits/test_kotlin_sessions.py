@@ -356,6 +356,14 @@ def test_a_name_that_no_output_has_is_refused(app: App) -> None:
     assert found["results"] == ["unknown-output", "unknown-output", "property-type"]
 
 
+def test_a_template_that_went_is_an_error_of_the_kit(app: App) -> None:
+    folder = app.folder / "package"
+    shutil.copytree(app.packages["roots"], folder)
+    asked = [{"do": "lose", "name": "inference_template"}, *calls("export", "predict", path="no")]
+    found = act(folder, app.batches["roots"], *asked)
+    assert found["results"][1:] == ["package-incomplete"] * 2
+
+
 def test_the_class_of_the_highest_score_is_that_of_numpy(tmp_path: Path) -> None:
     """Of equal scores the first counts, 0 and -0 are equal, and NaN is above all numbers."""
     build_package(scores(), tmp_path / "package", loss="cross_entropy")

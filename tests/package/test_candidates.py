@@ -61,6 +61,20 @@ def _sinusoid(rows: int, size: int) -> np.ndarray:
     return np.stack([np.sin(angles), np.cos(angles)], axis=2).reshape(rows, size)
 
 
+def _front_end(mels: int, rate: int = 16000, size: int = 400) -> dict[str, np.ndarray]:
+    """A windowed Fourier basis, [frequencies, 1, samples], and triangles on a mel scale."""
+    bins, samples = np.arange(size // 2 + 1), np.arange(size)
+    angles = 2 * np.pi * bins[:, None] * samples / size
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * samples / size)
+    mel = np.linspace(0, 2595 * np.log10(1 + rate / 1400), mels + 2)
+    corners = 700 * (10 ** (mel / 2595) - 1)
+    above = (bins[:, None] * rate / size - corners)[:, :-1] / np.diff(corners)
+    bank = np.maximum(0, np.minimum(above[:, :-1], 1 - above[:, 1:]))
+    real, imaginary = window * np.cos(angles), -window * np.sin(angles)
+    return {"real": real[:, None], "both": np.concatenate([real, imaginary])[:, None], "mel": bank}
+
+
+FRONT_END = _front_end(40)
 NORMALIZED = "x2 = Sub(x, mean) x3 = Div(x2, pixel_std) h2 = MatMul(x3, w) y = Add(h, h2)"
 
 
@@ -76,6 +90,13 @@ GUARDED = """n = IsNaN(x) z = Constant <value = float {0}>() a = Where(n, z, x)
     ("a = Cast <to = 1> (pe) y = Add(h, a)", {"pe": np.float16(_random(400, 6) / 9)}, ""),
     ("y = Mul(h, cos)", {"cos": _sinusoid(400, 64)[:, 1::2]}, "cos"),
     ("y = Add(h, pe)", {"pe": _sinusoid(40, 6) + 0.01 * _random(40, 6)}, ""),
+    ("y = Add(h, real)", {"real": FRONT_END["real"]}, "real"),
+    ("y = Add(h, both)", {"both": FRONT_END["both"]}, "both"),
+    ("y = MatMul(h, mel)", {"mel": FRONT_END["mel"].T}, "mel"),
+    ("y = MatMul(h, mel)", {"mel": np.float16(_front_end(80)["mel"] / 300)}, "mel"),
+    ("y = MatMul(h, mel)", {"mel": FRONT_END["mel"] * (1 + 0.01 * _random(201, 40))}, ""),
+    ("y = MatMul(h, mel)", {"mel": np.abs(_random(201, 40))}, ""),
+    ("y = MatMul(h, mel)", {"mel": np.tri(40, 20)}, ""),
     ("y = Add(h, table)", {"table": np.eye(8)}, ""),
     ("y = Add(h, table)", {"table": np.zeros((8, 3))}, ""),
     ("y = Add(h, bins)", {"bins": np.linspace(0, 5, 16).reshape(16, 1)}, "bins"),

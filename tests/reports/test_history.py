@@ -101,9 +101,12 @@ def test_several_results_are_judged_at_once(run: Run, tmp_path: Path) -> None:
         path.write_text(made(scale, 1, "").to_json())
     words = ["--budget", tmp_path / "budgets.toml", "--json"]
     out = ["--report", f"html:{tmp_path}/{{name}}.html", "--badge", tmp_path / "{name}.svg"]
+    out += ["--badge", tmp_path / "{name}.badge.json"]
     outcome = run("judge", *paths, *words, *out, code=1)
     assert [each["verdict"] == "fail" for each in outcome.json()] == [False, True]
-    assert {"good.html", "bad.html", "good.svg", "bad.svg"} <= {p.name for p in tmp_path.iterdir()}
+    written = {path.name for path in tmp_path.iterdir()}
+    ends = ("html", "svg", "badge.json")
+    assert {f"{name}.{end}" for name in ("good", "bad") for end in ends} <= written
     assert run("judge", paths[0], *words).json() == outcome.json()[0]
     assert_refused(run("judge", *paths, "--report", f"html:{tmp_path}/one.html"), "report-twice")
     assert_refused(run("judge", *paths, "--badge", tmp_path / "one.svg"), "report-twice", "{name}")

@@ -7,7 +7,9 @@ nothing where none is named.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,7 @@ from odtpack.model.loading import name_nodes
 from odtpack.model.source import ModelLike, open_model
 from odtpack.spec import AdapterSpec
 from odtpack_runtime import CheckpointState
-from odtpack_runtime.files.atomic import write_whole
+from odtpack_runtime.files.atomic import open_regular, write_whole
 from odtpack_runtime.files.folder_update import replace_together, staged_beside
 from odtpack_runtime.package.adapter import PREFIX, adapter_of
 from odtpack_runtime.package.checks import read_model
@@ -48,9 +50,26 @@ def with_adapter_inputs(model: Path, defaults: Mapping[str, np.ndarray]) -> None
         array = np.asarray(defaults[tensor.name], dtype)
         tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
         proto.graph.input.append(value)
-    if proto.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
+    if proto.ByteSize() + len(_digest(b"")) >= onnx.checker.MAXIMUM_PROTOBUF:
         raise OdtpackError("model-too-large", "the base model would exceed 2 GB", where=str(model))
-    write_whole(model, proto.SerializeToString(deterministic=True))
+    content = proto.SerializeToString(deterministic=True)
+    write_whole(model, content + _digest(content))
+
+
+def is_base(path: Path) -> bool:
+    """Whether a file is as :func:`with_adapter_inputs` wrote it."""
+    content, size = b"", len(_digest(b""))
+    with suppress(OSError), open_regular(path) as stream:
+        if path.stat().st_size < onnx.checker.MAXIMUM_PROTOBUF:
+            content = stream.read()
+    return content[-size:] == _digest(content[:-size])
+
+
+def _digest(content: bytes) -> bytes:
+    """Metadata behind a base model: what is before them, by which it is known as odtpack's."""
+    text = hashlib.sha256(content).hexdigest()
+    entry = onnx.StringStringEntryProto(key="odtpack.base", value=text)
+    return bytes(onnx.ModelProto(metadata_props=[entry]).SerializeToString())
 
 
 def export_decoder(

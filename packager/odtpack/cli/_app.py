@@ -97,7 +97,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:  # a process of its own, which a signal must end whatever it does
         _open_standard_streams()
         return supervised(lambda: _main(sys.argv[1:]), _ended_by)
-    return told(_main(arguments), _ended_by)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        return told(_main(arguments), _ended_by)
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 @functools.cache
@@ -112,11 +118,11 @@ def _parser(name: str) -> Any:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    _stopped_by.clear()
     try:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _stop)
-            if before[signal.SIGINT] is signal.default_int_handler:
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
                 signal.signal(signal.SIGINT, _stop)
         if "--help" not in arguments:
             import logging  # which help has no time for
@@ -132,18 +138,14 @@ def _main(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except _TerminatedError:
         return TERMINATED
-    except BrokenPipeError:
-        return _closed_pipe()
     except SystemExit as ended:  # click and rich end so, with the code of a budget not kept
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
         return _closed_pipe()
     except Exception as error:
-        return _failed(error)
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        if _stopped_by:  # what C code and __set_name__ made of the exception
+            return _stopped_by[0]
+        return _closed_pipe() if isinstance(error, BrokenPipeError) else _failed(error)
     return code if isinstance(code, int) else 0
 
 
@@ -170,10 +172,15 @@ class _TerminatedError(BaseException):
     """SIGTERM, as an exception: temporary files and children end with the blocks that made them."""
 
 
+_stopped_by: list[int] = []  # the exit code of a command that a signal has stopped
+
+
 def _stop(number: int, _frame: object) -> None:
     """End a command by an exception, and let what is cleaned up not be interrupted again."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Not SIG_IGN, of which Python complains where one more signal has come already.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.signal(signal.SIGINT, lambda *_: None)
+    _stopped_by.append(INTERRUPTED if number == signal.SIGINT else TERMINATED)
     raise KeyboardInterrupt if number == signal.SIGINT else _TerminatedError
 
 

@@ -77,10 +77,10 @@ def export(
     # Weights mean something with the settings beside them only: they are replaced as one.
     with update_folder(out, last=_ADAPTER if without else peft.CONFIG) as stage:
         if onnxruntime:
-            peft.check_onnx_adapter(out, _ADAPTER, *([] if in_segments else [_BASE]))
+            peft.check_onnx_adapter(out / _ADAPTER)
         if not without:
             made = peft.to_peft(opened, state)
-            peft.check_peft(out, made)
+            peft.check_peft(out)
             written += peft.write_peft(stage, made)
             lost = (*info.absent, *filter(_MADE_UP.fullmatch, made.saved))
             if lost:
@@ -89,8 +89,9 @@ def export(
                     "have them under these names, and PEFT drops their trained values"
                 )
         if onnxruntime and not in_segments:
-            from odtpack.adapters.inference import with_adapter_inputs
+            from odtpack.adapters.inference import is_base, with_adapter_inputs
 
+            peft.check_replaced(out, _BASE, ours=is_base(out / _BASE))
             written.append(stage / _BASE)
             inference_of(opened, outputs or [], checkpoint).write(opened, written[-1])
             start = CheckpointState.load_checkpoint(opened.checkpoint)

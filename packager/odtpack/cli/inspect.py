@@ -127,7 +127,7 @@ def _package(path: Path, reports: Sequence[str], *, as_json: bool) -> dict[str, 
 
 def _model(path: Path) -> dict[str, Any]:
     from odtpack.cli._describe import count_line, shape_text
-    from odtpack.errors import OdtpackError
+    from odtpack.errors import OdtpackError, some
     from odtpack.graph.graphs import dims_of
     from odtpack.model.exporters import known_names, module_names
     from odtpack.model.loading import load_model
@@ -175,8 +175,10 @@ def _model(path: Path) -> dict[str, Any]:
     if shared:
         _console.say("tensors that several places read, trained as one parameter", style="bold")
         for each in shared:
-            known = " (one parameter of the module)" if each.one_parameter else ""
-            _console.say(f"  {each.name}{known}: {', '.join(each.places)}")
+            if not each.one_parameter:
+                _console.say(f"  {each.name}: {', '.join(each.places)}")
+        if known := [each.name for each in shared if each.one_parameter]:
+            _console.say(f"  each one parameter of the module: {some(known)}")
         _console.say("  build --untie GLOB gives each place its own")
     _console.say("operators", style="bold")
     rows = [(o["domain"], o["operator"], str(o["nodes"]), _WORDS[o["gradient"]]) for o in operators]

@@ -70,8 +70,12 @@ def _kind(value: ir.Value, vector: bool) -> str | None:
     if vector and _is_even(array.reshape(-1)):
         return "evenly spaced numbers"
     table = array.squeeze()
-    if table.ndim == 2 and any(map(_is_sinusoid, (table, table.T))):
-        return "a sinusoid"
+    for each in (table, table.T) if table.ndim == 2 else ():
+        # A Fourier basis may hold its cosines, and then its sines; of any window.
+        if _is_sinusoid(each) or all(map(_is_sinusoid, np.array_split(each, 2))):
+            return "a sinusoid"
+        if _is_filter_bank(each):
+            return "a filter bank"
     return None
 
 
@@ -105,17 +109,32 @@ def _is_even(numbers: np.ndarray) -> bool:
     return bool(steps[0]) and np.allclose(steps, steps[0], rtol=_NEAR, atol=0)
 
 
+def _is_filter_bank(table: np.ndarray) -> bool:
+    """Whether each column is a triangle of the row, and no row is in three, as of a mel scale."""
+    if min(table.shape) < _ROWS or table.min() < 0:
+        return False
+    inside = table > 0
+    # A triangle has three corners, each between two rows.
+    bends = np.abs(np.diff(table.astype(np.float64), 2, axis=0)) > _near(table) * table.max(axis=0)
+    few = inside.sum(axis=1).max() <= 2 and bends.sum(axis=0).max() <= 6
+    return bool(few and inside.sum(axis=0).max() > _ROWS)
+
+
+def _near(table: np.ndarray) -> float:
+    """How far from a formula its numbers may be: float16 rounds each of them by up to 2.4e-4."""
+    return 2e-3 if table.dtype == np.float16 else _NEAR
+
+
 def _is_sinusoid(table: np.ndarray) -> bool:
     """Whether each column is a sine or cosine of the row: a[t + 1] + a[t - 1] = c a[t]."""
-    # Float16 rounds each of the numbers by up to 2.4e-4.
-    near = 2e-3 if table.dtype == np.float16 else _NEAR
+    near = _near(table)
     if len(table) < _ROWS or np.abs(table[:_ROWS]).max() > 1 + _NEAR:
         return False
     for part in (table[:_ROWS], table):
         rows = part.astype(np.float64)
         middle, around = rows[1:-1], rows[2:] + rows[:-2]
         norm = (middle**2).sum(axis=0)
-        factor = (middle * around).sum(axis=0) / np.where(norm > 0, norm, 1)
+        factor = (middle * around).sum(axis=0) / np.where(norm > 1e-12, norm, np.inf)
         if np.abs(around - factor * middle).max() > near or np.abs(factor).max() > 2 + near:
             return False
     return float(np.ptp(table, axis=0).max()) > 0.5

@@ -2,7 +2,7 @@
 import { platform } from '#platform';
 import {
   type CheckpointData, type OptimizerState, type Parameter, type Property, type PropertyKind,
-  layCheckpoint, OPTIMIZER_PROPERTY, readCheckpoint, readStep,
+  externalRegion, layCheckpoint, OPTIMIZER_PROPERTY, payloadBytes, readCheckpoint, readStep,
 } from './checkpoint_format.js';
 import { attempt, demand, fail, OdtpackError, requireArgument } from './errors.js';
 import { isPath, isRecord, LONE } from './json.js';
@@ -227,7 +227,8 @@ export class CheckpointState {
       const isWhole = async (): Promise<boolean> => read(target).then(() => true, () => false);
       if (isPath(target)) {
         this.#whole = await platform.writeCheckpoint(target, {
-          data, dataFileAbove, keep: Boolean(keepPrevious), known: this.#whole, isWhole,
+          nbytes: payloadBytes(data), lay: (from) => layCheckpoint(data, from),
+          regionOf: externalRegion, dataFileAbove, keep: Boolean(keepPrevious), known: this.#whole, isWhole,
         });
         this.#handle = undefined;
         return;

@@ -3,7 +3,7 @@ import type { Offset } from 'flatbuffers';
 import { groupsOf, KINDS, Outline, PREFIX, TEXT_BYTES } from './digest.js';
 import { demand, fail } from './errors.js';
 import { FLOAT32, INT32, INT64, Source, Table, UINT32, Writer } from './flatbuffer.js';
-import { type Bytes, inMemory, type OpenedCheckpoint } from './platform.js';
+import { type Bytes, inMemory, type OpenedCheckpoint, type Region } from './platform.js';
 import {
   ARRAYS, bytesOf, CODES, type Dims, type DType, DTYPES, product, type Stored, type TypedArray,
   view,
@@ -78,9 +78,6 @@ export function readStep(opened: OpenedCheckpoint): bigint | undefined {
     opened.close();
   }
 }
-
-/** Where the elements of a checkpoint begin and end in its data file. */
-export type Region = readonly [start: number, end: number];
 
 /** That region, if some lie there; throws if the file is damaged. */
 export function externalRegion(bytes: Bytes, where: string): Region | undefined {

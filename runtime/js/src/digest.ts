@@ -1,7 +1,6 @@
 /** Whether a checkpoint still holds what was saved: "The digest" of docs/formats/checkpoint.md. */
 import { platform } from '#platform';
 import type { CheckpointData, OptimizerState, PropertyKind } from './checkpoint_format.js';
-import { fail } from './errors.js';
 import { bytesOf, CODES, type Stored } from './tensors.js';
 
 export const PREFIX = 'sha256:';
@@ -129,13 +128,6 @@ export class Outline {
     }
     return at;
   }
-}
-
-/** What browsers compute digests and check signatures with. */
-export function subtle(): SubtleCrypto {
-  return (globalThis.crypto?.subtle as SubtleCrypto | undefined) ?? fail('no-web-crypto',
-    'A package or checkpoint cannot be checked here: there is no crypto.subtle.', '',
-    'serve the page by https or from localhost; in React Native install a polyfill');
 }
 
 export function hex(digest: Uint8Array): string {

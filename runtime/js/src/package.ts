@@ -1,11 +1,11 @@
 /** A package: its manifest, and files that are those which the manifest describes. */
 import { platform } from '#platform';
-import { hex, subtle } from './digest.js';
+import { hex } from './digest.js';
 import { attempt, demand, fail, OdtpackError, requireArgument } from './errors.js';
 import { isPath } from './json.js';
 import { entries, type FileEntry, type Manifest, parseManifest } from './manifest.js';
 import { checkPaths } from './paths.js';
-import { inMemory, type OpenedFile } from './platform.js';
+import { inMemory, type OpenedFile, subtle } from './platform.js';
 
 /** A folder (path in Node, address in a browser), a manifest's path, or the files by path. */
 export type PackageSource = string | URL | ReadonlyMap<string, Uint8Array>;
@@ -78,7 +78,8 @@ export class TrainingPackage {
   }
 
   async #check(entry: FileEntry, file: OpenedFile): Promise<void> {
-    const isSame = file.size === entry.size_bytes && hex(await file.sha256()) === entry.sha256;
+    const digest = file.bytes ? await platform.sha256(file.bytes) : file.sha256!();
+    const isSame = file.size === entry.size_bytes && hex(digest) === entry.sha256;
     demand(isSame, 'package-changed',
       `'${entry.path}' is not the file that the manifest describes.`, String(this.source),
       'copy or build the package again; save training progress outside the package');

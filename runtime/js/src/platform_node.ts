@@ -90,7 +90,7 @@ export const platform = {
     return {
       ...file,
       fill: (target, position) => incomplete(() => file.fill(target, position)),
-      sha256: () => incomplete(() => file.sha256()),
+      sha256: () => incomplete(() => file.sha256!()),
     };
   },
 

@@ -1,8 +1,7 @@
 /** Browsers and React Native: files by address; there is no file system to write to. */
-import { subtle } from './digest.js';
 import { attempt, fail, TAMPERED } from './errors.js';
 import { pathProblem } from './paths.js';
-import { inMemory, type OnnxRuntime, type OpenedFile } from './platform.js';
+import { inMemory, type OnnxRuntime, type OpenedFile, subtle } from './platform.js';
 import type { platform as node } from './platform_node.js';
 
 async function download(address: URL, code: string): Promise<OpenedFile> {

@@ -3,9 +3,8 @@ import * as fs from 'node:fs';
 import { createHash, randomBytes } from 'node:crypto';
 import { basename, dirname, join } from 'node:path';
 import { promisify } from 'node:util';
-import { externalRegion, layCheckpoint, payloadBytes, type Region } from './checkpoint_format.js';
 import { demand, fail, OdtpackError, reason } from './errors.js';
-import type { OpenedFile, Saving } from './platform.js';
+import type { OpenedFile, Region, Saving } from './platform.js';
 
 /** How systems refuse a hard link: FAT and exFAT have none, and Android forbids them. */
 const NO_LINKS = new Set(['EPERM', 'EACCES', 'ENOTSUP', 'EOPNOTSUPP', 'ENOSYS', 'EINVAL', 'EMLINK']);
@@ -75,10 +74,8 @@ export class Save {
   #kept: Region | undefined; // of the save before, if that stays and lies in the same file
   #rotates = false; // the file that is replaced becomes the save before
   #written: string | undefined;
-  readonly #nbytes: number;
 
   constructor(readonly target: string, readonly saving: Saving) {
-    this.#nbytes = payloadBytes(saving.data);
     this.#data = `${target}.data`;
     this.#before = previousPath(target);
     this.#beforeData = `${this.#before}.data`;
@@ -87,13 +84,13 @@ export class Save {
   /** Returns the identity of the new file. */
   async run(): Promise<string> {
     requirePlain(this.target);
-    return this.#nbytes > this.saving.dataFileAbove ? this.#outside() : this.#inside();
+    return this.saving.nbytes > this.saving.dataFileAbove ? this.#outside() : this.#inside();
   }
 
   /** Write one file that holds everything. */
   async #inside(): Promise<string> {
     await this.#look();
-    const { file, digests } = layCheckpoint(this.saving.data);
+    const { file, digests } = this.saving.lay();
     const written = await this.#replace(file, digests);
     if (this.#current || this.#kept) remove(this.#data);
     return written;
@@ -121,14 +118,14 @@ export class Save {
   }
 
   async #intoData(fd: number): Promise<string> {
-    const start = freeRegion([this.#current, this.#kept], this.#nbytes);
-    const { file, data, digests } = layCheckpoint(this.saving.data, start);
+    const start = freeRegion([this.#current, this.#kept], this.saving.nbytes);
+    const { file, data, digests } = this.saving.lay(start);
     const [, tail] = await Promise.all([write(fd, data, start), digests()]);
     fs.fsyncSync(fd);
     syncFolder(dirname(this.target));
     const written = await this.#replace(file, async () => tail);
     const before = this.#rotates ? this.#current : this.#kept;
-    quietly(() => fs.ftruncateSync(fd, Math.max(start + this.#nbytes, before?.[1] ?? 0)));
+    quietly(() => fs.ftruncateSync(fd, Math.max(start + this.saving.nbytes, before?.[1] ?? 0)));
     return written;
   }
 
@@ -145,7 +142,7 @@ export class Save {
     let file: OpenedFile | undefined;
     try {
       file = openFile(path);
-      return externalRegion(file, path);
+      return this.saving.regionOf(file, path);
     } catch (error) {
       if (error instanceof OdtpackError || isOneOf(ABSENT, error)) return undefined;
       throw error; // it may be whole

@@ -13,7 +13,7 @@ import math
 import os
 import re
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal, NoReturn
@@ -64,12 +64,12 @@ def save_adapter(
             raise nominal_error("there are no values to save")
         if path.suffix == SUFFIX:
             tensors = trained_of(package, state)
-            check_onnx_adapter(path.parent, path.name)
+            check_onnx_adapter(path)
             write_onnx_adapter(path, tensors)
             return
         adapter = to_peft(package, state)
     with update_folder(path, last=CONFIG) as stage:
-        check_peft(path, adapter)
+        check_peft(path)
         write_peft(stage, adapter)
 
 
@@ -95,24 +95,26 @@ def load_adapter(package: Package, state: CheckpointState, source: str | os.Path
 # PEFT's own configurations have more settings than those that odtpack writes.
 
 
-def check_onnx_adapter(folder: Path, name: str, *beside: str) -> None:
-    """Refuse to replace what is not an adapter of ONNX Runtime's, or lies there without one."""
+def check_onnx_adapter(path: Path) -> None:
+    """Refuse to replace what is not an adapter of ONNX Runtime's."""
     start = b""
-    with suppress(OSError), open_regular(folder / name) as stream:
+    with suppress(OSError), open_regular(path) as stream:
         start = stream.read(8)
-    _check_replaced(folder, (name, *beside), ours=start[4:] == _IDENTIFIER)
+    check_replaced(path.parent, path.name, ours=start[4:] == _IDENTIFIER)
 
 
-def check_peft(folder: Path, adapter: PeftAdapter) -> None:
+def check_peft(folder: Path) -> None:
     """Refuse to replace files of PEFT's names with another configuration than odtpack writes."""
-    own = json.loads(peft_config(adapter)).keys()
+    one = {"": np.zeros((1, 1))}
+    own = {key for kind in _TYPES for key in json.loads(peft_config(PeftAdapter(kind, one)))}
     ours = False
     with suppress(OdtpackError):
         ours = {"peft_type"} <= _config(folder / CONFIG).keys() <= own
-    _check_replaced(folder, (CONFIG, TENSORS), ours=ours)
+    check_replaced(folder, CONFIG, TENSORS, ours=ours)
 
 
-def _check_replaced(folder: Path, names: Sequence[str], *, ours: bool) -> None:
+def check_replaced(folder: Path, *names: str, ours: bool) -> None:
+    """Refuse to replace files that are not odtpack's, and links."""
     for name in names:
         refuse_link(folder / name)
     found = [name for name in names if (folder / name).is_file()]
@@ -295,7 +297,9 @@ _TABLE = ".base_layer.weight"
 _FACTOR = re.compile(r".*\.lora_(?:embedding_)?([AB])(?:\.weight)?", re.DOTALL)
 _MAX_CONFIG_BYTES: Final = 2**20
 _LARGEST_ALPHA: Final = 1e30
-_TYPES: Final = {"lora": "LORA", "dora": "LORA", "ia3": "IA3", "prompt": "PROMPT_TUNING"}
+_TYPES: Final[dict[Kind, str]] = {
+    "lora": "LORA", "dora": "LORA", "ia3": "IA3", "prompt": "PROMPT_TUNING",
+}  # fmt: skip
 Kind = Literal["lora", "dora", "ia3", "bitfit", "prompt"]
 
 # Settings that change what the tensors mean, with the value that they have without them.

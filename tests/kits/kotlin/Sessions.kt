@@ -101,6 +101,7 @@ private fun act(task: Task, json: Json): Any? {
         "write" -> session.fromBuffer(session.toBuffer(true), true)
         "property" -> session.addProperty(json["name"].text("name"), 1L)
         "ask" -> session.trainStep(batch, setOf(json["name"].text())).close()
+        "lose" -> File(task.pack.path(json["name"].text())).delete()
         "ask evaluation" -> session.evalStep(batch, setOf(json["name"].text())).close()
         "accuracy" -> session.evaluate(listOf(batch).iterator()).accuracy
         "create" -> create(task, json).use { it.trainBatch(batch) }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 
@@ -30,10 +31,10 @@ def judge(
     ] = None,
     report: Annotated[list[str] | None, REPORT] = None,
     badge: Annotated[
-        Path | None,
+        list[str] | None,
         option(
             "Badge with the headroom of the tightest budget: a picture, or the JSON of an "
-            "endpoint badge of shields.io.",
+            "endpoint badge of shields.io. May be repeated.",
             "FILE.svg|FILE.json",
         ),
     ] = None,
@@ -64,23 +65,26 @@ def judge(
     read = [sim.load_result(path) for path in results]
     budgets = None if budget is None else sim.read_budgets(budget)
     base = None if baseline is None else sim.load_result(baseline)
-    if badge is not None and badge.suffix not in _BADGES:
-        what = f"--badge {str(badge)!r} ends with neither .svg nor .json"
-        raise OdtpackError("usage", what, hint="write for example: --badge badge.svg")
-    outputs = [*(("--report", each) for each in report or []), ("--badge", str(badge or "{name}"))]
-    for name, text in outputs:
+    for text in badge or ():
+        if Path(text).suffix not in _BADGES:
+            what = f"--badge {text!r} ends with neither .svg nor .json"
+            raise OdtpackError("usage", what, hint="write for example: --badge badge.svg")
+    outputs = ("--report", report or ()), ("--badge", badge or ())
+    for name, text in ((name, text) for name, texts in outputs for text in texts):
         if len(results) > 1 and "{name}" not in text:
             what = f"{name} {text} would be written once for each of {len(results)} results"
             raise OdtpackError("report-twice", what, hint="put {name} into it, as in {name}.html")
-    named = [[text.replace("{name}", path.stem) for text in report or []] for path in results]
-    badges = [Path(str(badge).replace("{name}", path.stem)) for path in results if badge]
+    reports, badges = (
+        [[text.replace("{name}", path.stem) for text in texts] for path in results]
+        for _, texts in outputs
+    )
     single = results[0] if len(results) == 1 else None
     others = [] if single else results
     _files.check_reports(
-        [text for texts in named for text in texts],
+        chain(*reports),
         inputs=[budget, baseline, *others],
         judged=single,
-        badges=badges,
+        badges=map(Path, chain(*badges)),
         as_json=as_json,
     )
     found = [
@@ -91,10 +95,10 @@ def judge(
         if len(found) > 1:
             _console.say(f"{results[index]}:", style="bold")
         print_result(judged, _console.console())
-        _files.write_reports(judged, named[index])
-        if badges:
-            form = cast("Literal['svg', 'json']", badges[index].suffix[1:])
-            _files.write_file(badges[index], render_badge(judged, form))
+        _files.write_reports(judged, reports[index])
+        for path in map(Path, badges[index]):
+            form = cast("Literal['svg', 'json']", path.suffix[1:])
+            _files.write_file(path, render_badge(judged, form))
     if budgets is None and single is not None:
         say_suggestion(found[0], baseline=base is not None)
     shown = [each.model_dump(mode="json") for each in found]

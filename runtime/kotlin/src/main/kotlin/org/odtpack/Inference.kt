@@ -1,6 +1,7 @@
 package org.odtpack
 
 import java.io.File
+import java.io.IOException
 import java.nio.ByteBuffer
 
 private const val MOST_BYTES = (1L shl 31) - (1L shl 20)
@@ -19,7 +20,13 @@ internal fun inferenceModel(pack: TrainingPackage, state: State, outputs: Collec
         fail("no-outputs", "An exported model needs outputs, and each only once.")
     }
     val parts = ArrayList<ByteBuffer>()
-    withOutputs(map(File(pack.path("inference_template"))), outputs.toMutableSet(), parts)
+    val template = try {
+        map(File(pack.path("inference_template")))
+    } catch (error: IOException) {
+        fail("package-incomplete", "The package's inference_template cannot be read: ${error.message}.",
+            "copy the whole folder again, or build the package again", pack.folder)
+    }
+    withOutputs(template, outputs.toMutableSet(), parts)
     for (name in pack.manifest["inference"]["parameters"].texts()) {
         val tensor = inModelType(pack.parameters.first { it.name == name }, state)
         val bytes = tensor.bytes()

@@ -226,7 +226,10 @@ class OrtTrainingSession private constructor(
 
     /** The loss of a step as a number. */
     @Throws(OrtException::class)
-    fun lossOf(result: Result): Double = own { lossIn(result)!! }
+    fun lossOf(result: Result): Double = own {
+        lossIn(result) ?: fail("bad-argument", "The result does not hold the loss, '${pack.outputs[0].name}'.",
+            "name it among the outputs that the step is to return")
+    }
 
     private fun lossIn(result: Result): Double? = (result.get(pack.outputs[0].name).orElse(null) as OnnxTensor?)?.let {
         if (it.info.onnxType == Type.DOUBLE.onnx) it.doubleBuffer.get(0)
@@ -238,7 +241,6 @@ class OrtTrainingSession private constructor(
 
     /** Whether the next training step adds to the gradients. */
     private fun adds() = reset.data.get(0) == 0.toByte()
-
 
     private fun skipped(
         result: Result,
