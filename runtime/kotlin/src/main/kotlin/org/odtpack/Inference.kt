@@ -15,11 +15,15 @@ internal fun inferenceModel(pack: TrainingPackage, state: State, outputs: Collec
         fail("segments-unsupported", "A package of segments holds no model for inference.",
             "use odtpack adapter export PACKAGE --checkpoint FILE")
     }
+    if (pack.manifest["files"]["inference_template"].absent) {
+        fail("no-outputs", "The model has no output but its loss: there is nothing to export.")
+    }
     if (outputs.isEmpty() || outputs.toSet().size != outputs.size) {
         fail("no-outputs", "An exported model needs outputs, and each only once.")
     }
     val parts = ArrayList<ByteBuffer>()
-    withOutputs(map(File(pack.path("inference_template"))), outputs.toMutableSet(), parts)
+    val template = mapped(File(pack.path("inference_template")), "package-incomplete", "copy the whole folder again")
+    withOutputs(template, outputs.toMutableSet(), parts)
     for (name in pack.manifest["inference"]["parameters"].texts()) {
         val tensor = inModelType(pack.parameters.first { it.name == name }, state)
         val bytes = tensor.bytes()
