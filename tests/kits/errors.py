@@ -54,6 +54,13 @@ def _path(name: str) -> Change:
     return _edit("manifest.json", change)
 
 
+def _without_template(data: bytes) -> bytes:
+    """As of a model that has no output but its loss."""
+    content = json.loads(data)
+    del content["files"]["inference_template"], content["inference"], content["digest"]
+    return json.dumps(content).encode()
+
+
 def _flip(data: bytes) -> bytes:
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
@@ -253,6 +260,10 @@ def _mismatches(good: Path, case: Callable[..., Folder]) -> Iterator[dict[str, A
     unknown = "export_unknown_output", "export", "unknown-output"
     yield case(*unknown, **at_first, outputs=["nothing"]).close()
     folder = case("export_no_outputs", "export", "no-outputs", **at_first, outputs=[])
+    yield folder.close()
+
+    folder = case("export_without_a_model", "export", "no-outputs", **at_first, outputs=["output"])
+    _edit("manifest.json", _without_template)(folder.path / "package")
     yield folder.close()
 
     folder = case("export_out_of_range", "export", "value-out-of-range", **at, outputs=["output"])

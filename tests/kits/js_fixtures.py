@@ -42,11 +42,11 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 GUIDE = javascript.ROOT / "docs" / "guides" / "javascript.md"
 
 
-def guide_code() -> tuple[str, str, str]:
-    """The code of the guide: for Node, for a browser without a bundler, and the loop alone."""
+def guide_code() -> tuple[str, str, str, str]:
+    """The code of the guide: for Node, for a browser without a bundler, the loop, and an update."""
     found = re.findall(r"^```js\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
-    loop, node, _bundled, browser, _generate = found
-    return node, browser, loop
+    loop, node, _bundled, browser, _generate, update = found
+    return node, browser, loop, update
 
 
 @pytest.fixture(scope="module")

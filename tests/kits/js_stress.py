@@ -39,6 +39,7 @@ def check(found: dict[str, list[Any]]) -> None:
     gradient = {"code": "gradient-not-finite", "step": 1, "parameters": ["second"]}
     assert once == {
         "evaluation": [["loss", "output"], ["output"], True], "null tensor": "input-type",
+        "disposed tensors": ["input-type", "input-type"],
         "plain objects": [True, "ok", "input-shape", "input-shape", "input-type"],
         "rates": [*["bad-learning-rate"] * 4, False],
         "two sessions of a state": [True, [*["optimizer-mismatch"] * 4, "ok"], 0, 1, True],

@@ -37,6 +37,9 @@ void CarryOver(const Ort::Env& env, const odtpack::Package& newer) {{
 {newer}}}
 void Update(const odtpack::Package::SignatureCheck& is_signed) {{
 {update}}}
+void InOrtFormat(const Ort::Env& env, const odtpack::Package& package,
+                 const odtpack::CheckpointState& state) {{
+{minimal}}}
 {former}
 void Formerly(const Ort::CheckpointState& state) {{
   Ort::CheckpointState::SaveCheckpoint(state, "trained.ckpt", true);
@@ -73,9 +76,11 @@ def test_each_guide_begins_with_the_training_loop() -> None:
 def test_what_the_guides_show_in_cpp_compiles(tmp_path: Path) -> None:
     loop, generate, signature, newer, former = fragments("cpp.md", "cpp")
     (update,) = fragments("updates.md", "cpp")
+    (minimal,) = fragments("../minimal-build.md", "cpp")
     source = tmp_path / "guides.cpp"
     source.write_text(CPP.format(openssl=OPENSSL, loop=loop, generate=generate, newer=newer,
-                                 signature=signature, update=update, former=former))  # fmt: skip
+                                 signature=signature, update=update, minimal=minimal,
+                                 former=former))  # fmt: skip
     ran("g++", "-std=c++17", "-fsyntax-only", "-Wall", "-I", cpp_kit.KIT / "include",
         "-isystem", cpp_kit.DEPENDENCIES / "include", source)  # fmt: skip
 

@@ -16,7 +16,7 @@ import pytest
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.errors import OdtpackError
 from tests.kits import harness, javascript, js_fixtures, web
-from tests.kits.harness import Packages, Saved, needs
+from tests.kits.harness import Packages, Saved, contents, needs
 from tests.kits.javascript import KIT, NODE, SCRIPTS, node, train
 from tests.kits.js_fixtures import OPTIONS, STEPS, guide_code
 from tests.kits.kills import KITS, loses_nothing
@@ -127,7 +127,7 @@ def test_units() -> None:
 
 
 def test_the_guides_code_for_node_trains(digits_package: Path, tmp_path: Path) -> None:
-    code, _, loop = guide_code()
+    code, _, loop, update = guide_code()
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, 320)
     images = rng.random((320, 64), np.float32) + labels[:, None].astype(np.float32) / 10
@@ -155,6 +155,11 @@ def test_the_guides_code_for_node_trains(digits_package: Path, tmp_path: Path) -
     done = ran(NODE, "train.mjs", cwd=tmp_path)
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["61", "62"]  # goes on
     assert (tmp_path / "personal.onnx").is_file()
+
+    (tmp_path / "package-2").symlink_to(digits_package)
+    (tmp_path / "update.mjs").write_text(update)
+    ran(NODE, "update.mjs", cwd=tmp_path)
+    assert contents(tmp_path / "trained-2.ckpt") == contents(tmp_path / "trained.ckpt")
 
 
 def test_code_for_onnxruntime_training_runs_as_it_was(digits_package: Path, tmp_path: Path) -> None:

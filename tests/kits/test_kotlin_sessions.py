@@ -125,6 +125,17 @@ def test_every_call_after_close_is_closed_and_the_state_remains(app: App) -> Non
     assert app.same("after", "before")
 
 
+def test_a_thread_that_is_interrupted_saves_and_loads(app: App) -> None:
+    """An executor that is shut down interrupts its threads, which then save what they trained."""
+    save, interrupt = app.save("it"), {"do": "interrupt"}
+    files = (save, {**save, "do": "load"}, app.save("it.onnx", do="export"))
+    asked = (each for action in files for each in (interrupt, action, {"do": "interrupted"}))
+    found = app.act("plain", {"do": "batch"}, *asked, app.save("again", do="interrupted saves"))
+    assert found["results"][1:] == [None, None, "1"] * 3 + [None]
+    assert app.same("it", "again")
+    assert (app.folder / "it.onnx").is_file()
+
+
 def test_an_input_that_is_null_is_missing(app: App) -> None:
     found = app.act("plain", *calls("null"), {"do": "evaluate null"})
     assert found["results"] == ["input-count", "input-count"]

@@ -38,6 +38,7 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: Onnx
     if (!isTensor(feeds[spec.name])) refuse('input-type', 'is not a tensor');
     const given = feeds[spec.name]!;
     const { type, dims } = given;
+    if (given.location === 'none') refuse('input-type', 'was disposed of');
     if (type !== spec.dtype) refuse('input-type', `has elements of ${type}`);
     const fits = spec.shape.every((size, axis) => typeof size !== 'number' || size === dims[axis]);
     if (spec.shape.length && (dims.length !== spec.shape.length || !fits)) {

@@ -204,7 +204,7 @@ export class CheckpointState {
       parameters: new Map(all.map((each) => [each.name, each])),
       nominal: this.#nominal,
       optimizer: includeOptimizerState && !this.#nominal ? this.optimizer : undefined,
-      properties: this.properties.values,
+      properties: new Map(this.properties.values), // as of now: a file is written later
     };
   }
 

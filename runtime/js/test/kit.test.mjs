@@ -108,6 +108,10 @@ test('the save before is kept, gone back to, and not lost to a damaged file', as
   assert.equal((await CheckpointState.load(path)).recovered, undefined);
   const both = [back.save(path), back.save(path)].map((each) => each.then(() => 0, (e) => e.code));
   assert.deepEqual(await Promise.all(both), [0, 'busy']);
+  const saving = back.save(path);
+  back.properties.set('again', 2); // after what is saved
+  await saving;
+  assert.equal((await CheckpointState.load(path)).properties.get('again'), 1);
 });
 
 test('a nominal state takes its values from another checkpoint of the model', async () => {

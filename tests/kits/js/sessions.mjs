@@ -34,6 +34,12 @@ export async function stress({ kit, ort, source, roots, times }) {
   });
   note('evaluation', [Object.keys(evaluated), Object.keys(predicted), accuracy === right.length / 8]);
   note('null tensor', await outcome(first.runTrainStep({ ...batch(1), [input]: null })));
+  const gone = batch(1);
+  for (const tensor of Object.values(gone)) tensor.dispose();
+  note('disposed tensors', [
+    await outcome(first.runTrainStep({ ...batch(1), [input]: gone[input] })),
+    await outcome(first.runTrainStep({ ...batch(1), [labels]: gone[labels] })),
+  ]);
   // A batch of plain objects, and some that are no tensors.
   const plain = ({ type, data, dims }) => ({ type, data, dims });
   const bare = { [input]: plain(inputs), [labels]: plain(truth) };

@@ -92,6 +92,19 @@ private fun act(task: Task, json: Json): Any? {
             json["warmup"].whole(), json["total"].whole(), json["rate"].text().toFloat(),
         )
         "save" -> session.saveCheckpoint(json["path"].text(), true, json["keep"].flag(false))
+        "interrupt" -> Thread.currentThread().interrupt()
+        "interrupted" -> if (Thread.interrupted()) 1 else 0
+        "interrupted saves" -> {
+            val own = Thread.currentThread()
+            val other = thread {
+                repeat(60) {
+                    Thread.sleep(it % 5L)
+                    own.interrupt()
+                }
+            }
+            while (other.isAlive) session.saveCheckpoint(json["path"].text(), true, true)
+        }
+        "load" -> OrtCheckpointState.loadCheckpoint(json["path"].text()).recovered
         "state" -> session.checkpoint.saveCheckpoint(json["path"].text(), true)
         "save adapter" -> session.checkpoint.saveAdapter(task.pack, json["path"].text())
         "load adapter" -> session.checkpoint.loadAdapter(task.pack, json["path"].text())

@@ -136,6 +136,8 @@ void WriteInference(const Package& package, const State& state,
                     const std::vector<std::string>& outputs, Sink write) {
   state.RequireValues();
   state.Refresh();
+  if (!package.Manifest()["files"]["inference_template"])
+    throw Error("no-outputs", "The model has no output but its loss: there is nothing to export.");
   const std::set<std::string> wanted(outputs.begin(), outputs.end());
   if (outputs.empty() || wanted.size() != outputs.size()) {
     throw Error("no-outputs", "An exported model needs outputs, and each only once.");

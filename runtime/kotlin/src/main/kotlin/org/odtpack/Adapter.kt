@@ -132,7 +132,7 @@ private fun peftNames(pack: TrainingPackage, trained: Map<String, Tensor>): Map<
     return trained.keys.associateWith { renamed[it]?.text() ?: it }
 }
 
-private fun mapped(file: File, code: String, hint: String = "") = try {
+internal fun mapped(file: File, code: String, hint: String = "") = try {
     map(file)
 } catch (error: IOException) {
     fail(code, "${file.path} cannot be read: ${error.message}.", hint)

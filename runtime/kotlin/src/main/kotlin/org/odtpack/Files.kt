@@ -19,6 +19,27 @@ internal fun map(file: File): ByteBuffer {
     }
 }
 
+/**
+ * Do something with files, and again if the thread is interrupted in it: the system closes the channels
+ * of a thread that is interrupted, whose work is then to be saved. It is interrupted once more at the end.
+ */
+internal inline fun <T> uninterrupted(body: () -> T): T {
+    var interrupted = false
+    try {
+        while (true) {
+            interrupted = Thread.interrupted() || interrupted
+            try {
+                return body()
+            } catch (error: Exception) {
+                if (error !is InterruptedException && !Thread.currentThread().isInterrupted) throw error
+                interrupted = true
+            }
+        }
+    } finally {
+        if (interrupted) Thread.currentThread().interrupt()
+    }
+}
+
 internal fun FileChannel.writeAll(bytes: ByteBuffer) {
     while (bytes.hasRemaining()) write(bytes)
 }

@@ -1,7 +1,6 @@
 package org.odtpack
 
 import java.io.File
-import java.io.IOException
 import java.nio.ByteBuffer
 
 private const val MOST_BYTES = (1L shl 31) - (1L shl 20)
@@ -16,16 +15,14 @@ internal fun inferenceModel(pack: TrainingPackage, state: State, outputs: Collec
         fail("segments-unsupported", "A package of segments holds no model for inference.",
             "use odtpack adapter export PACKAGE --checkpoint FILE")
     }
+    if (pack.manifest["files"]["inference_template"].absent) {
+        fail("no-outputs", "The model has no output but its loss: there is nothing to export.")
+    }
     if (outputs.isEmpty() || outputs.toSet().size != outputs.size) {
         fail("no-outputs", "An exported model needs outputs, and each only once.")
     }
     val parts = ArrayList<ByteBuffer>()
-    val template = try {
-        map(File(pack.path("inference_template")))
-    } catch (error: IOException) {
-        fail("package-incomplete", "The package's inference_template cannot be read: ${error.message}.",
-            "copy the whole folder again, or build the package again", pack.folder)
-    }
+    val template = mapped(File(pack.path("inference_template")), "package-incomplete", "copy the whole folder again")
     withOutputs(template, outputs.toMutableSet(), parts)
     for (name in pack.manifest["inference"]["parameters"].texts()) {
         val tensor = inModelType(pack.parameters.first { it.name == name }, state)

@@ -399,8 +399,10 @@ class OrtTrainingSession private constructor(
     /** Write an inference model with the current parameters inside, whole or not at all. */
     @Throws(OrtException::class)
     fun exportModelForInference(path: String, outputNames: Array<String>) = own {
-        val parts = inferenceModel(pack, state, outputNames.asList())
-        writeAtomically(File(path)) { file -> parts.forEach(file::writeAll) }
+        uninterrupted {
+            val parts = inferenceModel(pack, state, outputNames.asList())
+            writeAtomically(File(path)) { file -> parts.forEach(file::writeAll) }
+        }
     }
 
     @Throws(OrtException::class)
