@@ -479,7 +479,7 @@ class TestSteadiness:
         """Nothing waits and the calibrations agree, since the neighbour was there all the time."""
         found = judged([10.0] * 10, [0.0] * 10, others=1.3)
         assert (found.low, found.high, found.busy) == (0.5, 1, None)
-        assert "other programs had 100% of the other cores" in found.note
+        assert "other programs had 100 % of the other cores" in found.note
         assert judged([10.0] * 10, [0.0] * 10, others=0.05).note == ""
 
     def test_disturbed_steps_are_left_out_where_enough_others_are_left(self) -> None:
@@ -487,7 +487,7 @@ class TestSteadiness:
         assert found.steps_ms == (10.0,) * 8
         assert (found.low, found.high, found.busy) == (1, 1, None)
         assert found.waited == pytest.approx(120 / 240)
-        assert "50% of their time" in found.note
+        assert "50 % of their time" in found.note
 
     def test_steps_without_their_waiting_widen_the_interval_downwards(self) -> None:
         found = judged([14.0] * 10, [4.0] * 10)
@@ -497,7 +497,7 @@ class TestSteadiness:
 
     def test_waiting_most_of_the_time_is_not_judged(self) -> None:
         found = judged([50.0] * 10, [40.0] * 10)
-        assert found.busy.startswith("this machine was busy: steps waited 80% of their time")
+        assert found.busy.startswith("this machine was busy: steps waited 80 % of their time")
 
     def test_steps_that_did_little_but_wait_say_nothing(self) -> None:
         """Waiting may begin before the step: it can be all of its time, or more."""
@@ -519,7 +519,7 @@ class TestSteadiness:
     def test_what_the_host_of_a_virtual_machine_took(self) -> None:
         found = judged([10.0] * 10, [0.0] * 10, stolen=0.1)
         assert found.high == pytest.approx(1.1)
-        assert "took 10%" in found.note
+        assert "took 10 %" in found.note
 
     @pytest.mark.parametrize(("gain", "known"), [(1.1, False), (1.9, True)])
     def test_two_virtual_cores_that_are_one_are_not_judged(self, gain: float, known: bool) -> None:
