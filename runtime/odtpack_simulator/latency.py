@@ -102,9 +102,9 @@ def steadiness(
     quiet = [step for step, wait in zip(steps_ms, lost, strict=True) if wait <= QUIET_SHARE * step]
     drift = max((max(pair) / min(pair) for pair in rates if min(pair) > 0), default=1.0)
     signs = (
-        (waited > 0.01, f"steps waited {waited:.0%} of their time for a processor"),
-        (stolen > 0.02, f"the host of this virtual machine took {stolen:.0%}"),
-        (others > 0.1, f"other programs had {min(others, 1):.0%} of the other cores"),
+        (waited > 0.01, f"steps waited {100 * waited:.0f} % of their time for a processor"),
+        (stolen > 0.02, f"the host of this virtual machine took {100 * stolen:.0f} %"),
+        (others > 0.1, f"other programs had {100 * min(others, 1):.0f} % of the other cores"),
         (drift > 1.1, f"its speed varied by a factor of {drift:.2g}"),
     )
     seen = ", ".join(text for is_seen, text in signs if is_seen)
@@ -533,7 +533,9 @@ def _basis(host: HostTiming, device: DeviceRates, profile: DeviceProfile) -> str
     times = host.class_ms()
     total = sum(times.values()) or 1.0
     shares = ", ".join(f"{kind} {100 * ms / total:.0f} %" for kind, ms in times.items())
-    threads = f" with {device.threads} threads" if device.threads else ""
+    threads = (
+        f" with {device.threads} thread{'s' * (device.threads != 1)}" if device.threads else ""
+    )
     gemm, copy = (
         figure.kind if isinstance(figure, Quantity) else "by its data sheet"
         for figure in (

@@ -13,6 +13,7 @@ from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.reports.badge import badge_text, render_badge
 from odtpack_simulator.reports.history import render_history
 from odtpack_simulator.reports.markdown_report import render_markdown
+from odtpack_simulator.reports.simulation_page import latency_section
 from odtpack_simulator.result import Origin, SimulationResult
 from tests.cli.conftest import Run, assert_refused, run
 from tests.reports.demo import stored_result
@@ -50,6 +51,16 @@ def test_trends_stand_in_the_order_of_their_dates() -> None:
         assert device.title in page
     assert "<script" not in page
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+
+
+def test_of_several_limits_the_one_that_fails_is_shown() -> None:
+    both = '[budgets]\nstep_latency = ["1 h", "1 us"]\n'
+    result = made(1.0, 3, both)
+    page = render_history([result]).decode().replace("\N{NO-BREAK SPACE}", " ")
+    assert "at most 1 µs" in page
+    assert "at most 1 h" not in page
+    rows = latency_section(result)["rows"]
+    assert [row.state for row in rows] == ["fail", "fail", ""]
 
 
 def test_dates_are_compared_in_utc_and_what_is_none_comes_first() -> None:

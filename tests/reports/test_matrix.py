@@ -20,11 +20,20 @@ from odtpack_simulator.reports.simulation import (
     campaign_rows,
     cells,
     interruption_words,
+    policy_words,
     shown,
     simulation_report,
     unknown_rows,
 )
-from odtpack_simulator.result import DeviceCampaign, InterruptionInfo, NotJudged, SimulationResult
+from odtpack_simulator.reports.simulation_page import interruption_rows
+from odtpack_simulator.result import (
+    DeviceCampaign,
+    Interruption,
+    InterruptionInfo,
+    NotJudged,
+    Policy,
+    SimulationResult,
+)
 from odtpack_simulator.values.figure import WORST_FIRST, Check, shortened
 from odtpack_simulator.values.text import clean
 from odtpack_simulator.values.units import (
@@ -121,6 +130,7 @@ def test_a_replay_that_was_ended_although_the_plan_fits() -> None:
     found = dict(zip(TOPICS, cells(result, result.devices[0]), strict=True))
     assert (found["Memory"].state, found["Memory"].words) == ("fail", "ended there")
     assert found["Metric"].figure == "ended early"
+    assert simulation_report(result).headline == "The device does not pass"
 
 
 def test_without_a_budget_a_figure_stands_alone() -> None:
@@ -138,6 +148,14 @@ def test_a_floor_that_is_missed() -> None:
         for check in result.checks
     ]
     assert cells(changed(result, checks=checks), result.devices[0])[-1].words == "below 99 %"
+
+
+def test_a_floor_that_only_the_low_end_misses() -> None:
+    result = stored_result(["google/pixel-8a"])
+    result = on_devices(result, memory={"limit_low_bytes": 1_000_000_000})
+    judged = judge(result, parse_budgets(b'[budgets]\nmemory_headroom = "60 %"'))
+    memory = cells(judged, judged.devices[0])[TOPICS.index("Memory")]
+    assert (memory.state, memory.figure, memory.words) == ("warn", "88.4 %", "may be below 60 %")
 
 
 def test_words_name_a_metric_that_the_figure_does_not_speak_for() -> None:
@@ -235,6 +253,17 @@ def test_interruptions_in_words() -> None:
         "The training was not interrupted; it repeated 0 steps; whether it ended with the same "
         "weights was not judged. Why 3 MB."
     )
+
+
+def test_one_is_one_step_and_a_session_in_a_month_is_not_none() -> None:
+    policy = Policy(sessions_per_day=1 / 30, save_every=1)
+    words = "0.03333 sessions a day, a checkpoint every 1 step. "
+    assert policy_words(changed(stored_result(), policy=policy)).startswith(words)
+    once = Interruption(at="step", step=5, resumed_from_step=4, repeated_steps=1)
+    info = InterruptionInfo(interruptions=[once], save_every=4, saves=3, equal=True)
+    assert "; it repeated 1 step, and ended" in interruption_words(info)
+    (row,) = interruption_rows(changed(stored_result(), interruption=info))
+    assert row.detail == "1 step repeated"
 
 
 @given(st.floats(1e-3, 1e9))

@@ -367,6 +367,7 @@ def test_a_search_is_drawn() -> None:
     assert "90.0 %" in page.text
     assert "<m>.onnx" in page.text
     assert "1 recipe keeps every budget on 1 device" in page.text
+    assert "none of them beats another" not in page.text
 
 
 # Every metric that is judged is shown: none fails in silence.

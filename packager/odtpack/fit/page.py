@@ -41,9 +41,11 @@ def _headline(result: FitResult) -> str:
     if not result.found:
         return f"No candidate keeps every budget on {on}"
     count = len(result.pareto)
-    verb = "recipe keeps" if count == 1 else "recipes keep"
+    verb, end = "recipes keep", ", and none of them beats another"
+    if count == 1:
+        verb, end = "recipe keeps", ""
     every = "every budget" if result.judged else "every budget that could be judged"
-    return f"{count} {verb} {every} on {on}, and none of them beats another"
+    return f"{count} {verb} {every} on {on}{end}"
 
 
 def _quality_name(result: FitResult) -> str:

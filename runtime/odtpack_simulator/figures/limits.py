@@ -116,7 +116,7 @@ def _read(value: object, metric: Metric[Subject]) -> Limit:
         if text.rstrip().endswith("%"):
             bound = Limit(factor * parse_quantity(text, "percentage", 100.0), "percent")
         else:
-            bound = Limit(factor * _difference(text, metric), "difference")
+            bound = Limit(factor * _difference(sign, text, metric), "difference")
     most = 100.0 if bound.kind == "percent" else metric.most or math.inf
     floor = metric.better == "higher"
     if floor and (bound.figure < 0 if bound.kind == "absolute" else -bound.figure >= most):
@@ -155,16 +155,18 @@ def _absolute(value: object, metric: Metric[Subject]) -> float:
     return figure
 
 
-def _difference(text: str, metric: Metric[Subject]) -> float:
+def _difference(sign: str, text: str, metric: Metric[Subject]) -> float:
     """How much a figure may change, in its unit, from the text after the sign."""
     if metric.unit == "1":
         if re.fullmatch(r"[0-9]+(\.[0-9]+)?", text.strip()) is None:
-            msg = f'{text[:40]!r} is neither a percentage nor a number, such as "2 %" or "0.01"'
+            such = f'such as "{sign}2 %" or "{sign}0.01"'
+            msg = f"{sign + text[:40]!r} is neither a percentage nor a number, {such}"
             raise ValueError(msg)
         return float(text)
     dimension, per_base = _DIMENSIONS[metric.unit]
     if dimension == "percentage":
-        msg = f'needs a percentage of the baseline, such as "5 %", found {text[:40]!r}'
+        such = f'such as "{sign}5 %"'
+        msg = f"needs a percentage of the baseline, {such}, found {sign + text[:40]!r}"
         raise ValueError(msg)
     return parse_quantity(text, dimension, per_base)
 

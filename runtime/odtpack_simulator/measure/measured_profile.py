@@ -407,7 +407,7 @@ def measured_profile(
     day = datetime.now(UTC).date().isoformat()
     source = f"odtpack devices measure, ONNX Runtime {onnxruntime.__version__}, {day}"
     if waited > _MOST_WAITED:
-        source += f"; {BUSY}, rates waited {waited:.0%} of their time for a processor"
+        source += f"; {BUSY}, rates waited {100 * waited:.0f} % of their time for a processor"
     content = {
         "schema_version": 1,
         "name": name,

@@ -14,7 +14,7 @@ from odtpack_simulator.reports.badge import headroom, in_words
 from odtpack_simulator.reports.charts import Bar
 from odtpack_simulator.reports.html_report import render_page
 from odtpack_simulator.result import SimulationResult
-from odtpack_simulator.values.figure import Check, shortened
+from odtpack_simulator.values.figure import WORST_FIRST, Check, shortened
 from odtpack_simulator.values.units import format_limit, format_percent, format_value
 
 _SHOWN: Final = frozenset({*METRICS, *(key for key in ALWAYS if ALWAYS[key].topic == "Memory")})
@@ -36,7 +36,9 @@ def render_history(results: Sequence[SimulationResult]) -> bytes:
                 continue
             own = trends.setdefault("The package" if device is None else device.title, {})
             trend = own.setdefault(check.metric, [None] * len(ordered))
-            trend[index] = trend[index] or check  # of several limits on one metric, the first
+            # Of several limits on one metric the first that is worst.
+            both = [each for each in (trend[index], check) if each is not None]
+            trend[index] = min(both, key=lambda each: WORST_FIRST.index(each.state))
     subjects = [
         (title, [_row(metric, checks) for metric, checks in own.items()])
         for title, own in trends.items()

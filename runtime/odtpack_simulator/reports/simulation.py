@@ -128,7 +128,7 @@ def headline(result: SimulationResult) -> str:
         return text if result.verdict == "pass" else f"{text}, the package does not"
     if result.verdict == "warn" and not passed:
         return "No device fails" if total > 1 else "The device does not fail"
-    return f"{passed} of {total} devices pass"
+    return f"{passed} of {total} devices pass" if total > 1 else "The device does not pass"
 
 
 def key_figures(result: SimulationResult) -> list[tuple[str, str, str]]:
@@ -371,14 +371,14 @@ def _judged_words(check: Check, state: Verdict) -> str:
     if check.limit is None or check.metric in {"finite_loss", "learns", "steps_done"}:
         return VERDICT_WORDS[state].lower()
     limit = figure_text(check, check.limit, chosen=True)
-    kept = check.actual is not None and check.actual <= check.limit
+    floor = CHECKS[check.metric].better == "higher"
     if state == "pass":
-        return f"within {limit}" if kept else f"at least {limit}"
+        return f"{'at least' if floor else 'within'} {limit}"
     if check.actual is None:
         return "ended there"
-    if CHECKS[check.metric].better == "higher":
-        return f"below {limit}"
-    return f"may exceed {limit}" if kept else f"over {limit}"
+    kept = check.actual >= check.limit if floor else check.actual <= check.limit
+    words = ("may be below", "below") if floor else ("may exceed", "over")
+    return f"{words[not kept]} {limit}"
 
 
 def _metric(result: SimulationResult, device: DeviceResult) -> tuple[str, str]:
@@ -483,9 +483,9 @@ def unknown_rows(result: SimulationResult) -> list[Unknown]:
 def policy_words(result: SimulationResult) -> str:
     """How the app trains, in a sentence."""
     policy = result.policy
-    rate = _whole(policy.sessions_per_day)
+    rate = format_number(policy.sessions_per_day)
     what = "session" if policy.state == "foreground" else "background window"
-    saves = f"a checkpoint every {policy.save_every} steps"
+    saves = f"a checkpoint every {policy.save_every} step{'s' * (policy.save_every != 1)}"
     if policy.save_every is None:
         saves = "a checkpoint at the end of each"
     text = f"{rate} {what}{'' if rate == '1' else 's'} a day, {saves}"
@@ -518,7 +518,7 @@ def interruption_words(info: InterruptionInfo | None) -> str:
         False: ", and did not end with the same weights as without",
         None: "; whether it ended with the same weights was not judged",
     }[info.equal]
-    text = f"{what}; it repeated {repeated} steps{end}."
+    text = f"{what}; it repeated {repeated} step{'s' * (repeated != 1)}{end}."
     if not info.detail:
         return text
     # Only the first letter: units keep theirs.

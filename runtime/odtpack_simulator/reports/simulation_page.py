@@ -21,6 +21,7 @@ from odtpack_simulator.result import (
     SimulationResult,
     TimelinePoint,
 )
+from odtpack_simulator.values.figure import verdict_of
 from odtpack_simulator.values.units import (
     Interval,
     format_bytes,
@@ -266,7 +267,7 @@ def _latency_row(device: DeviceResult, axis: Axis, limit: float | None) -> Bar:
     judged = [check for check in device.checks if check.metric == "step_latency"]
     drawing = charts.interval_bar(interval, axis, limit, p90=p90.typical if p90 else None)
     remark = "estimate" if device.validated else f"estimate, {NOT_VALIDATED}"
-    state = judged[0].state if judged else ""
+    state = verdict_of(judged) if judged else ""
     return Bar(device.title, remark, drawing, figure, detail, state)
 
 
@@ -449,7 +450,8 @@ def interruption_rows(result: SimulationResult) -> list[Bar]:
         found = [entry for entry in info.interruptions if entry.at == kind]
         if found:
             events = [(e.step / steps, min(e.resumed_from_step, e.step) / steps) for e in found]
-            repeated = f"{sum(entry.repeated_steps for entry in found)} steps repeated"
+            count = sum(entry.repeated_steps for entry in found)
+            repeated = f"{count} step{'s' * (count != 1)} repeated"
             drawing = charts.event_row(events, _OUTLINES[kind])
             rows.append(Bar(words, "", drawing, f"{len(found)} ×", repeated))
     return rows

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Tag, ValidationError
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.values.text import nearest_line
@@ -152,33 +152,31 @@ def _sentence(problem: Mapping[str, Any], loc: _Loc, model: type[BaseModel]) -> 
 
 def _allowed_keys(loc: _Loc, model: type[BaseModel]) -> list[str]:
     """Names of the fields of the models that may stand at ``loc``."""
-    candidates: list[type[BaseModel]] = [model]
+    candidates: list[tuple[type[BaseModel], str]] = [(model, "")]
     for part in loc:
         if isinstance(part, str) and part.startswith(TAG_PREFIX):
-            tag = part.removeprefix(TAG_PREFIX)
-            # By its `kind` a variant of a union is distinguished from the others.
-            kinds = {c: c.model_fields.get("kind") for c in candidates}
-            tagged = [c for c, kind in kinds.items() if kind and tag in get_args(kind.annotation)]
-            candidates = tagged or candidates
+            candidates = [each for each in candidates if each[1] == part] or candidates
             continue
         inner = [
             found
-            for candidate in candidates
+            for candidate, _ in candidates
             for name, field in candidate.model_fields.items()
             if part in (name, field.alias)
             for found in _models_in(field.annotation)
         ]
         candidates = inner or candidates
     names: list[str] = []
-    for candidate in candidates:
+    for candidate, _ in candidates:
         for name, field in candidate.model_fields.items():
             if (field.alias or name) not in names:
                 names.append(field.alias or name)
     return names
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
-    """Every model mentioned in an annotation such as ``dict[str, Annotated[A | B, ...]]``."""
+def _models_in(annotation: Any, tag: str = "") -> list[tuple[type[BaseModel], str]]:
+    """Every model in an annotation such as ``dict[str, Annotated[A | B, ...]]``, with its tag."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for part in get_args(annotation) for model in _models_in(part)]
+        return [(annotation, tag)]
+    parts = get_args(annotation)
+    tag = next((part.tag for part in parts if isinstance(part, Tag)), tag)
+    return [found for part in parts for found in _models_in(part, tag)]

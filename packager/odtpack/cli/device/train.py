@@ -193,7 +193,8 @@ def train(
             )
             progress.line(f"epoch {epoch.number:>4}   loss {epoch.loss:.4f}")
             if epoch.skipped:
-                progress.line(f"  {epoch.skipped:,} batches skipped; the last: {epoch.reason}")
+                many = "1 batch" if epoch.skipped == 1 else f"{epoch.skipped:,} batches"
+                progress.line(f"  {many} skipped; the last: {epoch.reason}")
     after = evaluate()
     _console.say(f"after        {_figures(after)}")
     private = optimizer.privacy is not None
