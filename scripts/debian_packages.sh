@@ -18,8 +18,8 @@ if ! command -v apt-get >/dev/null; then
 fi
 privileged=()
 if [[ $(id -u) -ne 0 ]]; then privileged=(sudo -n); fi
-exec {turn}>"${TMPDIR:-/tmp}/odtpack-debian-packages-$(id -u).lock"
-flock "$turn" # apt waits for no other apt
+exec {turn}</var/lib/dpkg
+flock -w 900 "$turn" # apt waits for no other apt
 echo "$purpose: installing ${missing[*]}" >&2
 ${privileged[@]+"${privileged[@]}"} apt-get update -qq
 ${privileged[@]+"${privileged[@]}"} env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y \

@@ -12,7 +12,10 @@ in_turn() {
   for part in "$@"; do
     code=0
     "./$part.sh" || code=$?
-    if ((code != 0 && code != 77)); then return "$code"; fi
+    if ((code != 0 && code != 77)); then
+      echo "scripts/$part.sh failed with exit code $code" >&2
+      return "$code"
+    fi
   done
 }
 

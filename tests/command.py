@@ -1,7 +1,5 @@
 """Commands of ``odtpack`` in the process of a test, and how they end."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections.abc import Callable

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def failing(call: Callable[..., Any], error: BaseException, when: Callable[..., bool]) -> Any:
-    """The call, which raises an error where its arguments are such."""
+    """The call; where `when` is true of its positional arguments, it raises the error."""
 
     def made(*arguments: Any, **options: Any) -> Any:
         if when(*arguments):

@@ -74,7 +74,7 @@ MEANT = (math.sqrt(2), math.sqrt(8))
 
 
 def retyped(model: onnx.ModelProto, dtype: type, before: type = np.float32) -> onnx.ModelProto:
-    """A float32 model in another type, as an exporter would write it."""
+    """A model with another type in place of `before`, as an exporter would write it."""
     kinds = (onnx.helper.np_dtype_to_tensor_dtype(np.dtype(each)) for each in (before, dtype))
     (single, code), result = kinds, copy.deepcopy(model)
     graph = result.graph

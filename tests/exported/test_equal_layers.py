@@ -204,7 +204,7 @@ def test_one_module_reads_a_parameter_in_parts(
     assert said == []
     onnx.save(model, tmp_path / "parts.onnx")
     assert main(["inspect", str(tmp_path / "parts.onnx")]) == 0
-    assert "\n  each one parameter of the module: w\n" in capsys.readouterr().out
+    assert "\n  one parameter of the module each: w\n" in capsys.readouterr().out
 
 
 def test_untie(shared: Path, tmp_path: Path) -> None:

@@ -812,10 +812,10 @@ def test_a_cluster_that_does_not_answer_is_said_first(
 ) -> None:
     pytest.importorskip("ray", reason="Ray has no build for this Python")
     (tmp_path / "fleet.toml").write_text(IDEAL)
-    more = ("--fleet", tmp_path / "fleet.toml", "--ray", "127.0.0.1:1")
+    more = ("--fleet", tmp_path / "fleet.toml", "--ray", "127.0.0.1:1", "--out", tmp_path / "out")
     assert main(command(folder, "run", *more)) == 2
     assert "ray-unreachable" in capsys.readouterr().err
-    assert not (folder / "package-fleet").exists()
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("every", [1, 5])

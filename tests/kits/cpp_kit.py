@@ -71,7 +71,7 @@ def cmake_options(variant: str = "native") -> list[str]:
 def kernels(variant: str) -> Path:
     """The native kernels, compiled once for a processor: most programs compile in less time.
 
-    Those of this one come of an installed kit, those of ARM64 of the kit's sources.
+    Those of this one come from an installed kit, those of ARM64 from the kit's sources.
     """
     source, folder, options = KIT, BUILD / f"kernels-{variant}", dependencies(variant)
     if variant == "native":
@@ -105,7 +105,11 @@ def installed() -> Path:
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(parts))).hexdigest()
     with one_at_a_time(folder), tempfile.TemporaryDirectory() as scratch:
         if not stamp.is_file() or stamp.read_text() != digest:
-            shutil.rmtree(target, ignore_errors=True)
+            for each in (
+                target,
+                BUILD / "kernels-native",
+            ):  # whose objects may be newer than sources
+                shutil.rmtree(each, ignore_errors=True)
             release.cmake(Path(scratch) / "cmake")
             (archive,) = Path(scratch, "cmake").iterdir()
             shutil.unpack_archive(archive, folder, filter="data")

@@ -70,7 +70,11 @@ def need_and_plan(
     return max(needs), planned
 
 
-@pytest.mark.parametrize("network", [zoo.mlp, lambda: zoo.mobilenet_v2(size=64, width_mult=0.5)])
+@pytest.mark.parametrize(
+    "network",
+    [zoo.mlp, lambda: zoo.mobilenet_v2(size=64, width_mult=0.5)],
+    ids=["mlp", "mobilenet"],
+)
 def test_native_kernels_need_what_is_planned(
     network: Any, kit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ def figure(value: float, unit: str, **more: object) -> dict[str, Any]:
 
 
 def made_profile(name: str, os: OsClass = "linux", **figures: Figures) -> DeviceProfile:
-    """A device with these figures: points or (low, typical, high) in usual units, or whole."""
+    """A device with numbers or (low, typical, high) in ``UNITS``, or tables as in a profile."""
     content: dict[str, Any] = {
         "schema_version": 1, "name": name, "title": f"Test {name}", "vendor": "Test", "os": os,
         "validated": False, "memory": {},

@@ -8,9 +8,11 @@ nothing where none is named.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import onnx
@@ -50,26 +52,32 @@ def with_adapter_inputs(model: Path, defaults: Mapping[str, np.ndarray]) -> None
         array = np.asarray(defaults[tensor.name], dtype)
         tensor.CopyFrom(onnx.numpy_helper.from_array(array, tensor.name))
         proto.graph.input.append(value)
-    if proto.ByteSize() + len(_digest(b"")) >= onnx.checker.MAXIMUM_PROTOBUF:
+    if proto.ByteSize() + _DIGEST_BYTES >= onnx.checker.MAXIMUM_PROTOBUF:
         raise OdtpackError("model-too-large", "the base model would exceed 2 GB", where=str(model))
     content = proto.SerializeToString(deterministic=True)
-    write_whole(model, content + _digest(content))
+    del proto
+    write_whole(model, content + _digest(hashlib.sha256(content).hexdigest()))
 
 
 def is_base(path: Path) -> bool:
     """Whether a file is as :func:`with_adapter_inputs` wrote it."""
-    content, size = b"", len(_digest(b""))
+    digest, end = hashlib.sha256(), b""
     with suppress(OSError), open_regular(path) as stream:
-        if path.stat().st_size < onnx.checker.MAXIMUM_PROTOBUF:
-            content = stream.read()
-    return content[-size:] == _digest(content[:-size])
+        left = os.fstat(stream.fileno()).st_size - _DIGEST_BYTES
+        while left > 0 and (part := stream.read(min(left, 2**20))):
+            digest.update(part)
+            left -= len(part)
+        end = stream.read()
+    return end == _digest(digest.hexdigest())
 
 
-def _digest(content: bytes) -> bytes:
-    """Metadata behind a base model: what is before them, by which it is known as odtpack's."""
-    text = hashlib.sha256(content).hexdigest()
+def _digest(text: str) -> bytes:
+    """The metadata entry at the end of a base model: a digest of the bytes before it."""
     entry = onnx.StringStringEntryProto(key="odtpack.base", value=text)
     return bytes(onnx.ModelProto(metadata_props=[entry]).SerializeToString())
+
+
+_DIGEST_BYTES: Final = len(_digest(hashlib.sha256().hexdigest()))
 
 
 def export_decoder(

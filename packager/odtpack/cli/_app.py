@@ -139,6 +139,8 @@ def _main(arguments: Sequence[str]) -> int:
     except _TerminatedError:
         return TERMINATED
     except SystemExit as ended:  # click and rich end so, with the code of a budget not kept
+        if _stopped_by:
+            return _stopped_by[0]
         if not isinstance(ended.__context__, BrokenPipeError):
             raise
         return _closed_pipe()
@@ -177,7 +179,7 @@ _stopped_by: list[int] = []  # the exit code of a command that a signal has stop
 
 def _stop(number: int, _frame: object) -> None:
     """End a command by an exception, and let what is cleaned up not be interrupted again."""
-    # Not SIG_IGN, of which Python complains where one more signal has come already.
+    # Not SIG_IGN: Python warns if a second signal is pending.
     signal.signal(signal.SIGTERM, lambda *_: None)
     signal.signal(signal.SIGINT, lambda *_: None)
     _stopped_by.append(INTERRUPTED if number == signal.SIGINT else TERMINATED)

@@ -178,7 +178,7 @@ def _model(path: Path) -> dict[str, Any]:
             if not each.one_parameter:
                 _console.say(f"  {each.name}: {', '.join(each.places)}")
         if known := [each.name for each in shared if each.one_parameter]:
-            _console.say(f"  each one parameter of the module: {some(known)}")
+            _console.say(f"  one parameter of the module each: {some(known)}")
         _console.say("  build --untie GLOB gives each place its own")
     _console.say("operators", style="bold")
     rows = [(o["domain"], o["operator"], str(o["nodes"]), _WORDS[o["gradient"]]) for o in operators]

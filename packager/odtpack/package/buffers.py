@@ -71,8 +71,9 @@ def _kind(value: ir.Value, vector: bool) -> str | None:
         return "evenly spaced numbers"
     table = array.squeeze()
     for each in (table, table.T) if table.ndim == 2 else ():
-        # A Fourier basis may hold its cosines, and then its sines; of any window.
-        if _is_sinusoid(each) or all(map(_is_sinusoid, np.array_split(each, 2))):
+        # A Fourier basis may hold its cosines, and then its sines, of any window.
+        halves = np.array_split(each, 2)
+        if _is_sinusoid(each) or all(_is_sinusoid(half, ramps=False) for half in halves):
             return "a sinusoid"
         if _is_filter_bank(each):
             return "a filter bank"
@@ -110,14 +111,17 @@ def _is_even(numbers: np.ndarray) -> bool:
 
 
 def _is_filter_bank(table: np.ndarray) -> bool:
-    """Whether each column is a triangle of the row, and no row is in three, as of a mel scale."""
-    if min(table.shape) < _ROWS or table.min() < 0:
-        return False
+    """Whether columns are triangles of the row, and no row is in three, as of a mel scale."""
     inside = table > 0
+    if table.min() < 0 or inside.any(axis=0).sum() < _ROWS:
+        return False
+    # A weight that is mostly zero, or means of blocks, are no triangles with a peak.
+    if (table == table.max(axis=0))[:, inside.any(axis=0)].sum(axis=0).max() > 2:
+        return False
     # A triangle has three corners, each between two rows.
     bends = np.abs(np.diff(table.astype(np.float64), 2, axis=0)) > _near(table) * table.max(axis=0)
     few = inside.sum(axis=1).max() <= 2 and bends.sum(axis=0).max() <= 6
-    return bool(few and inside.sum(axis=0).max() > _ROWS)
+    return bool(few and _ROWS < inside.sum(axis=0).max() < len(table) / 2)
 
 
 def _near(table: np.ndarray) -> float:
@@ -125,8 +129,9 @@ def _near(table: np.ndarray) -> float:
     return 2e-3 if table.dtype == np.float16 else _NEAR
 
 
-def _is_sinusoid(table: np.ndarray) -> bool:
+def _is_sinusoid(table: np.ndarray, *, ramps: bool = True) -> bool:
     """Whether each column is a sine or cosine of the row: a[t + 1] + a[t - 1] = c a[t]."""
+    # `ramps`: whether all columns may be straight lines, which have c = 2.
     near = _near(table)
     if len(table) < _ROWS or np.abs(table[:_ROWS]).max() > 1 + _NEAR:
         return False
@@ -136,5 +141,7 @@ def _is_sinusoid(table: np.ndarray) -> bool:
         norm = (middle**2).sum(axis=0)
         factor = (middle * around).sum(axis=0) / np.where(norm > 1e-12, norm, np.inf)
         if np.abs(around - factor * middle).max() > near or np.abs(factor).max() > 2 + near:
+            return False
+        if not ramps and np.abs(factor).min() > 2 - near:
             return False
     return float(np.ptp(table, axis=0).max()) > 0.5

@@ -146,7 +146,7 @@ const [INITIALIZER, INITIALIZER_NAME] = [0x2a, 0x42];
 /** The template with these outputs only. */
 function withOutputs(template: Uint8Array, wanted: readonly string[]): Uint8Array {
   demand(wanted.length && new Set(wanted).size === wanted.length, 'no-outputs',
-    'Outputs are named in a list, at least one, and each once.');
+    'Pass a list of outputs: at least one, and each once.');
   const left = new Set(wanted);
   const found = filtered(template, (tag, content) =>
     tag !== OUTPUT || left.delete(nameOf(content, NAME)));

@@ -121,8 +121,8 @@ def check_replaced(folder: Path, *names: str, ours: bool) -> None:
     if found and not ours:
         raise OdtpackError(
             "file-not-written",
-            f"{', '.join(found)} in {str(folder)!r} would be replaced, and odtpack did not write "
-            "what is there",
+            f"{', '.join(found)} in {str(folder)!r} would be replaced, and what is there is not as "
+            "this version of odtpack writes it",
             hint="move the files, or choose another name or a new folder",
         )
 

@@ -66,7 +66,8 @@ def say_counts(options: onnxruntime.SessionOptions, manifest: dict[str, Any] | N
     with suppress(AttributeError, TypeError, KeyError):  # a manifest that is not valid: all
         if manifest is not None:
             counts = count_operators(manifest["operators"])
-            options.add_session_config_entry(COUNTS, " ".join(map(str, counts)))
+            if any(counts):
+                options.add_session_config_entry(COUNTS, " ".join(map(str, counts)))
 
 
 def register_kernels(options: onnxruntime.SessionOptions, model: Path) -> bool:

@@ -36,7 +36,7 @@ def render_history(results: Sequence[SimulationResult]) -> bytes:
                 continue
             own = trends.setdefault("The package" if device is None else device.title, {})
             trend = own.setdefault(check.metric, [None] * len(ordered))
-            # Of several limits on one metric the first that is worst.
+            # The worst check of a metric, of several limits.
             both = [each for each in (trend[index], check) if each is not None]
             trend[index] = min(both, key=lambda each: WORST_FIRST.index(each.state))
     subjects = [

@@ -215,6 +215,8 @@ def test_unknown_figures_are_not_judged_and_never_pass(
     assert open_.status == "not judged"
     assert words in open_.message
     assert found.verdict == "not judged"
+    of = [each.verdict for each in found.devices if open_ in each.checks]
+    assert set(of) <= {"not judged"}
 
 
 def test_worst_verdict_wins() -> None:

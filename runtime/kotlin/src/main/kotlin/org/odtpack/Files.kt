@@ -6,7 +6,7 @@ import java.nio.channels.*
 import java.nio.file.*
 import java.nio.file.attribute.*
 import java.util.UUID
-import java.util.concurrent.TimeUnit
+import java.util.concurrent.*
 
 /** The bytes of a file, as pages of the file's own: they take no memory of the process. */
 internal fun map(file: File): ByteBuffer {
@@ -20,21 +20,28 @@ internal fun map(file: File): ByteBuffer {
 }
 
 /**
- * Do something with files, and again if the thread is interrupted in it: the system closes the channels
- * of a thread that is interrupted, whose work is then to be saved. It is interrupted once more at the end.
+ * Run [body], and once more if an interrupt closed its files, on a thread that nobody interrupts. The
+ * interrupt is set again at the end.
  */
-internal inline fun <T> uninterrupted(body: () -> T): T {
-    var interrupted = false
+internal fun <T> uninterrupted(body: () -> T): T {
+    var interrupted = Thread.interrupted()
     try {
+        try {
+            return body()
+        } catch (error: Exception) {
+            if (error !is InterruptedException && !Thread.currentThread().isInterrupted) throw error
+            interrupted = true
+        }
+        val again = FutureTask(body)
+        Thread(again).start()
         while (true) {
-            interrupted = Thread.interrupted() || interrupted
             try {
-                return body()
-            } catch (error: Exception) {
-                if (error !is InterruptedException && !Thread.currentThread().isInterrupted) throw error
-                interrupted = true
+                return again.get()
+            } catch (_: InterruptedException) { // it goes on
             }
         }
+    } catch (error: ExecutionException) {
+        throw error.cause!!
     } finally {
         if (interrupted) Thread.currentThread().interrupt()
     }
@@ -110,7 +117,7 @@ internal fun writeAtomically(target: File, previous: File? = null, body: (FileCh
         temporary.delete()
     }
     try {
-        forceFolder(folder)
+        uninterrupted { forceFolder(folder) }
     } catch (error: IOException) {
         throw NotDurable(target, error)
     }
