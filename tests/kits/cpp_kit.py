@@ -105,10 +105,8 @@ def installed() -> Path:
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(parts))).hexdigest()
     with one_at_a_time(folder), tempfile.TemporaryDirectory() as scratch:
         if not stamp.is_file() or stamp.read_text() != digest:
-            for each in (
-                target,
-                BUILD / "kernels-native",
-            ):  # whose objects may be newer than sources
+            # Objects may be newer than sources that changed.
+            for each in (target, BUILD / "kernels-native"):
                 shutil.rmtree(each, ignore_errors=True)
             release.cmake(Path(scratch) / "cmake")
             (archive,) = Path(scratch, "cmake").iterdir()
