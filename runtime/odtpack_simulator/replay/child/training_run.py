@@ -34,6 +34,7 @@ from odtpack_runtime.session.options import (
     manifest_beside,
     release_arena,
     session_info,
+    session_of,
     session_options,
 )
 from odtpack_runtime.training.loop import evaluate, train_step
@@ -189,7 +190,8 @@ class _Training:
         state = CheckpointState.load_checkpoint(job.saved_checkpoint if resume else job.checkpoint)
         if resume:
             self._saved = self._step = load_position(state, job, str(self._run)).step
-        session = session_info(job.training_model)
+        manifest = manifest_beside(Path(job.training_model))
+        session = session_of(manifest, Path(job.training_model))
         if job.sharing is not None:
             session = dataclasses.replace(
                 session,
@@ -200,7 +202,7 @@ class _Training:
             self._weights = np.ones(job.weights_bytes, np.uint8)  # written: its pages are there
         options = session_options(session, job.threads)
         options.log_severity_level = 3
-        choose_kernels(options, job.kernels, manifest_beside(Path(job.training_model)))
+        choose_kernels(options, job.kernels, manifest)
         module = Module(
             job.training_model,
             state,
