@@ -137,8 +137,12 @@ BYTES_PER_KERNEL: Final = (6_000, 7_500, 7_500)
 """For the schema of each operator that is registered, by its kind: sessions of the smallest network
 keep 372 kB more with all 64 of the first kind than with two, and with all 88 another 180 kB."""
 
-_SCRATCH: Final = {b"transposed": 4 * (192 * 156 + 24576), b"product": 4 * 14336}
-"""What a native kernel packs at most in each thread (``product.cpp``), and the allocator keeps."""
+_PRODUCT_PANEL: Final = 14_336
+_DEEP, _HIGH, _STRIP, _PACKED = 192, 156, 1_024, 24_576
+_TILE: Final = (12, 32)
+"""What the native kernels of products pack at a time in each thread (``product.cpp``), and the
+allocator keeps: numbers of a panel of the unpacked matrix; of aᵀb rows, columns of a, columns of b
+in a task, and numbers of these. Tiles of the result are of AVX-512, the largest."""
 
 _PRODUCTS: Final = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
 """Operators that rearrange a matrix, and only a matrix, into panels of :data:`_PANEL` columns."""
@@ -162,9 +166,26 @@ def thread_bytes(threads: int, opened: int, woken: int = 0) -> int:
 
 def scratch_bytes(runs: Iterable[RuntimeGraph], threads: int) -> int:
     """Bytes of ``threads`` threads that run the native kernels of some graphs."""
-    nodes = (node for run in runs for each in run.graphs() for node in each.nodes)
-    kernels = [n.attributes.get("kernel", b"") for n in nodes if n.domain == NATIVE_DOMAIN]
-    return threads * max((_SCRATCH.get(each, 0) for each in kernels), default=0)
+    nodes = ((n, each.values) for run in runs for each in run.graphs() for n in each.nodes)
+    return max((_scratch(*each, threads) for each in nodes), default=0)
+
+
+def _scratch(node: Node, values: Mapping[str, Value], threads: int) -> int:
+    kernel = node.attributes.get("kernel") if node.domain == NATIVE_DOMAIN else None
+    if kernel == b"product":
+        return threads * 4 * _PRODUCT_PANEL
+    if kernel != b"transposed":
+        return 0
+    a, b = (values[name].shape for name in node.inputs)
+    if not a or not b:
+        return threads * 4 * (_DEEP * _HIGH + _PACKED)
+    deep, rows, columns = min(_DEEP, a[0]), a[1], b[1]
+    down, across = -(-rows // _HIGH), -(-columns // _STRIP)
+    if not deep * down * across:
+        return 0
+    high = -(-rows // (down * _TILE[0])) * _TILE[0]
+    wide = min(-(-columns // (across * _TILE[1])) * _TILE[1], _PACKED // deep)
+    return min(threads, down * across) * 4 * deep * (high + wide)
 
 
 def run_bytes(graph: RuntimeGraph, plan: Allocation) -> int:

@@ -15,6 +15,7 @@ from odtpack.build import build_package
 from odtpack.fit.package_cache import Order, build_and_plan
 from odtpack.recipe import BuildSpec
 from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.package.native import TRANSPOSED
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.native import DOMAIN, VARIABLE, choose_kernels
 from odtpack_runtime.session.options import LEVELS
@@ -28,6 +29,7 @@ from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import memory_options
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
+from odtpack_simulator.memory.session_memory import scratch_bytes
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import hold, with_sessions
 from odtpack_simulator.reports.simulation import kit_words
@@ -106,6 +108,26 @@ def test_each_thread_packs_operands_of_its_own(tmp_path: Path) -> None:
     # A part of 192 rows of each operand: 156 columns of the first, and 128 of the second.
     assert packs(True, 1) == [4 * 192 * (156 + 128)]
     assert packs(True, 4) == [4 * packs(True, 1)[0]]
+
+
+@pytest.mark.parametrize(
+    ("depth", "columns", "threads", "packed"),
+    [
+        (128, (40, 100), 1, 128 * (48 + 128)),
+        (128, (40, 100), 4, 128 * (48 + 128)),  # one task, which one thread does
+        (300, (157, 1030), 4, 4 * 192 * (84 + 128)),  # two parts of either matrix
+        (0, (40, 100), 4, 0),
+    ],
+)
+def test_threads_pack_what_they_have_tasks_for(
+    depth: int, columns: tuple[int, int], threads: int, packed: int, tmp_path: Path
+) -> None:
+    shapes = {f"i{i}": (depth, each) for i, each in enumerate(columns)}
+    body = onnx.helper.make_node("Gemm", ["i0", "i1"], ["o"], transA=1)
+    model = native_library.kernel_model([body], shapes, ["o"], kernel=TRANSPOSED, program=[0])
+    onnx.save(model, tmp_path / "m.onnx")
+    graph = load_runtime_graph(tmp_path / "m.onnx", {}, native=True)
+    assert scratch_bytes([graph], threads) == 4 * packed
 
 
 def test_planned_nodes_are_those_that_run(library: Path, tmp_path: Path) -> None:
