@@ -166,8 +166,12 @@ def thread_bytes(threads: int, opened: int, woken: int = 0) -> int:
 
 def scratch_bytes(runs: Iterable[RuntimeGraph], threads: int) -> int:
     """Bytes of ``threads`` threads that run the native kernels of some graphs."""
-    nodes = ((n, each.values) for run in runs for each in run.graphs() for n in each.nodes)
-    return max((_scratch(*each, threads) for each in nodes), default=0)
+    most = 0
+    for run in runs:
+        values = {name: value for each in run.graphs() for name, value in each.values.items()}
+        nodes = (node for each in run.graphs() for node in each.nodes)
+        most = max(most, *(_scratch(node, values, threads) for node in nodes), 0)
+    return most
 
 
 def _scratch(node: Node, values: Mapping[str, Value], threads: int) -> int:
