@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from odtpack_runtime.package.native import OPERATORS
 from odtpack_runtime.session.native import DOMAIN as NATIVE_DOMAIN
 
 Shape = tuple[int, ...]
@@ -229,4 +230,114 @@ _RULES: Final[dict[str, _Rule]] = {
     "Softmax": _softmax,
     "Sum": _variadic,
     "Where": _where,
+}
+
+
+# What native kernels allocate while they run, and the allocator keeps for the next of them: as
+# runtime/native/src does it.
+
+_DEEP, _HIGH, _STRIP, _PACKED = 192, 156, 1_024, 24_576
+_TILE: Final = (12, 32)
+_MOST: Final = {b"product": 14_336, b"transposed": _DEEP * _HIGH + _PACKED}
+"""What products pack at a time in each thread (``product.cpp``): of aᵀb rows, columns of a, columns
+of b in a task, and numbers of these, where tiles are of AVX-512, the largest; and numbers at most,
+of the other products for a panel of the unpacked matrix."""
+
+_BLOCK, _PAD, _TASK, _COLUMN_TASKS, _WIDEST = 512, 80, 1 << 15, 16, 1 << 14
+"""Numbers of a register and of the gap behind it, elements of a task, the tasks that add columns,
+and the longest rows that are kept whole without need (``elementwise.cpp``)."""
+
+_ROW_SUM, _COLUMN_SUM = OPERATORS.index("RowSum"), OPERATORS.index("ColumnSum")
+
+
+def native_scratch(
+    attributes: Mapping[str, Any], inputs: Sequence[Shape | None], threads: int
+) -> int:
+    """Bytes of the heap that a node of the domain ``odtpack.native`` takes while it runs."""
+    # `inputs`: Shape of each; None if unknown.
+    kernel, shapes = attributes.get("kernel", b""), [x for x in inputs if x is not None]
+    if len(shapes) == len(inputs) and kernel in _NATIVE_RULES:
+        return 4 * _NATIVE_RULES[kernel](attributes["program"], shapes, threads)
+    return 4 * threads * _MOST.get(kernel, 0)
+
+
+def _packed(_: Sequence[int], shapes: Sequence[Shape], threads: int) -> int:
+    """Numbers of both factors of aᵀb."""
+    deep, rows, columns = min(_DEEP, shapes[0][0]), shapes[0][1], shapes[1][1]
+    down, across = -(-rows // _HIGH), -(-columns // _STRIP)
+    if not deep * down * across:
+        return 0
+    high = -(-rows // (down * _TILE[0])) * _TILE[0]
+    wide = min(-(-columns // (across * _TILE[1])) * _TILE[1], _PACKED // deep)
+    return min(threads, down * across) * deep * (high + wide)
+
+
+def _registers(program: Sequence[int], shapes: Sequence[Shape], threads: int) -> int:
+    """Numbers of all registers of a program, and of the sums that each of its tasks has."""
+    reads, results = program[0], program[2 : 2 + program[1]]
+    start = 2 + len(results)
+    code = [program[index : index + 4] for index in range(start, len(program), 4)]
+    whole: Shape = np.broadcast_shapes(*shapes)
+    if not math.prod(whole):
+        return 0
+    width, a_row = (whole or (1,))[-1], (*whole[:-1], 1)
+    reduces = any(operator >= _ROW_SUM for operator, *_ in code)
+    rowed = [
+        math.prod(each) > 1 and each == a_row != whole and (reduces or width <= _WIDEST)
+        for each in shapes
+    ]
+    by_rows = any(rowed) or any(_ROW_SUM <= operator < _COLUMN_SUM for operator, *_ in code)
+    block = width * max(1, _BLOCK // width) if by_rows else _BLOCK
+    last = {value: len(code) for value in results}
+    for index, (operator, *read) in reversed(list(enumerate(code))):
+        for value in read[:1] if operator >= _ROW_SUM else read:
+            last.setdefault(value, index)
+    live = (
+        sum(last.get(reads + made, made) >= index for made in range(index + 1))
+        for index in range(len(code))
+    )
+    repeated = sum(each != whole and not row for each, row in zip(shapes, rowed, strict=True))
+    blocks = -(-math.prod(whole) // block)
+    columns = sum(code[value - reads][0] == _COLUMN_SUM for value in results)
+    share = max(1, _TASK // block, -(-blocks // _COLUMN_TASKS) if columns else 1)
+    tasks = -(-blocks // share)
+    own = max(live) + repeated + 3 * by_rows
+    return min(threads, tasks) * own * (block + _PAD) + tasks * columns * width
+
+
+def _frames(program: Sequence[int], shapes: Sequence[Shape], threads: int) -> int:
+    """Numbers of a plane with zeros around it, and of results that lie as it does."""
+    kind, channels, axes = program[0], program[4], (program[5:11], program[11:17])
+    of_input, of_weight = kind == 1, kind == 2
+    frame, steps, pixels, taps, plane = 1, 1, 1, 1, 1
+    for size, kernel, step, apart, before, out in axes:
+        windows = max((size - 1 + before) // step + 1, out) if of_input else out
+        frame *= (kernel - 1) * apart // step + windows
+        steps *= 1 if of_input else step
+        pixels, taps = pixels * out, taps * kernel
+        plane *= out if of_input else size
+    planes = math.prod(shapes[0 if of_weight else 1]) // plane
+    if of_weight:
+        each = max(1, 2 * _TASK // ((pixels + 64) * max(1, planes // channels)))
+        return min(threads, -(-channels // each)) * (frame * (steps + 1) + 16 * taps)
+    each = max(1, 2 * _TASK // (pixels + 64))
+    return min(threads, -(-planes // each)) * frame * (steps + 2)
+
+
+def _short_planes(program: Sequence[int], shapes: Sequence[Shape], threads: int) -> int:
+    """Three numbers for each element of a sample's channels, where planes are short."""
+    x = shapes[0]
+    samples, channels, *rest = (1, *x) if program[1] == 0 else x
+    plane = math.prod(rest)
+    if not 0 < plane < 64:
+        return 0
+    each = min(channels, max(1, min((1 << 13) // plane, (1 << 16) // max(1, samples * plane))))
+    return min(threads, -(-channels // each)) * 3 * each * plane
+
+
+_NATIVE_RULES: Final[dict[bytes, Callable[[Sequence[int], Sequence[Shape], int], int]]] = {
+    b"depthwise": _frames,
+    b"elementwise": _registers,
+    b"normalization": _short_planes,
+    b"transposed": _packed,
 }

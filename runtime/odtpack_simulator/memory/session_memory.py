@@ -28,7 +28,7 @@ from odtpack_runtime.session.native import DOMAIN as NATIVE_DOMAIN
 from odtpack_runtime.session.native import count_operators
 from odtpack_simulator.memory.allocation import Allocation
 from odtpack_simulator.memory.execution_order import graphs
-from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN
+from odtpack_simulator.memory.kernel_memory import NCHWC_DOMAIN, native_scratch
 from odtpack_simulator.memory.operator_work import Tensor, operator_work
 from odtpack_simulator.memory.runtime_graph import Node, RuntimeGraph, Value
 
@@ -133,16 +133,11 @@ _PACKERS: Final = {
 """Operators that keep a rearranged copy of constant inputs, by the index of those inputs."""
 
 
-BYTES_PER_KERNEL: Final = (6_000, 7_500, 7_500)
-"""For the schema of each operator that is registered, by its kind: sessions of the smallest network
-keep 372 kB more with all 64 of the first kind than with two, and with all 88 another 180 kB."""
+BYTES_PER_KERNEL: Final = (6_400, 8_000, 8_000)
+"""For the schema of each operator that is registered, by its kind: what the heap of a session of
+one node grew by with 1 to 64 of the first kind, and with 10 and 20 of the second."""
 
-_PRODUCT_PANEL: Final = 14_336
-_DEEP, _HIGH, _STRIP, _PACKED = 192, 156, 1_024, 24_576
-_TILE: Final = (12, 32)
-"""What the native kernels of products pack at a time in each thread (``product.cpp``), and the
-allocator keeps: numbers of a panel of the unpacked matrix; of aᵀb rows, columns of a, columns of b
-in a task, and numbers of these. Tiles of the result are of AVX-512, the largest."""
+BYTES_OF_LIBRARY: Final = 3_250  # The same without operators
 
 _PRODUCTS: Final = frozenset({"FusedGemm", "FusedMatMul", "Gemm", "MatMul"})
 """Operators that rearrange a matrix, and only a matrix, into panels of :data:`_PANEL` columns."""
@@ -156,7 +151,8 @@ _PANEL: Final = 16
 def kernel_bytes(manifest: Manifest) -> int:
     """Bytes of a session that has the native kernels of a package's models."""
     counts = count_operators(manifest.operators.by_model())
-    return sum(count * each for count, each in zip(counts, BYTES_PER_KERNEL, strict=True))
+    each = sum(count * nbytes for count, nbytes in zip(counts, BYTES_PER_KERNEL, strict=True))
+    return BYTES_OF_LIBRARY + each
 
 
 def thread_bytes(threads: int, opened: int, woken: int = 0) -> int:
@@ -165,31 +161,15 @@ def thread_bytes(threads: int, opened: int, woken: int = 0) -> int:
 
 
 def scratch_bytes(runs: Iterable[RuntimeGraph], threads: int) -> int:
-    """Bytes of ``threads`` threads that run the native kernels of some graphs."""
+    """Bytes of the heap that native kernels of some graphs take at most while they run."""
     most = 0
     for run in runs:
         values = {name: value for each in run.graphs() for name, value in each.values.items()}
-        nodes = (node for each in run.graphs() for node in each.nodes)
-        most = max(most, *(_scratch(node, values, threads) for node in nodes), 0)
+        for node in (node for each in run.graphs() for node in each.nodes):
+            if node.domain == NATIVE_DOMAIN:
+                read = [values[name].shape if name in values else None for name in node.inputs]
+                most = max(most, native_scratch(node.attributes, read, threads))
     return most
-
-
-def _scratch(node: Node, values: Mapping[str, Value], threads: int) -> int:
-    kernel = node.attributes.get("kernel") if node.domain == NATIVE_DOMAIN else None
-    if kernel == b"product":
-        return threads * 4 * _PRODUCT_PANEL
-    if kernel != b"transposed":
-        return 0
-    a, b = (values[name].shape for name in node.inputs)
-    if not a or not b:
-        return threads * 4 * (_DEEP * _HIGH + _PACKED)
-    deep, rows, columns = min(_DEEP, a[0]), a[1], b[1]
-    down, across = -(-rows // _HIGH), -(-columns // _STRIP)
-    if not deep * down * across:
-        return 0
-    high = -(-rows // (down * _TILE[0])) * _TILE[0]
-    wide = min(-(-columns // (across * _TILE[1])) * _TILE[1], _PACKED // deep)
-    return min(threads, down * across) * 4 * deep * (high + wide)
 
 
 def run_bytes(graph: RuntimeGraph, plan: Allocation) -> int:

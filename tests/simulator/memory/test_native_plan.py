@@ -15,7 +15,7 @@ from odtpack.build import build_package
 from odtpack.fit.package_cache import Order, build_and_plan
 from odtpack.recipe import BuildSpec
 from odtpack_runtime.errors import OdtpackError
-from odtpack_runtime.package.native import TRANSPOSED
+from odtpack_runtime.package.native import OPERATORS
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.session.native import DOMAIN, VARIABLE, choose_kernels
 from odtpack_runtime.session.options import LEVELS
@@ -26,10 +26,10 @@ from odtpack_simulator.fleet.fleet_file import parse_fleet
 from odtpack_simulator.fleet.population import split_data
 from odtpack_simulator.memory.allocation import allocate
 from odtpack_simulator.memory.arena import session_use
+from odtpack_simulator.memory.kernel_memory import native_scratch
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import memory_options
 from odtpack_simulator.memory.runtime_graph import load_runtime_graph
-from odtpack_simulator.memory.session_memory import scratch_bytes
 from odtpack_simulator.replay.job import Job
 from odtpack_simulator.replay.replay import hold, with_sessions
 from odtpack_simulator.reports.simulation import kit_words
@@ -110,24 +110,39 @@ def test_each_thread_packs_operands_of_its_own(tmp_path: Path) -> None:
     assert packs(True, 4) == [4 * packs(True, 1)[0]]
 
 
+SQUARE_SUMS = [2, 1, 3, OPERATORS.index("Mul"), 0, 1, 0, OPERATORS.index("RowSum"), 2, 0, 0]
+DEPTHWISE = [0, 0, 0, 4, *(12, 3, 1, 1, 1, 12) * 2, 0]  # 3x3, of planes of 12x12
+
+
 @pytest.mark.parametrize(
-    ("depth", "columns", "threads", "packed"),
+    ("kernel", "program", "shapes", "one", "four"),
     [
-        (128, (40, 100), 1, 128 * (48 + 128)),
-        (128, (40, 100), 4, 128 * (48 + 128)),  # one task, which one thread does
-        (300, (157, 1030), 4, 4 * 192 * (84 + 128)),  # two parts of either matrix
-        (0, (40, 100), 4, 0),
+        # One task, which one thread does; and two parts of either matrix.
+        ("transposed", [0], [(128, 40), (128, 100)], 128 * (48 + 128), 128 * (48 + 128)),
+        ("transposed", [0], [(300, 157), (300, 1030)], 192 * 212, 4 * 192 * 212),
+        ("transposed", [0], [(0, 40), (0, 100)], 0, 0),
+        ("transposed", [0], [None, (96, 40)], 192 * 156 + 24576, 4 * (192 * 156 + 24576)),
+        # A product and a sum for a row, and three registers for what is repeated along rows.
+        ("elementwise", SQUARE_SUMS, [(64, 4096)] * 2, 5 * 4176, 4 * 5 * 4176),
+        ("elementwise", SQUARE_SUMS, [(64, 8)] * 2, 5 * 592, 5 * 592),
+        ("elementwise", SQUARE_SUMS, [(64, 0)] * 2, 0, 0),
+        ("elementwise", SQUARE_SUMS, [(64, 8), None], 0, 0),
+        # Planes of 14x14, of 15x15 for a gradient, and two results like them; 16 sums of a tap.
+        ("depthwise", [0, *DEPTHWISE], [(4, 1, 3, 3), (900, 4, 12, 12)], 588, 4 * 588),
+        ("depthwise", [1, *DEPTHWISE], [(4, 1, 3, 3), (2, 4, 12, 12)], 675, 675),
+        ("depthwise", [2, *DEPTHWISE], [(2, 4, 12, 12)] * 2, 2 * 196 + 144, 2 * 196 + 144),
+        ("normalization", [0, 4, 0, 0], [(8, 64, 7, 7), (64,)], 3 * 64 * 49, 3 * 64 * 49),
+        ("normalization", [0, 4, 0, 0], [(8, 64, 8, 8), (64,)], 0, 0),
+        ("normalization", [0, 4, 0, 0], [(8, 999, 7, 7), (999,)], 3 * 167 * 49, 12 * 167 * 49),
+        ("normalization", [0, 0, 0, 0], [(64, 2, 16), (64,)], 3 * 64 * 32, 3 * 64 * 32),
+        ("product", [0] * 8, [None], 14336, 4 * 14336),
     ],
-)
-def test_threads_pack_what_they_have_tasks_for(
-    depth: int, columns: tuple[int, int], threads: int, packed: int, tmp_path: Path
+)  # fmt: skip
+def test_what_kernels_take_while_they_run(
+    kernel: str, program: list[int], shapes: list[tuple[int, ...] | None], one: int, four: int
 ) -> None:
-    shapes = {f"i{i}": (depth, each) for i, each in enumerate(columns)}
-    body = onnx.helper.make_node("Gemm", ["i0", "i1"], ["o"], transA=1)
-    model = native_library.kernel_model([body], shapes, ["o"], kernel=TRANSPOSED, program=[0])
-    onnx.save(model, tmp_path / "m.onnx")
-    graph = load_runtime_graph(tmp_path / "m.onnx", {}, native=True)
-    assert scratch_bytes([graph], threads) == 4 * packed
+    attributes = {"kernel": kernel.encode(), "program": program}
+    assert [native_scratch(attributes, shapes, n) for n in (1, 4)] == [4 * one, 4 * four]
 
 
 def test_planned_nodes_are_those_that_run(library: Path, tmp_path: Path) -> None:
