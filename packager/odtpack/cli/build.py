@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from odtpack.choices import ORT_TRAINING
-from odtpack.cli import _console, _options
-from odtpack.cli._options import destination, flag, option, takes_spec
+from odtpack.cli import _console
+from odtpack.cli._options import takes_spec
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSpec
@@ -17,37 +17,13 @@ if TYPE_CHECKING:
 
 @takes_spec(before="sample")
 def build(
-    model: Annotated[Path | None, _options.MODEL_OR_RECIPES] = None,
-    recipe: Annotated[
-        Path | None,
-        option(
-            "Recipe. Options override its keys. Default: recipe.toml in the current folder, "
-            "if there is no MODEL.onnx.",
-            "recipe.toml",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        destination(
-            "PKG", "Folder of the package: new, empty, or a package. Default: from the recipe."
-        ),
-    ] = None,
-    if_changed: Annotated[
-        bool,
-        flag(
-            "--if-changed",
-            "Do nothing if the package is up to date. Writes PKG.stamp.json beside it.",
-        ),
-    ] = False,
-    sample: Annotated[
-        Path | None,
-        option(
-            "After the build, run steps on these samples and warn of parameters whose "
-            "gradient is zero.",
-            "DATA.npz",
-        ),
-    ] = None,
-    as_json: Annotated[bool, _options.MANIFEST_AS_JSON] = False,
+    model: Path | None = None,
+    *,
+    recipe: Path | None = None,
+    out: Path | None = None,
+    if_changed: bool = False,
+    sample: Path | None = None,
+    as_json: bool = False,
     **given: Any,
 ) -> None:
     r"""Build a training package from a forward ONNX model.
@@ -55,6 +31,16 @@ def build(
     Writes training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint and
     manifest.json. The same model and options give the same bytes, except for files in ORT
     format, whose initializers ONNX Runtime orders, and the measured losses of the self-check.
+
+    Parameters:
+        model MODEL.onnx: Forward model. Default: that of the recipe.
+        recipe recipe.toml: Recipe. Options override its keys. Default: recipe.toml in the current
+            folder, if there is no MODEL.onnx.
+        out PKG: Folder of the package: new, empty, or a package. Default: from the recipe.
+        if_changed: Do nothing if the package is up to date. Writes PKG.stamp.json beside it.
+        sample DATA.npz: After the build, run steps on these samples and warn of parameters whose
+            gradient is zero.
+        as_json --json: Print the manifest as JSON on stdout.
 
     Examples:
         odtpack build model.onnx --out package --loss cross_entropy
@@ -157,14 +143,14 @@ def print_built(manifest: Manifest, folder: Path) -> None:
     _console.say(f"  runs on {runtime_text(manifest)}")
 
 
-def cache_key(
-    recipe: Annotated[Path, option("Recipe of the package.", "recipe.toml")] = Path("recipe.toml"),
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+def cache_key(*, recipe: Path = Path("recipe.toml"), as_json: bool = False) -> None:
     """Print the cache key of a recipe's package. Nothing is built.
 
     It depends on the keys of the recipe that affect the package, the model and its external
     data, and the versions of odtpack, onnx, onnx-ir and onnxruntime.
+
+    Parameters:
+        recipe recipe.toml: Recipe of the package.
 
     Examples:
         odtpack cache-key --recipe recipe.toml

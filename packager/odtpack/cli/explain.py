@@ -6,22 +6,18 @@ import dataclasses
 import re
 from typing import Annotated
 
-from odtpack.cli import _completion, _console, _options
-from odtpack.cli._options import argument
+from odtpack.cli import _completion, _console
 
 
 def explain(
-    code: Annotated[
-        str | None,
-        argument(
-            "CODE",
-            "Code of an error, as in error[CODE]. Without one, all codes are listed.",
-            autocompletion=_completion.error_codes,
-        ),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
+    code: Annotated[str | None, ("autocompletion", _completion.error_codes)] = None,
+    *,
+    as_json: bool = False,
 ) -> None:
     """Explain an error code. Say what it means, its typical cause and what to do.
+
+    Parameters:
+        code CODE: Code of an error, as in error[CODE]. Without one, all codes are listed.
 
     Examples:
         odtpack explain data-shape

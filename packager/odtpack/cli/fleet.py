@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import odtpack_simulator as sim
-from odtpack.cli import _console, _options
-from odtpack.cli._options import command, count, destination, flag, group, option
+from odtpack.cli import _completion, _console, _options
+from odtpack.cli._options import Count, PositiveCount, command, group
 from odtpack.cli.device.results import Format, comparison_form, show_comparison
-from odtpack.cli.device.simulate import REPORT, STRICT
 
 if TYPE_CHECKING:
     from odtpack.fit.federated import FleetFitResult, Tried
@@ -21,47 +20,40 @@ if TYPE_CHECKING:
     from odtpack_simulator.fleet.fleet_file import FleetFile
     from odtpack_simulator.fleet.result import FleetResult
 
-FLEET = option("Clients, rounds and budgets.", "fleet.toml", "--fleet")
-TIMES = option(
-    "Result of odtpack simulate with times and memory.  [default: measured now]", "RESULT.json"
-)
 CHECKPOINT = "federated.ckpt"
 STATE = "state.npz"
 
 
 def run(
-    package: Annotated[Path, _options.PACKAGE],
-    data: Annotated[Path, _options.DATA],
-    fleet_file: Annotated[Path, FLEET],
-    report: Annotated[list[str] | None, REPORT] = None,
-    times: Annotated[Path | None, TIMES] = None,
-    out: Annotated[
-        Path | None,
-        destination(
-            "DIR",
-            "Folder for the state after each round and the last checkpoint.  [default: "
-            "PKG-fleet, beside the package]",
-        ),
-    ] = None,
-    resume: Annotated[bool, flag("--resume", "Continue from the state in the folder.")] = False,
-    jobs: Annotated[int, _options.TRAINERS] = 0,
-    ray: Annotated[str | None, option("Ray cluster that trains, or 'local'.", "ADDRESS")] = None,
-    seeds: Annotated[
-        int,
-        count(
-            "Number of seeds, starting from the fleet file's; shows the variation. Budgets "
-            "must be met with each.",
-            max=1000,
-        ),
-    ] = 1,
-    strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
+    package: Path,
+    *,
+    data: Path,
+    fleet_file: Path,
+    report: Annotated[list[str] | None, ("autocompletion", _completion.reports)] = None,
+    times: Path | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    jobs: Count = 0,
+    ray: str | None = None,
+    seeds: Annotated[PositiveCount, ("max", 1000)] = 1,
+    strict: bool = False,
+    as_json: bool = False,
 ) -> None:
     r"""Simulate federated training on a virtual clock. Each client trains for real.
 
     Exit code 0 within the budgets of the fleet file, 1 over budget or where a check that needs no
     budget fails, 2 for bad input. The state is written after every round: --resume continues a
     stopped run, with bit-identical results.
+
+    Parameters:
+        out DIR: Folder for the state after each round and the last checkpoint. [default: PKG-fleet,
+            beside the package]
+        resume: Continue from the state in the folder.
+        jobs: Training processes; 0 for one per core.
+        ray ADDRESS: Ray cluster that trains, or 'local'.
+        seeds: Number of seeds, starting from the fleet file's; shows the variation. Budgets must be
+            met with each.
+        as_json --json: Print the result as JSON on stdout.
 
     Examples:
         odtpack fleet run package --fleet fleet.toml --data digits.npz
@@ -196,26 +188,23 @@ def devices_of(
 
 
 def compare(
-    base: Annotated[Path, _options.BASE_RESULT],
-    head: Annotated[Path, _options.HEAD_RESULT],
-    accuracy: Annotated[
-        float | None,
-        option(
-            "Target accuracy for counting rounds and time.  [default: from HEAD's budgets, else"
-            " the lower final accuracy]",
-            "SHARE",
-            min=0.0,
-            max=1.0,
-        ),
-    ] = None,
-    form: Annotated[Format | None, _options.COMPARISON_FORM] = None,
-    out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
+    base: Path,
+    head: Path,
+    *,
+    accuracy: Annotated[float | None, ("min", 0.0), ("max", 1.0)] = None,
+    form: Format | None = None,
+    out: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Compare two results of fleet run. They are of two packages, or of two ways to run the rounds.
 
     With three or more seeds on both sides, a difference within the spread of the seeds is
     neither better nor worse.
+
+    Parameters:
+        accuracy SHARE: Target accuracy for counting rounds and time. [default: from HEAD's budgets,
+            else the lower final accuracy]
+        out FILE: File for the comparison, instead of standard output.
 
     Examples:
         odtpack fleet compare before.json fleet.json
@@ -232,15 +221,16 @@ def compare(
 # ``odtpack fleet demo``: a week of 500 phones that learn the digits together.
 
 
-def demo(
-    out: Annotated[Path, _options.DEMO_FOLDER] = Path("odtpack-fleet-demo"),
-    jobs: Annotated[int, _options.TRAINERS] = 0,
-    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
-) -> None:
+def demo(*, out: Path = Path("odtpack-fleet-demo"), jobs: Count = 0, as_json: bool = False) -> None:
     """Simulate a week of training on 500 phones of five models. A report is written.
 
     The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
     scikit-learn). It needs neither a server nor a network.
+
+    Parameters:
+        out DIR: Folder for all files of the demo.
+        jobs: Training processes; 0 for one per core.
+        as_json --json: Print the result as JSON on stdout.
 
     Examples:
         odtpack fleet demo --out build/fleet-demo
@@ -258,8 +248,8 @@ def demo(
     _console.wrote(out / "package", out / "digits.npz", out / "fleet.toml")
     run(
         out / "package",
-        out / "digits.npz",
-        out / "fleet.toml",
+        data=out / "digits.npz",
+        fleet_file=out / "fleet.toml",
         report=[f"html:{out / 'fleet.html'}", f"json:{out / 'fleet.json'}"],
         out=out / "run",
         jobs=jobs,
@@ -271,38 +261,20 @@ def demo(
 
 
 def fit(
-    package: Annotated[Path, _options.PACKAGE],
-    data: Annotated[Path, _options.DATA],
-    fleet_file: Annotated[Path, FLEET],
-    clients: Annotated[
-        list[int] | None,
-        count(
-            "Clients per round to try; may be repeated.  [default: the fleet file's, twice and "
-            "half]"
-        ),
-    ] = None,
-    epochs: Annotated[
-        list[int] | None,
-        count(
-            "Local epochs to try; may be repeated.  [default: the fleet file's, twice and half]",
-            max=10_000,
-        ),
-    ] = None,
-    lr: Annotated[
-        list[float] | None,
-        option(
-            "Learning rate to try; may be repeated.  [default: the fleet file's, times 3 and "
-            "divided by 3]",
-            "X",
-        ),
-    ] = None,
-    trials: Annotated[int, count("Candidates to simulate.")] = 12,
-    finalists: Annotated[int, count("Candidates to simulate for all rounds.")] = 4,
-    seeds: Annotated[int, count("Seeds for these; budgets must be met with each.", max=1000)] = 1,
-    times: Annotated[Path | None, TIMES] = None,
-    jobs: Annotated[int, count("Parallel simulations; 0 for one per core.", 0, max=4096)] = 0,
-    strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
+    package: Path,
+    *,
+    data: Path,
+    fleet_file: Path,
+    clients: list[PositiveCount] | None = None,
+    epochs: Annotated[list[PositiveCount] | None, ("max", 10000)] = None,
+    lr: list[float] | None = None,
+    trials: PositiveCount = 12,
+    finalists: PositiveCount = 4,
+    seeds: Annotated[PositiveCount, ("max", 1000)] = 1,
+    times: Path | None = None,
+    jobs: Annotated[Count, ("max", 4096)] = 0,
+    strict: bool = False,
+    as_json: bool = False,
 ) -> None:
     r"""Find settings that meet a fleet's budgets.
 
@@ -312,6 +284,18 @@ def fit(
 
     Exit code 0 if a candidate meets every budget that could be judged, 1 if none does, 2 for bad
     input.
+
+    Parameters:
+        clients: Clients per round to try; may be repeated. [default: the fleet file's, twice and
+            half]
+        epochs: Local epochs to try; may be repeated. [default: the fleet file's, twice and half]
+        lr X: Learning rate to try; may be repeated. [default: the fleet file's, times 3 and divided
+            by 3]
+        trials: Candidates to simulate.
+        finalists: Candidates to simulate for all rounds.
+        seeds: Seeds for these; budgets must be met with each.
+        jobs: Parallel simulations; 0 for one per core.
+        as_json --json: Print the result as JSON on stdout.
 
     Examples:
         odtpack fleet fit package --fleet fleet.toml --data digits.npz

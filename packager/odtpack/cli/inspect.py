@@ -6,31 +6,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from odtpack.cli import _completion, _console, _options
-from odtpack.cli._options import argument, option
+from odtpack.cli import _completion, _console
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
 def inspect(
-    path: Annotated[
-        Path, argument("PKG|MODEL.onnx|CHECKPOINT", "A package, a forward model or a checkpoint.")
-    ],
-    report: Annotated[
-        list[str] | None,
-        option(
-            "Report on the sizes in a package, html:FILE or json:FILE. May be repeated.",
-            "FORMAT:PATH",
-            autocompletion=_completion.size_reports,
-        ),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
+    path: Path,
+    *,
+    report: Annotated[list[str] | None, ("autocompletion", _completion.size_reports)] = None,
+    as_json: bool = False,
 ) -> None:
     """Show the contents of a package, model or checkpoint.
 
     For a forward model it lists the parameters for --train and --freeze of odtpack build, and
     which operators have a gradient.
+
+    Parameters:
+        path PKG|MODEL.onnx|CHECKPOINT: A package, a forward model or a checkpoint.
+        report FORMAT:PATH: Report on the sizes in a package, html:FILE or json:FILE. May be
+            repeated.
 
     Examples:
         odtpack inspect model.onnx

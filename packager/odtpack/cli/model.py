@@ -16,45 +16,32 @@ import typer
 
 from odtpack import __version__
 from odtpack.cli import _console, _options
-from odtpack.cli._options import (
-    argument,
-    command,
-    count,
-    destination,
-    flag,
-    group,
-    option,
-    takes_spec,
-)
+from odtpack.cli._options import PositiveCount, command, group, takes_spec
 
 
 def head(
-    model: Annotated[Path, _options.MODEL],
-    pool: Annotated[
-        Literal["mean", "cls", "none", "global", "flatten"],
-        option(
-            "Mean over the tokens (those of attention_mask), the first token, "
-            "or none for an output [batch, width]. Of a feature map [batch, channels, ...], "
-            "global for the mean of each channel, or flatten for all of its numbers."
-        ),
-    ],
-    classes: Annotated[int, count("Number of classes.")],
-    out: Annotated[Path, destination("FILE.onnx", "Model to write.")],
-    seed: Annotated[int, option("Seed of the new weight.", "S", min=0)] = 0,
-    name: Annotated[
-        str | None,
-        option(
-            "Output of the encoder that the head reads. Default: the first that fits.",
-            "NAME",
-            "--input",
-        ),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
+    model: Path,
+    *,
+    pool: Literal["mean", "cls", "none", "global", "flatten"],
+    classes: PositiveCount,
+    out: Path,
+    seed: Annotated[int, ("min", 0)] = 0,
+    name: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Add a trainable classification head to an encoder.
 
     The head is pooling over the tokens and a linear layer, head.weight and head.bias; its
     output, logits, replaces the encoder's outputs.
+
+    Parameters:
+        pool: Mean over the tokens (those of attention_mask), the first token, or none for an output
+            [batch, width]. Of a feature map [batch, channels, ...], global for the mean of each
+            channel, or flatten for all of its numbers.
+        classes: Number of classes.
+        out FILE.onnx: Model to write.
+        seed S: Seed of the new weight.
+        name --input NAME: Output of the encoder that the head reads. Default: the first that fits.
 
     Examples:
         odtpack head encoder.onnx --pool mean --classes 4 --out model.onnx
@@ -73,27 +60,25 @@ def head(
 
 
 def import_(
-    artifacts: Annotated[
-        Path, argument("DIR", "Folder that onnxruntime-training's generate_artifacts wrote.")
-    ],
-    out: Annotated[Path, destination("PKG", "Folder of the package: new, empty, or a package.")],
-    checkpoint: Annotated[
-        Path | None,
-        option(
-            "Checkpoint to continue from, for example one that a device saved.  "
-            "[default: that of the folder]",
-            "CK",
-        ),
-    ] = None,
-    prefix: Annotated[
-        str | None, option("Prefix of the file names, if the folder has several models.", "TEXT")
-    ] = None,
-    as_json: Annotated[bool, _options.MANIFEST_AS_JSON] = False,
+    artifacts: Path,
+    *,
+    out: Path,
+    checkpoint: Path | None = None,
+    prefix: str | None = None,
+    as_json: bool = False,
 ) -> None:
     """Build a package from artifacts of onnxruntime-training.
 
     They are those of release 1.19, the last one. Parameters, optimizer state and properties come
     from the checkpoint. Inputs, outputs and parameters keep their names.
+
+    Parameters:
+        artifacts DIR: Folder that onnxruntime-training's generate_artifacts wrote.
+        out PKG: Folder of the package: new, empty, or a package.
+        checkpoint CK: Checkpoint to continue from, for example one that a device saved. [default:
+            that of the folder]
+        prefix TEXT: Prefix of the file names, if the folder has several models.
+        as_json --json: Print the manifest as JSON on stdout.
 
     Examples:
         odtpack import artifacts --out package
@@ -114,31 +99,28 @@ def import_(
 
 
 def init(
-    model: Annotated[Path | None, argument("MODEL.onnx", "Forward model.")] = None,
-    out: Annotated[
-        Path | None,
-        destination(
-            "PATH",
-            "Recipe to write, or with --example the folder.  [default: recipe.toml, or the "
-            "example's name]",
-        ),
-    ] = None,
+    model: Path | None = None,
+    *,
+    out: Path | None = None,
     example: Annotated[
         str | None,
-        option(
-            f"Write a complete example project instead: {', '.join(names())}.",
-            "NAME",
-            autocompletion=lambda incomplete: [n for n in names() if n.startswith(incomplete)],
-        ),
+        ("metavar", "NAME"),
+        ("help", f"Write a complete example project instead: {', '.join(names())}."),
+        ("autocompletion", lambda incomplete: [n for n in names() if n.startswith(incomplete)]),
     ] = None,
-    force: Annotated[bool, flag("--force", "Replace an existing recipe.")] = False,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
+    force: bool = False,
+    as_json: bool = False,
 ) -> None:
     """Write a recipe for a forward model. Everything optional is commented out.
 
     It can be built unchanged: odtpack build --recipe recipe.toml. recipe.schema.json beside it
     lets editors complete and check the keys. With --example, write a project with a network,
     data, a recipe, budgets, a CI file and training loops for apps.
+
+    Parameters:
+        out PATH: Recipe to write, or with --example the folder. [default: recipe.toml, or the
+            example's name]
+        force: Replace an existing recipe.
 
     Examples:
         odtpack init model.onnx
@@ -184,20 +166,20 @@ ops = group(
 
 @command(ops)
 def coverage(
-    operators: Annotated[
-        list[str] | None, argument("OPERATOR", "Operators to show. Default: all.")
-    ] = None,
-    how: Annotated[
-        Literal["rule", "expansion", "rewritten", "no gradient", "none"] | None,
-        option("Show only operators that are differentiated in this way."),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
+    operators: list[str] | None = None,
+    *,
+    how: Literal["rule", "expansion", "rewritten", "no gradient", "none"] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Print the table of operators with a gradient.
 
     rule: it has a gradient rule. expansion: it is expanded into the operators of its definition.
     rewritten: it is replaced in the patterns of docs/operators.md. no gradient: it is constant
     almost everywhere, so its gradient is zero. none: it cannot be differentiated.
+
+    Parameters:
+        operators OPERATOR: Operators to show. Default: all.
+        how: Show only operators that are differentiated in this way.
 
     Examples:
         odtpack ops coverage
@@ -237,25 +219,23 @@ def coverage(
 
 @command(ops)
 def check(
-    model: Annotated[Path, _options.MODEL],
-    train: Annotated[
-        list[str] | None, option("Parameters to train, as for build. Default: all.", "GLOB")
-    ] = None,
-    freeze: Annotated[
-        list[str] | None, option("Parameters to freeze, as for build.", "GLOB")
-    ] = None,
-    loss_input: Annotated[
-        list[str] | None, option("Output that the loss reads. Default: the first.", "NAME")
-    ] = None,
-    target: Annotated[
-        Literal["webgpu"] | None,
-        option("Also say which operators the provider of this target leaves to the processor."),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
+    model: Path,
+    *,
+    train: list[str] | None = None,
+    freeze: list[str] | None = None,
+    loss_input: list[str] | None = None,
+    target: Literal["webgpu"] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Find the nodes of a model that block gradients. Say what to do about each.
 
     Exit code 0 if every parameter can be trained, 1 if a node blocks a gradient.
+
+    Parameters:
+        train GLOB: Parameters to train, as for build. Default: all.
+        freeze GLOB: Parameters to freeze, as for build.
+        loss_input NAME: Output that the loss reads. Default: the first.
+        target: Also say which operators the provider of this target leaves to the processor.
 
     Examples:
         odtpack ops check model.onnx
@@ -381,24 +361,17 @@ def _filled(text: str, file: str, about: dict[str, Any]) -> str:
 
 
 @takes_spec(before="as_json")
-def compare_gradients(
-    path: Annotated[Path, argument("PKG|MODEL.onnx", "A package, or a model to build one from.")],
-    torch: Annotated[
-        str,
-        option(
-            "Your file, and a function in it that computes one step in PyTorch and returns the "
-            "module, the loss (a scalar tensor) and a dict of all inputs, the target included, by "
-            "the names of the model. The file is run.",
-            "FILE.py:FUNCTION",
-        ),
-    ],
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-    **given: Any,
-) -> None:
+def compare_gradients(path: Path, *, torch: str, as_json: bool = False, **given: Any) -> None:
     """Compare one step of a package with PyTorch's own. Say why parameters differ.
 
     Takes the options of build for a MODEL.onnx. Exit code 0 if every gradient is PyTorch's, 1 if
     one differs. Needs PyTorch: pip install torch.
+
+    Parameters:
+        path PKG|MODEL.onnx: A package, or a model to build one from.
+        torch FILE.py:FUNCTION: Your file, and a function in it that computes one step in PyTorch
+            and returns the module, the loss (a scalar tensor) and a dict of all inputs, the target
+            included, by the names of the model. The file is run.
 
     Examples:
         odtpack compare-gradients model.onnx --loss cross_entropy --torch module.py:build

@@ -10,11 +10,11 @@ import math
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import odtpack_simulator as sim
 from odtpack.cli import _console, _options
-from odtpack.cli._options import count, flag
+from odtpack.cli._options import PositiveCount
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,14 +43,17 @@ _INTERRUPTIONS: Final = 3  # one of each kind
 
 
 def demo(
-    out: Annotated[Path, _options.DEMO_FOLDER] = Path("odtpack-demo"),
-    epochs: Annotated[int, count("Passes over the data on the device.")] = 5,
-    as_json: Annotated[bool, flag("--json", "Print the figures as JSON on stdout.")] = False,
+    *, out: Path = Path("odtpack-demo"), epochs: PositiveCount = 5, as_json: bool = False
 ) -> None:
     """Build, train and replay a digit classifier.
 
     Ends with a report of three devices. The data are the 1,797 handwritten digits that ship with
     scikit-learn (pip install scikit-learn).
+
+    Parameters:
+        out DIR: Folder for all files of the demo.
+        epochs: Passes over the data on the device.
+        as_json --json: Print the figures as JSON on stdout.
 
     Examples:
         odtpack demo

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import odtpack_simulator as sim
-from odtpack.cli import _completion, _console, _options
-from odtpack.cli._options import argument, command, destination, group, option
+from odtpack.cli import _completion, _console
+from odtpack.cli._options import command, group
 
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile_check import ProfileReport
@@ -25,7 +25,7 @@ devices = group(
 
 
 @command(devices, "list")
-def list_devices(as_json: Annotated[bool, _options.AS_JSON] = False) -> None:
+def list_devices(*, as_json: bool = False) -> None:
     """List the device profiles that ship with odtpack.
 
     Examples:
@@ -59,17 +59,12 @@ def list_devices(as_json: Annotated[bool, _options.AS_JSON] = False) -> None:
 
 @command(devices, "show")
 def show_device(
-    device: Annotated[
-        str,
-        argument(
-            "NAME|FILE",
-            "A shipped profile, or the path of a .toml file.",
-            autocompletion=_completion.devices,
-        ),
-    ],
-    as_json: Annotated[bool, _options.AS_JSON] = False,
+    device: Annotated[str, ("autocompletion", _completion.devices)], *, as_json: bool = False
 ) -> None:
     """Show every figure of a device profile.
+
+    Parameters:
+        device NAME|FILE: A shipped profile, or the path of a .toml file.
 
     Examples:
         odtpack devices show pixel-8a
@@ -93,20 +88,15 @@ def show_device(
 
 @command(devices, "check")
 def check_devices(
-    files: Annotated[
-        list[str],
-        argument(
-            "FILE",
-            "Paths of .toml files, or names of shipped profiles.",
-            autocompletion=_completion.devices,
-        ),
-    ],
-    as_json: Annotated[bool, _options.AS_JSON] = False,
+    files: Annotated[list[str], ("autocompletion", _completion.devices)], *, as_json: bool = False
 ) -> None:
     """Check device profiles.
 
     Reports errors with their place (exit code 2). For a valid profile, lists what a simulation can
     judge, what it cannot and which figures are missing, and suspicious values.
+
+    Parameters:
+        files FILE: Paths of .toml files, or names of shipped profiles.
 
     Examples:
         odtpack devices check my-phone.toml
@@ -147,24 +137,25 @@ def _say_report(file: str, report: ProfileReport) -> None:
 
 @command(devices, "measure")
 def measure_devices(
-    out: Annotated[
-        Path, destination("FILE.toml", "Profile to write. The storage of its folder is measured.")
-    ],
-    name: Annotated[str, option("Name of the profile.", "VENDOR/DEVICE")] = "local/machine",
-    title: Annotated[str, option("Display name.", "TEXT")] = "This machine",
-    threads: Annotated[
-        int | None, option("Threads for training.  [default: one per performance core]", "N")
-    ] = None,
-    target: Annotated[
-        Literal["webgpu"] | None,
-        option("GPU to measure as well, through its provider.", None, "--target"),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
+    *,
+    out: Path,
+    name: str = "local/machine",
+    title: str = "This machine",
+    threads: int | None = None,
+    target: Literal["webgpu"] | None = None,
+    as_json: bool = False,
 ) -> None:
     """Measure this machine, and write its profile.
 
     Measures matrix products, a convolution, memory bandwidth, the allocator and the storage
     that the file is written to, in less than two minutes. Run nothing else meanwhile.
+
+    Parameters:
+        out FILE.toml: Profile to write. The storage of its folder is measured.
+        name VENDOR/DEVICE: Name of the profile.
+        title TEXT: Display name.
+        threads N: Threads for training. [default: one per performance core]
+        target: GPU to measure as well, through its provider.
 
     Examples:
         odtpack devices measure --out my-machine.toml
@@ -187,35 +178,27 @@ def measure_devices(
 
 @command(devices, "import")
 def import_device(
-    measured: Annotated[
-        Path, argument("MEASURED.json", "Output of a training kit's benchmark on the device.")
-    ],
-    out: Annotated[
-        Path | None,
-        destination(
-            "FILE.toml", "Profile to write.  [default: MEASURED.toml in the current folder]"
-        ),
-    ] = None,
-    name: Annotated[str, option("Name of the profile.", "VENDOR/DEVICE")] = "local/device",
-    title: Annotated[str | None, option("Display name.  [default: from the file]", "TEXT")] = None,
-    system: Annotated[
-        Literal["android", "ios", "linux", "macos", "windows", "web"] | None,
-        option("Operating system, if the file does not name it.", None, "--os"),
-    ] = None,
-    like: Annotated[
-        str | None,
-        option(
-            "Profile of the same device, for figures that were not measured.",
-            "NAME|FILE",
-            autocompletion=_completion.devices,
-        ),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
+    measured: Path,
+    *,
+    out: Path | None = None,
+    name: str = "local/device",
+    title: str | None = None,
+    system: Literal["android", "ios", "linux", "macos", "windows", "web"] | None = None,
+    like: Annotated[str | None, ("autocompletion", _completion.devices)] = None,
+    as_json: bool = False,
 ) -> None:
     r"""Write a profile from what a kit measured on a phone.
 
     Every kit has a benchmark that an app can run on its device; it writes JSON. The profile
     has validated = true, and intervals from the spread of the repetitions.
+
+    Parameters:
+        measured MEASURED.json: Output of a training kit's benchmark on the device.
+        out FILE.toml: Profile to write. [default: MEASURED.toml in the current folder]
+        name VENDOR/DEVICE: Name of the profile.
+        title TEXT: Display name. [default: from the file]
+        system --os: Operating system, if the file does not name it.
+        like NAME|FILE: Profile of the same device, for figures that were not measured.
 
     Examples:
         odtpack devices import measured.json --out pixel.toml --name google/pixel-8a \

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 import typer
 
 import odtpack_simulator as sim
-from odtpack.cli import _console, _options
-from odtpack.cli._options import argument, destination, option
-from odtpack.cli.device.simulate import BUDGET, REPORT, STRICT, fails, say_suggestion
+from odtpack.cli import _completion, _console, _options
+from odtpack.cli.device.simulate import fails, say_suggestion
 
 if TYPE_CHECKING:
     from odtpack_simulator.figures.compare import Comparison
@@ -22,24 +21,14 @@ _BADGES: Final = (".svg", ".json")
 
 
 def judge(
-    results: Annotated[
-        list[Path], argument("RESULT.json", "Results of simulate --report json:PATH.")
-    ],
-    budget: Annotated[Path | None, BUDGET] = None,
-    baseline: Annotated[
-        Path | None, option('Earlier result that limits like "+5 %" refer to.', "BASE.json")
-    ] = None,
-    report: Annotated[list[str] | None, REPORT] = None,
-    badge: Annotated[
-        list[str] | None,
-        option(
-            "Badge with the headroom of the tightest budget: a picture, or the JSON of an "
-            "endpoint badge of shields.io. May be repeated.",
-            "FILE.svg|FILE.json",
-        ),
-    ] = None,
-    strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
+    results: list[Path],
+    *,
+    budget: Path | None = None,
+    baseline: Path | None = None,
+    report: Annotated[list[str] | None, ("autocompletion", _completion.reports)] = None,
+    badge: list[str] | None = None,
+    strict: bool = False,
+    as_json: bool = False,
 ) -> None:
     r"""Judge results by budgets without measuring again.
 
@@ -48,6 +37,12 @@ def judge(
 
     Exit code 0 within budget, 1 if any result is over budget, 2 for bad input. Without a budget,
     only checks that need none are made, and a suggested budget is printed.
+
+    Parameters:
+        baseline BASE.json: Earlier result that limits like "+5 %" refer to.
+        badge FILE.svg|FILE.json: Badge with the headroom of the tightest budget: a picture, or the
+            JSON of an endpoint badge of shields.io. May be repeated.
+        as_json --json: Print the result as JSON on stdout.
 
     Examples:
         odtpack judge report.json --budget budgets.toml
@@ -114,23 +109,23 @@ Format = Literal["text", "markdown", "json", "html"]
 
 
 def compare(
-    base: Annotated[Path, _options.BASE_RESULT],
-    head: Annotated[Path, _options.HEAD_RESULT],
-    budget: Annotated[
-        Path | None,
-        option(
-            'Limits for HEAD; "+5 %" refers to BASE. Exceeding one is exit code 1.', "budgets.toml"
-        ),
-    ] = None,
-    form: Annotated[Format | None, _options.COMPARISON_FORM] = None,
-    out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
+    base: Path,
+    head: Path,
+    *,
+    budget: Path | None = None,
+    form: Format | None = None,
+    out: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     r"""Compare two results of simulate, device by device.
 
     Devices whose verdict changed come first. Devices with equal changes share a row; JSON lists
     each device. A change of a measured time within its interval is noise, and times of
     different hosts are not compared. Markdown fits in a comment on GitHub.
+
+    Parameters:
+        budget budgets.toml: Limits for HEAD; "+5 %" refers to BASE. Exceeding one is exit code 1.
+        out FILE: File for the comparison, instead of standard output.
 
     Examples:
         odtpack compare main.json report.json
@@ -192,18 +187,15 @@ def show_comparison(comparison: Comparison, form: Format, out: Path | None) -> N
 
 
 def history(
-    results: Annotated[
-        list[Path], argument("RESULT.json", "Results of simulate --report json:PATH.")
-    ],
-    budget: Annotated[
-        Path | None,
-        option("Budgets for all of them.  [default: those of each result]", "budgets.toml"),
-    ] = None,
-    out: Annotated[Path, destination("PAGE.html", "Page to write.")] = Path("history.html"),
+    results: list[Path], *, budget: Path | None = None, out: Path = Path("history.html")
 ) -> None:
     """Show the trend of each device and budget on one page.
 
     Results are ordered by the time at which they were made.
+
+    Parameters:
+        budget budgets.toml: Budgets for all of them. [default: those of each result]
+        out PAGE.html: Page to write.
 
     Examples:
         odtpack history results/*.json --budget budgets.toml --out history.html
