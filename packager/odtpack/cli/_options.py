@@ -3,7 +3,9 @@
 A command is a function. Its parameters are arguments up to ``*``, and options after it; types and
 defaults are theirs. The docstring says what each is, under "Parameters", a line each: its name, its
 options where they are others than the name, what stands for its value, a colon, and the help. What
-it does not list is in :data:`_SHARED`.
+it does not list is in :data:`_SHARED`. A command returns what ``--json`` prints, with an exit code
+where that may be another than 0: true stands for :data:`NOT_MET`. One that returns nothing has no
+``--json``.
 
 The options of ``odtpack build`` are declared by :class:`odtpack.spec.BuildSpec`.
 
@@ -20,6 +22,7 @@ import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
+from types import NoneType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -34,6 +37,7 @@ from typing import (
 import typer
 
 from odtpack.choices import OrtFormat, Platform, Style, module_names
+from odtpack.cli import _console
 from odtpack.option import REQUIRED, Option, options_of
 from odtpack.spec import BuildSpec, options
 
@@ -51,10 +55,13 @@ else:
     OptimizerName = StrEnum("OptimizerName", module_names("odtpack.optimizers"))
 
 
-_Command = TypeVar("_Command", bound=Callable[..., None])
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 NOT_MET: Final = 1
 """Exit code of a command whose answer is no: over budget, nothing fits, or something differs."""
+
+Json = dict[str, Any]
+"""What ``--json`` prints of a command."""
 
 # Annotated holds further settings of typer's as pairs.
 Count = Annotated[int, ("min", 0), ("metavar", "N")]
@@ -91,6 +98,7 @@ fleet_file --fleet fleet.toml: Clients, rounds and budgets.
 form --format: How to print the comparison. [default: text]
 head HEAD.json: New result.
 holdout SHARE: Share of the samples held out for evaluation. [default: 0.2]
+json: Print JSON on stdout.
 loss: Loss to attach; none if the first output is the loss.
 loss_option KEY=VALUE: Option of the loss; may be repeated. For example: --loss cross_entropy
     --loss-option label_smoothing=0.1 --loss-option weight=0.2,0.8
@@ -124,20 +132,26 @@ def _pairs(hint: object) -> dict[str, Any]:
     return found
 
 
-class _AsTyped:
-    """A function as typer reads it, made when it does."""
+class _Callback:
+    """The function of a command, as typer reads it."""
 
-    def __init__(self, function: Callable[..., None], section: str) -> None:
+    def __init__(self, function: Callable[..., Any], section: str) -> None:
         self.__name__, self.__annotations__ = function.__name__, {}
         self._function, self._section = function, section
 
-    def __call__(self, **given: Any) -> None:
-        """Run the command."""
-        self._function(**given)
+    def __call__(self, *, json: bool = False, **given: Any) -> None:
+        """Run the command, and print what it returns if ``--json`` asks for it."""
+        _console.wants_json.set(json)
+        content, code = self._function(**given), 0
+        if isinstance(content, tuple):
+            content, code = content
+        _console.json_result(content)
+        if code:
+            raise typer.Exit(int(code))
 
     @functools.cached_property
     def __signature__(self) -> inspect.Signature:
-        """The parameters with their options and helps, all of them by name."""
+        """The parameters with their options and helps, all of them by name; made when it reads."""
         hints = get_type_hints(self._function, include_extras=True)
         kinds, texts = get_type_hints(self._function), _SHARED | _texts(self._section)
         found = []
@@ -147,9 +161,12 @@ class _AsTyped:
             settings, is_option = _pairs(hints[name]), each.kind is each.KEYWORD_ONLY
             info = _info(name, kinds[name], texts, settings, is_option=is_option)
             found.append(each.replace(annotation=Annotated[kinds[name], info]))
-        before, declared = getattr(self._function, "takes", ("", ()))
-        at = next((place for place, each in enumerate(found) if each.name == before), 0)
+        before, declared = getattr(self._function, "takes", (None, ()))
+        at = next((at for at, each in enumerate(found) if each.name == before), len(found))
         found[at:at] = _parameters(declared)
+        if kinds["return"] is not NoneType:
+            info = _info("json", bool, texts, {})
+            found.append(_parameter("json", annotation=Annotated[bool, info], default=False))
         return inspect.Signature([p.replace(kind=p.KEYWORD_ONLY) for p in found])
 
 
@@ -187,7 +204,7 @@ def command(of: typer.Typer, name: str | None = None) -> Callable[[_Command], _C
         epilog = examples(*textwrap.dedent(lines).split("\n"))
         called = name or function.__name__.strip("_").replace("_", "-")
         add = of.command(called, help=text, epilog=epilog)
-        add(_AsTyped(function, textwrap.dedent(section)))
+        add(_Callback(function, textwrap.dedent(section)))
         return function
 
     return decorate
@@ -221,7 +238,7 @@ _SEVERAL: Final[dict[str, dict[str, Any]]] = {
 }
 
 
-def takes_spec(before: str, of: type = BuildSpec) -> Callable[[_Command], _Command]:
+def takes_spec(before: str | None = None, of: type = BuildSpec) -> Callable[[_Command], _Command]:
     """Give a command the options of a build or another class, which it takes as keywords."""
 
     def decorate(function: _Command) -> _Command:
@@ -230,6 +247,9 @@ def takes_spec(before: str, of: type = BuildSpec) -> Callable[[_Command], _Comma
         return function
 
     return decorate
+
+
+_parameter = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
 
 
 def _parameters(declared: Iterable[Option]) -> Iterator[inspect.Parameter]:
@@ -242,14 +262,11 @@ def _parameters(declared: Iterable[Option]) -> Iterator[inspect.Parameter]:
         if each.flag:
             info = typer.Option(each.flag, metavar=each.metavar, help=each.help)
             made = {each.name: (_kind(each), info)}
-        needed = each.default is REQUIRED
         for name, (kind, info) in made.items():
-            yield inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if needed else None,
-                annotation=Annotated[kind if needed else kind | None, info],
-            )
+            if each.default is REQUIRED:
+                yield _parameter(name, annotation=Annotated[kind, info])
+            else:
+                yield _parameter(name, annotation=Annotated[kind | None, info], default=None)
 
 
 def _kind(option: Option) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 
 from odtpack.cli import _console
-from odtpack.cli._options import command, group
+from odtpack.cli._options import Json, command, group
 
 _BASE, _ADAPTER = "base.onnx", "adapter.onnx_adapter"
 
@@ -22,8 +22,7 @@ def export(
     checkpoint: Path | None = None,
     onnxruntime: bool = False,
     outputs: list[str] | None = None,
-    as_json: bool = False,
-) -> None:
+) -> Json:
     """Write the adapter of a checkpoint as PEFT's files.
 
     Writes adapter_model.safetensors and adapter_config.json. PEFT does not have bitfit: for it
@@ -96,10 +95,10 @@ def export(
             written.append(stage / _ADAPTER)
             peft.write_onnx_adapter(written[-1], state.arrays(trainable=True))
     _console.wrote(*(out / path.name for path in written))
-    _console.json_result(as_json, {"path": str(out), "files": [path.name for path in written]})
+    return {"path": str(out), "files": [path.name for path in written]}
 
 
-def import_(package: Path, adapter: Path, *, out: Path, as_json: bool = False) -> None:
+def import_(package: Path, adapter: Path, *, out: Path) -> Json:
     """Write a checkpoint with the values of a PEFT adapter.
 
     The package must have been built with an adapter of the same kind, rank and layers.
@@ -124,10 +123,10 @@ def import_(package: Path, adapter: Path, *, out: Path, as_json: bool = False) -
         f"next: odtpack train {quote(str(package))} --data DATA.npz --resume {quote(str(out))} "
         "--out trained.ckpt"
     )
-    _console.json_result(as_json, {"path": str(out)})
+    return {"path": str(out)}
 
 
-def merge(model: Path, adapter: Path, *, out: Path, as_json: bool = False) -> None:
+def merge(model: Path, adapter: Path, *, out: Path) -> Json:
     """Merge an adapter into the weights of its forward model.
 
     Parameters:
@@ -147,7 +146,7 @@ def merge(model: Path, adapter: Path, *, out: Path, as_json: bool = False) -> No
         model, read_peft(adapter), beside=beside, remark=lambda text: _console.say(f"note: {text}")
     )
     write_file(out, content)
-    _console.json_result(as_json, {"path": str(out)})
+    return {"path": str(out)}
 
 
 adapter = group(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from odtpack.choices import ORT_TRAINING
 from odtpack.cli import _console
-from odtpack.cli._options import takes_spec
+from odtpack.cli._options import Json, takes_spec
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSpec
@@ -23,9 +23,8 @@ def build(
     out: Path | None = None,
     if_changed: bool = False,
     sample: Path | None = None,
-    as_json: bool = False,
     **given: Any,
-) -> None:
+) -> Json:
     r"""Build a training package from a forward ONNX model.
 
     Writes training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint and
@@ -40,7 +39,7 @@ def build(
         if_changed: Do nothing if the package is up to date. Writes PKG.stamp.json beside it.
         sample DATA.npz: After the build, run steps on these samples and warn of parameters whose
             gradient is zero.
-        as_json --json: Print the manifest as JSON on stdout.
+        json: Print the manifest as JSON on stdout.
 
     Examples:
         odtpack build model.onnx --out package --loss cross_entropy
@@ -85,10 +84,10 @@ def build(
         from odtpack.cli._fit import report_zero_gradients
 
         content["zero_gradients"] = report_zero_gradients(folder, sample)
-    _console.json_result(as_json, {"path": str(folder), **content})
+    return {"path": str(folder), **content}
 
 
-def _build(spec: BuildSpec, folder: Path) -> dict[str, Any]:
+def _build(spec: BuildSpec, folder: Path) -> Json:
     from odtpack.build import build as build_spec
 
     checks: list[float] = []
@@ -105,7 +104,7 @@ def _build(spec: BuildSpec, folder: Path) -> dict[str, Any]:
     return {**manifest.as_dict(), "check_seconds": checks[0] if checks else None}
 
 
-def _build_if_changed(spec: BuildSpec, folder: Path) -> dict[str, Any]:
+def _build_if_changed(spec: BuildSpec, folder: Path) -> Json:
     """Build unless the package is the one that would be built; what --json shows of it."""
     from odtpack.errors import OdtpackError
     from odtpack.recipe.key import cache_key, is_current, write_stamp
@@ -143,7 +142,7 @@ def print_built(manifest: Manifest, folder: Path) -> None:
     _console.say(f"  runs on {runtime_text(manifest)}")
 
 
-def cache_key(*, recipe: Path = Path("recipe.toml"), as_json: bool = False) -> None:
+def cache_key(*, recipe: Path = Path("recipe.toml")) -> Json:
     """Print the cache key of a recipe's package. Nothing is built.
 
     It depends on the keys of the recipe that affect the package, the model and its external
@@ -160,4 +159,6 @@ def cache_key(*, recipe: Path = Path("recipe.toml"), as_json: bool = False) -> N
 
     found = keys.cache_key(BuildSpec.of(read_recipe(recipe)))
     # Without rich, whose import takes longer than the rest.
-    _console.print_plain(_console.json_text({"cache_key": found}) if as_json else f"{found}\n")
+    if not _console.wants_json.get():
+        _console.print_plain(f"{found}\n")
+    return {"cache_key": found}

@@ -10,7 +10,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from odtpack.cli import _console
-from odtpack.cli._options import command, group, takes_spec
+from odtpack.cli._options import Json, command, group, takes_spec
 from odtpack.spec import TextSpec
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @takes_spec(before="out", of=TextSpec)
-def prepare(texts: Path, *, out: Path, as_json: bool = False, **given: Any) -> None:
+def prepare(texts: Path, *, out: Path, **given: Any) -> Json:
     r"""Make samples for a language model from texts.
 
     Writes input_ids, attention_mask, position_ids and labels, each [samples, length]. Labels are
@@ -44,7 +44,7 @@ def prepare(texts: Path, *, out: Path, as_json: bool = False, **given: Any) -> N
     found = _prepare(texts, out, spec)
     _console.wrote(out)
     _console.say(f"next: odtpack train PKG --data {quote(str(out))}")
-    _console.json_result(as_json, {"path": str(out), **dataclasses.asdict(found)})
+    return {"path": str(out), **dataclasses.asdict(found)}
 
 
 def _prepare(texts: Path, out: Path, spec: TextSpec) -> Prepared:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import typer
+from typing import TYPE_CHECKING
 
 from odtpack.choices import Format, Mode, Platform, Types
-from odtpack.cli import _console, _options
-from odtpack.cli._options import StyleChoice, read_formats
+from odtpack.cli import _console
+from odtpack.cli._options import Json, StyleChoice, read_formats
 
 if TYPE_CHECKING:
     from odtpack.ort.files import Inference
@@ -33,8 +31,7 @@ def export(
     ort_format: bool = False,
     ort_style: StyleChoice | None = None,
     ort_platform: list[Platform] | None = None,
-    as_json: bool = False,
-) -> None:
+) -> Json:
     """Write an inference model with trained parameters.
 
     For a package of segments this is its decoder as exported, with the adapter inside: operators,
@@ -49,7 +46,7 @@ def export(
         model MODEL.onnx: Put a LoRA adapter into this model, from which the package was built; its
             operators, cache and packed weights are unchanged.
         ort_format: Also write ORT format, M.ort.
-        as_json --json: Print inputs and outputs as JSON on stdout.
+        json: Print inputs and outputs as JSON on stdout.
 
     Examples:
         odtpack export package --checkpoint trained.ckpt --outputs output --out inference.onnx
@@ -68,8 +65,7 @@ def export(
                 "--ort-format and --model exclude each other",
                 hint="leave one out",
             )
-        _decoder(opened, out, outputs, checkpoint, as_json, model)
-        return
+        return _decoder(opened, out, outputs, checkpoint, model)
     variants = formats.names(out.stem) if formats is not None else []
     for path in (out, *(out.with_name(name) for name in variants)):
         check_writable(path, "--out", [checkpoint], outside=opened)
@@ -100,19 +96,18 @@ def export(
         _console.say(f"{stale} is an older file of another model: add --ort-format to replace it")
     for path in written:
         _console.say(f"wrote {path} ({format_bytes(path.stat().st_size)})")
-    content = {
+    return {
         "path": str(out),
         "outputs": list(found.outputs),
         "checkpoint": str(checkpoint or opened.checkpoint),
         **({"ort": [str(path) for path in written]} if written else {}),
     }
-    _console.json_result(as_json, content)
 
 
 def _decoder(
-    package: Package, out: Path, outputs: list[str] | None, checkpoint: Path | None, as_json: bool,
+    package: Package, out: Path, outputs: list[str] | None, checkpoint: Path | None,
     model: Path | None,
-) -> None:  # fmt: skip
+) -> Json:  # fmt: skip
     from odtpack.adapters.inference import export_decoder
     from odtpack.cli._files import check_writable
     from odtpack.errors import OdtpackError
@@ -130,12 +125,11 @@ def _decoder(
     written = export_decoder(package, state, out, model)
     _console.wrote(*written)
     _console.say("the adapter is beside the layers that it is on: no weight is rounded again")
-    content = {
+    return {
         "path": str(out),
         "files": [each.name for each in written],
         "checkpoint": str(checkpoint or package.checkpoint),
     }
-    _console.json_result(as_json, content)
 
 
 def inference_of(package: Package, outputs: list[str], checkpoint: Path | None) -> Inference:
@@ -238,8 +232,7 @@ def ort(
     inference: bool = False,
     outputs: list[str] | None = None,
     checkpoint: Path | None = None,
-    as_json: bool = False,
-) -> None:
+) -> Json:
     """Add models in ORT format to a package. The list of operators they need is added, too.
 
     A minimal build of ONNX Runtime reads this format only. Existing files in ORT format are
@@ -252,7 +245,7 @@ def ort(
         inference: Also add the inference model to the package.
         outputs NAME: Output of the inference model, as for odtpack export.
         checkpoint CK: Parameters of the inference model. [default: the package's]
-        as_json --json: Print the files as JSON on stdout.
+        json: Print the files as JSON on stdout.
 
     Examples:
         odtpack ort package
@@ -280,7 +273,7 @@ def ort(
     width = max(len(file.path) for file in made)
     for file in made:
         _console.say(f"  {file.path:<{width}} {format_bytes(file.size_bytes):>10}")
-    _console.json_result(as_json, {"path": str(package), "files": [f.as_dict() for f in made]})
+    return {"path": str(package), "files": [f.as_dict() for f in made]}
 
 
 def config(
@@ -294,8 +287,7 @@ def config(
     file_format: Format | None = None,
     platform: list[Platform] | None = None,
     data: Path | None = None,
-    as_json: bool = False,
-) -> None:
+) -> tuple[Json, int]:
     """Write or check the list of operators of packages. A reduced build needs it.
 
     ONNX Runtime's build takes the file as --include_ops_by_config. The check runs every model
@@ -356,11 +348,9 @@ def config(
             content = _write(out, [run for some in runs for run in some], limit, scratch)
         else:
             assert check is not None  # noqa: S101 - one of them is given
-            _console.results(as_json=as_json)
+            _console.results()
             content = _check(check, opened, runs, data, scratch)
-    _console.json_result(as_json, content)
-    if not content.get("passed", True):
-        raise typer.Exit(_options.NOT_MET)
+    return content, not content.get("passed", True)
 
 
 def _runs(
@@ -381,7 +371,7 @@ def _runs(
     return runs_of(package, mode, file_format, platforms, inference, scratch)
 
 
-def _write(out: Path, runs: list[SessionRun], limit: Types, scratch: Path) -> dict[str, Any]:
+def _write(out: Path, runs: list[SessionRun], limit: Types, scratch: Path) -> Json:
     from odtpack.ort.operator_config import config_of, count_kernels
     from odtpack.ort.session_runs import final_graph
     from odtpack_runtime.files.atomic import write_whole
@@ -407,7 +397,7 @@ def _check(
     runs: list[list[SessionRun]],
     data: Path | None,
     scratch: Path,
-) -> dict[str, Any]:
+) -> Json:
     from odtpack.ort.operator_config import check_config, read_config, version
     from odtpack.ort.session_runs import SampleFeeds
 

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 import odtpack_simulator as sim
-from odtpack.cli import _completion, _console, _options
-from odtpack.cli._options import Count, PositiveCount, command, group
+from odtpack.cli import _completion, _console
+from odtpack.cli._options import Count, Json, PositiveCount, command, group
 from odtpack.cli.device.results import Format, comparison_form, show_comparison
+from odtpack.cli.device.simulate import fails
 
 if TYPE_CHECKING:
     from odtpack.fit.federated import FleetFitResult, Tried
@@ -37,8 +36,7 @@ def run(
     ray: str | None = None,
     seeds: Annotated[PositiveCount, ("max", 1000)] = 1,
     strict: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> tuple[Json, int]:
     r"""Simulate federated training on a virtual clock. Each client trains for real.
 
     Exit code 0 within the budgets of the fleet file, 1 over budget or where a check that needs no
@@ -53,7 +51,7 @@ def run(
         ray ADDRESS: Ray cluster that trains, or 'local'.
         seeds: Number of seeds, starting from the fleet file's; shows the variation. Budgets must be
             met with each.
-        as_json --json: Print the result as JSON on stdout.
+        json: Print the result as JSON on stdout.
 
     Examples:
         odtpack fleet run package --fleet fleet.toml --data digits.npz
@@ -90,7 +88,7 @@ def run(
     opened = Package.open(package)
     opened.require_stock()
     opened.require_one_model("A fleet")
-    check_reports(report or [], outside=opened, inputs=[data, fleet_file, times], as_json=as_json)
+    check_reports(report or [], outside=opened, inputs=[data, fleet_file, times])
     folder = out or opened.path.with_name(f"{opened.path.name}-fleet")
     before = _times_before(times, settings)
     federation = Federation(package, data, settings)
@@ -139,16 +137,14 @@ def run(
                 federation.save_checkpoint(state, folder / CHECKPOINT)
             results.append(judge_fleet(measured, settings.budgets, places))
     result = join_seeds(results)
-    _console.results(as_json=as_json, reports=report)
+    _console.results(reports=report)
     print_result(result, _console.console())
     for unknown in result.unknown:
         _console.say(f"  not counted {unknown}")
     _console.warn(*of_fleet(result))
     _console.wrote(folder / CHECKPOINT)
     write_reports(result, report or [])
-    _console.json_result(as_json, result.model_dump(mode="json"))
-    if result.over_budget or (strict and result.verdict == "not judged"):
-        raise typer.Exit(_options.NOT_MET)
+    return result.model_dump(mode="json"), fails(result, strict=strict)
 
 
 def _times_before(times: Path | None, fleet: FleetFile) -> sim.SimulationResult | None:
@@ -221,7 +217,7 @@ def compare(
 # ``odtpack fleet demo``: a week of 500 phones that learn the digits together.
 
 
-def demo(*, out: Path = Path("odtpack-fleet-demo"), jobs: Count = 0, as_json: bool = False) -> None:
+def demo(*, out: Path = Path("odtpack-fleet-demo"), jobs: Count = 0) -> tuple[Json, int]:
     """Simulate a week of training on 500 phones of five models. A report is written.
 
     The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
@@ -230,7 +226,7 @@ def demo(*, out: Path = Path("odtpack-fleet-demo"), jobs: Count = 0, as_json: bo
     Parameters:
         out DIR: Folder for all files of the demo.
         jobs: Training processes; 0 for one per core.
-        as_json --json: Print the result as JSON on stdout.
+        json: Print the result as JSON on stdout.
 
     Examples:
         odtpack fleet demo --out build/fleet-demo
@@ -246,14 +242,13 @@ def demo(*, out: Path = Path("odtpack-fleet-demo"), jobs: Count = 0, as_json: bo
     build_package(MODEL, out / "package", loss="cross_entropy", optimizer=SGD())
     write_whole(out / "fleet.toml", (DATA / "fleet.toml").read_bytes())
     _console.wrote(out / "package", out / "digits.npz", out / "fleet.toml")
-    run(
+    return run(
         out / "package",
         data=out / "digits.npz",
         fleet_file=out / "fleet.toml",
         report=[f"html:{out / 'fleet.html'}", f"json:{out / 'fleet.json'}"],
         out=out / "run",
         jobs=jobs,
-        as_json=as_json,
     )
 
 
@@ -274,8 +269,7 @@ def fit(
     times: Path | None = None,
     jobs: Annotated[Count, ("max", 4096)] = 0,
     strict: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> tuple[Json, int]:
     r"""Find settings that meet a fleet's budgets.
 
     Settings are clients per round, local epochs and the learning rate. Simulates candidates for a
@@ -295,7 +289,7 @@ def fit(
         finalists: Candidates to simulate for all rounds.
         seeds: Seeds for these; budgets must be met with each.
         jobs: Parallel simulations; 0 for one per core.
-        as_json --json: Print the result as JSON on stdout.
+        json: Print the result as JSON on stdout.
 
     Examples:
         odtpack fleet fit package --fleet fleet.toml --data digits.npz
@@ -323,11 +317,9 @@ def fit(
             jobs=jobs or default_jobs(),
             progress=lambda title, done, count: progress.update(done, count, title),
         )
-    _console.results(as_json=as_json)
+    _console.results()
     _show(result)
-    _console.json_result(as_json, result.model_dump(mode="json"))
-    if not result.best or (strict and not result.judged):
-        raise typer.Exit(_options.NOT_MET)
+    return result.model_dump(mode="json"), not result.best or (strict and not result.judged)
 
 
 def _show(result: FleetFitResult) -> None:

@@ -12,11 +12,9 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-import typer
-
 from odtpack import __version__
-from odtpack.cli import _console, _options
-from odtpack.cli._options import PositiveCount, command, group, takes_spec
+from odtpack.cli import _console
+from odtpack.cli._options import Json, PositiveCount, command, group, takes_spec
 
 
 def head(
@@ -27,8 +25,7 @@ def head(
     out: Path,
     seed: Annotated[int, ("min", 0)] = 0,
     name: str | None = None,
-    as_json: bool = False,
-) -> None:
+) -> Json:
     """Add a trainable classification head to an encoder.
 
     The head is pooling over the tokens and a linear layer, head.weight and head.bias; its
@@ -56,7 +53,7 @@ def head(
         f"next: odtpack build {shlex.quote(str(out))} --out package --loss cross_entropy "
         "--train 'head.*'"
     )
-    _console.json_result(as_json, {"path": str(out)})
+    return {"path": str(out)}
 
 
 def import_(
@@ -65,8 +62,7 @@ def import_(
     out: Path,
     checkpoint: Path | None = None,
     prefix: str | None = None,
-    as_json: bool = False,
-) -> None:
+) -> Json:
     """Build a package from artifacts of onnxruntime-training.
 
     They are those of release 1.19, the last one. Parameters, optimizer state and properties come
@@ -78,7 +74,7 @@ def import_(
         checkpoint CK: Checkpoint to continue from, for example one that a device saved. [default:
             that of the folder]
         prefix TEXT: Prefix of the file names, if the folder has several models.
-        as_json --json: Print the manifest as JSON on stdout.
+        json: Print the manifest as JSON on stdout.
 
     Examples:
         odtpack import artifacts --out package
@@ -95,7 +91,7 @@ def import_(
     print_built(manifest, out)
     saved = read_checkpoint(out / manifest.files.checkpoint.path)
     _console.warn(*of_properties(saved.properties))
-    _console.json_result(as_json, {"path": str(out), **manifest.as_dict()})
+    return {"path": str(out), **manifest.as_dict()}
 
 
 def init(
@@ -109,8 +105,7 @@ def init(
         ("autocompletion", lambda incomplete: [n for n in names() if n.startswith(incomplete)]),
     ] = None,
     force: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> Json:
     """Write a recipe for a forward model. Everything optional is commented out.
 
     It can be built unchanged: odtpack build --recipe recipe.toml. recipe.schema.json beside it
@@ -135,8 +130,7 @@ def init(
         for path in write_example(example, folder):
             _console.wrote(path)
         _console.say(f"next: the commands in {shlex.quote(str(folder / 'README.md'))}")
-        _console.json_result(as_json, {"path": str(folder)})
-        return
+        return {"path": str(folder)}
     if model is None or example is not None:
         missing = "MODEL.onnx is missing, and no --example NAME is given"
         what = missing if model is None else "give a forward model or --example, not both"
@@ -153,7 +147,7 @@ def init(
     for path, text in ((schema, schema_text()), (out, draft(model, out.parent))):
         write_file(path, text.encode())
     _console.say(f"next: odtpack build --recipe {shlex.quote(str(out))}")
-    _console.json_result(as_json, {"path": str(out), "schema": str(schema)})
+    return {"path": str(out), "schema": str(schema)}
 
 
 ops = group(
@@ -169,8 +163,7 @@ def coverage(
     operators: list[str] | None = None,
     *,
     how: Literal["rule", "expansion", "rewritten", "no gradient", "none"] | None = None,
-    as_json: bool = False,
-) -> None:
+) -> Json:
     """Print the table of operators with a gradient.
 
     rule: it has a gradient rule. expansion: it is expanded into the operators of its definition.
@@ -189,7 +182,7 @@ def coverage(
     from odtpack.errors import OdtpackError, near_names
     from odtpack.package.coverage import coverage as table
 
-    _console.results(as_json=as_json)
+    _console.results()
     rows = table()
     known = {row.op_type for row in rows}
     for name in operators or ():
@@ -214,7 +207,7 @@ def coverage(
         for row in shown
     ]
     _console.table(cells, ("Operator", "Opsets", "Trainable inputs", "How"))
-    _console.json_result(as_json, {"operators": [dataclasses.asdict(row) for row in shown]})
+    return {"operators": [dataclasses.asdict(row) for row in shown]}
 
 
 @command(ops)
@@ -225,8 +218,7 @@ def check(
     freeze: list[str] | None = None,
     loss_input: list[str] | None = None,
     target: Literal["webgpu"] | None = None,
-    as_json: bool = False,
-) -> None:
+) -> tuple[Json, int]:
     """Find the nodes of a model that block gradients. Say what to do about each.
 
     Exit code 0 if every parameter can be trained, 1 if a node blocks a gradient.
@@ -246,7 +238,7 @@ def check(
     from odtpack.package.candidates import look_alikes, resolve, unreached
     from odtpack.package.coverage import find_fallbacks, find_obstacles
 
-    _console.results(as_json=as_json)
+    _console.results()
     loaded = load_model(model, named=(*(train or ()), *(freeze or ())))
     outputs = [str(value.name) for value in loaded.graph.outputs]
     for name in loss_input or ():
@@ -285,9 +277,7 @@ def check(
     content: dict[str, Any] = {"path": str(model), "trained": list(trained), "obstacles": obstacles}
     if target:
         content["fallbacks"] = [dataclasses.asdict(item) for item in fallbacks]
-    _console.json_result(as_json, content)
-    if found:
-        raise typer.Exit(_options.NOT_MET)
+    return content, bool(found)
 
 
 # Complete example projects, which ``odtpack init --example`` writes.
@@ -360,8 +350,8 @@ def _filled(text: str, file: str, about: dict[str, Any]) -> str:
     return text
 
 
-@takes_spec(before="as_json")
-def compare_gradients(path: Path, *, torch: str, as_json: bool = False, **given: Any) -> None:
+@takes_spec()
+def compare_gradients(path: Path, *, torch: str, **given: Any) -> tuple[Json, int]:
     """Compare one step of a package with PyTorch's own. Say why parameters differ.
 
     Takes the options of build for a MODEL.onnx. Exit code 0 if every gradient is PyTorch's, 1 if
@@ -388,7 +378,7 @@ def compare_gradients(path: Path, *, torch: str, as_json: bool = False, **given:
     from odtpack_runtime.files.scratch import scratch_folder
     from odtpack_runtime.package.package import Package
 
-    _console.results(as_json=as_json)
+    _console.results()
     twin = read_twin(torch)
     if path.is_dir():
         found = compared(Package.open(path), twin)
@@ -407,6 +397,4 @@ def compare_gradients(path: Path, *, torch: str, as_json: bool = False, **given:
     _console.say(f"{count} of {count + len(found['different'])} gradients are those of PyTorch")
     if found["not_compared"]:
         _console.say(f"not compared: {', '.join(found['not_compared'])}")
-    _console.json_result(as_json, {"path": str(path), **found})
-    if found["different"]:
-        raise typer.Exit(_options.NOT_MET)
+    return {"path": str(path), **found}, bool(found["different"])

@@ -7,7 +7,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
 from odtpack.cli import _console
-from odtpack.cli._options import Count
+from odtpack.cli._options import Count, Json
 
 if TYPE_CHECKING:
     from odtpack.update.release import Installed
@@ -65,8 +65,7 @@ def install(
     android: Path | None = None,
     ios: Path | None = None,
     ort: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> Json:
     """Copy what an app needs of a package into the app.
 
     These are its models, checkpoint and manifest. Unchanged files are not written again, so that
@@ -100,7 +99,7 @@ def install(
             "  do not compress them in the APK, so that they can be mapped; in the app's build:"
         )
         _console.say(f"  android {{ androidResources {{ noCompress += listOf({ends}) }} }}")
-    content = {
+    return {
         platform: {
             "path": str(installed.folder),
             "files": list(installed.names),
@@ -109,7 +108,6 @@ def install(
         }
         for platform, installed in done.items()
     }
-    _console.json_result(as_json, content)
 
 
 def sign(
@@ -118,8 +116,7 @@ def sign(
     key: Path | None = None,
     new_key: Path | None = None,
     release: Count | None = None,
-    as_json: bool = False,
-) -> None:
+) -> Json:
     """Sign a package, or make a key pair. With both, sign with the new key.
 
     Writes manifest.sig: an Ed25519 signature of the manifest, which holds the hash of every
@@ -173,7 +170,7 @@ def sign(
         _console.wrote(signature)
     paths = {"signature": signature, "private_key": new_key, "public_key": public}
     found = {name: None if path is None else str(path) for name, path in paths.items()}
-    _console.json_result(as_json, found)
+    return found
 
 
 _SIGNATURES = {
@@ -190,8 +187,7 @@ def verify(
     require_signature: bool = False,
     minimum_release: int | None = None,
     stranger: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> Json:
     """Verify a package.
 
     Checks the signature, the manifest, the hash of every file, that there are no other files,
@@ -223,7 +219,7 @@ def verify(
         minimum_release=minimum_release,
         limits=Limits() if stranger else None,
     )
-    _console.results(as_json=as_json)
+    _console.results()
     steps = found.steps
     _console.say(f"verified {found.path}", style="bold")
     size = format_bytes(found.size_bytes)
@@ -243,4 +239,4 @@ def verify(
     _console.say(f"  manifest    sha256 {found.manifest_sha256}")
     for index, what in enumerate(found.checked):
         _console.say(f"  {'checked' if index == 0 else '':<11} {what}")
-    _console.json_result(as_json, dataclasses.asdict(found))
+    return dataclasses.asdict(found)

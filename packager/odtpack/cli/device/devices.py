@@ -6,11 +6,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 import odtpack_simulator as sim
 from odtpack.cli import _completion, _console
-from odtpack.cli._options import command, group
+from odtpack.cli._options import Json, command, group
 
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile_check import ProfileReport
@@ -25,7 +23,7 @@ devices = group(
 
 
 @command(devices, "list")
-def list_devices(*, as_json: bool = False) -> None:
+def list_devices() -> list[Json]:
     """List the device profiles that ship with odtpack.
 
     Examples:
@@ -34,7 +32,7 @@ def list_devices(*, as_json: bool = False) -> None:
     """
     from odtpack_simulator.values.units import format_bytes
 
-    _console.results(as_json=as_json)
+    _console.results()
     profiles = [sim.load_profile(name) for name in sim.list_profiles()]
     rows = []
     for profile in profiles:
@@ -54,13 +52,11 @@ def list_devices(*, as_json: bool = False) -> None:
     header = ("Name", "Device", "System", "App memory", "fp32 GEMM", "Threads", "Validated")
     _console.table(rows, header, figures="App memory,fp32 GEMM,Threads")
     _console.say("odtpack devices show NAME names the source of every figure.")
-    _console.json_result(as_json, [_summary(profile) for profile in profiles])
+    return [_summary(profile) for profile in profiles]
 
 
 @command(devices, "show")
-def show_device(
-    device: Annotated[str, ("autocompletion", _completion.devices)], *, as_json: bool = False
-) -> None:
+def show_device(device: Annotated[str, ("autocompletion", _completion.devices)]) -> Json:
     """Show every figure of a device profile.
 
     Parameters:
@@ -70,7 +66,7 @@ def show_device(
         odtpack devices show pixel-8a
         odtpack devices show ./phone.toml --json
     """
-    _console.results(as_json=as_json)
+    _console.results()
     profile = sim.load_profile(device)
     _console.say(f"{profile.title} ({profile.name})", style="bold")
     _console.say(f"  {profile.soc or 'chip not named'}, {profile.os}")
@@ -83,13 +79,13 @@ def show_device(
         text = figure.text.replace(" cores", "")  # the key says what is counted
         _console.say(f"{figure.key:<{width}}  {text}{kind}")
         _console.say(f"    {figure.source}", style="dim")
-    _console.json_result(as_json, _with_figures(profile))
+    return _with_figures(profile)
 
 
 @command(devices, "check")
 def check_devices(
-    files: Annotated[list[str], ("autocompletion", _completion.devices)], *, as_json: bool = False
-) -> None:
+    files: Annotated[list[str], ("autocompletion", _completion.devices)],
+) -> tuple[list[Json], int]:
     """Check device profiles.
 
     Reports errors with their place (exit code 2). For a valid profile, lists what a simulation can
@@ -105,7 +101,7 @@ def check_devices(
     from odtpack_runtime.errors import OdtpackError
     from odtpack_simulator.device.profile_check import check_profile
 
-    _console.results(as_json=as_json)
+    _console.results()
     entries: list[dict[str, Any]] = []
     for file in files:
         try:
@@ -118,9 +114,7 @@ def check_devices(
             _say_report(file, report)
             content = report.model_dump(mode="json")
             entries.append({"file": file, "valid": True, "error": None, "report": content})
-    _console.json_result(as_json, entries)
-    if not all(entry["valid"] for entry in entries):
-        raise typer.Exit(2)
+    return entries, 0 if all(entry["valid"] for entry in entries) else 2
 
 
 def _say_report(file: str, report: ProfileReport) -> None:
@@ -143,8 +137,7 @@ def measure_devices(
     title: str = "This machine",
     threads: int | None = None,
     target: Literal["webgpu"] | None = None,
-    as_json: bool = False,
-) -> None:
+) -> Json:
     """Measure this machine, and write its profile.
 
     Measures matrix products, a convolution, memory bandwidth, the allocator and the storage
@@ -173,7 +166,7 @@ def measure_devices(
     _write(profile, out, "measure", "no measurement shows")
     if any(BUSY in figure.source for figure in profile.figures()):
         _console.warn(f"{BUSY}: measure again while nothing else runs")
-    _finish(profile, out, as_json)
+    return _finish(profile, out)
 
 
 @command(devices, "import")
@@ -185,8 +178,7 @@ def import_device(
     title: str | None = None,
     system: Literal["android", "ios", "linux", "macos", "windows", "web"] | None = None,
     like: Annotated[str | None, ("autocompletion", _completion.devices)] = None,
-    as_json: bool = False,
-) -> None:
+) -> Json:
     r"""Write a profile from what a kit measured on a phone.
 
     Every kit has a benchmark that an app can run on its device; it writes JSON. The profile
@@ -217,7 +209,7 @@ def import_device(
         like=None if like is None else sim.load_profile(like),
     )
     _write(profile, out, "import", "the benchmark does not measure")
-    _finish(profile, out, as_json)
+    return _finish(profile, out)
 
 
 def _check_name(out: Path, *inputs: Path) -> None:
@@ -244,20 +236,20 @@ def _write(profile: sim.DeviceProfile, out: Path, command: str, unknown: str) ->
     write_file(out, profile_toml(profile, comment=comment).encode())
 
 
-def _finish(profile: sim.DeviceProfile, out: Path, as_json: bool) -> None:
+def _finish(profile: sim.DeviceProfile, out: Path) -> Json:
     """Say what the new profile is good for."""
     from odtpack_simulator.device.profile_check import check_profile
 
     _say_report(str(out), check_profile(profile))
-    _console.json_result(as_json, _with_figures(profile))
+    return _with_figures(profile)
 
 
-def _with_figures(profile: sim.DeviceProfile) -> dict[str, Any]:
+def _with_figures(profile: sim.DeviceProfile) -> Json:
     figures = [figure.model_dump(mode="json") for figure in profile.figures()]
     return {**_summary(profile), "figures": figures}
 
 
-def _summary(profile: sim.DeviceProfile) -> dict[str, Any]:
+def _summary(profile: sim.DeviceProfile) -> Json:
     names = ("name", "title", "vendor", "soc", "os", "validated", "digest")
     own = {name: getattr(profile, name) for name in names}
     return {**own, "app_memory_foreground_bytes": profile.memory_limit_bytes()}

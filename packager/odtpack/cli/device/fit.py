@@ -7,11 +7,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-import typer
-
 import odtpack_simulator as sim
-from odtpack.cli import _completion, _console, _options
-from odtpack.cli._options import Count, LossName, OptimizerName, PositiveCount
+from odtpack.cli import _completion, _console
+from odtpack.cli._options import Count, Json, LossName, OptimizerName, PositiveCount
 
 if TYPE_CHECKING:
     from odtpack.fit import FitResult
@@ -46,8 +44,7 @@ def fit(
     study: Path | None = None,
     out: Path | None = None,
     strict: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> tuple[Json, int]:
     r"""Find recipes that meet the budgets on every device.
 
     Searches batch and micro-batch, what is frozen, optimizer, learning rate and the storage of
@@ -77,7 +74,7 @@ def fit(
         ray ADDRESS: Ray cluster that trains; local for one on this machine.
         study FILE: Journal of the search; an interrupted search continues from it.
         out FOLDER: Write recipe-1.toml, recipe-2.toml, ..., fit.json and the page fit.html here.
-        as_json --json: Print the result as JSON on stdout.
+        json: Print the result as JSON on stdout.
 
     Examples:
         odtpack fit model.onnx --data digits.npz --loss cross_entropy --device pixel-8a \
@@ -147,7 +144,7 @@ def fit(
             jobs=jobs or default_jobs(),
             progress=lambda now: progress.update(now.done, now.count, now.title),
         )
-    _console.results(as_json=as_json)
+    _console.results()
     _show(result)
     if out is not None:
         _write(result, out, previous)
@@ -157,9 +154,7 @@ def fit(
         _console.say("The recipe of the first (--out FOLDER writes them all):", style="bold")
         _console.say()
         _console.say(result.pareto[0].recipe)
-    _console.json_result(as_json, result.model_dump(mode="json"))
-    if not result.found or (strict and not result.judged):
-        raise typer.Exit(_options.NOT_MET)
+    return result.model_dump(mode="json"), not result.found or (strict and not result.judged)
 
 
 def _show(result: FitResult) -> None:

@@ -10,6 +10,7 @@ import typer
 
 import odtpack_simulator as sim
 from odtpack.cli import _completion, _console, _options
+from odtpack.cli._options import Json
 from odtpack.cli.device.simulate import fails, say_suggestion
 
 if TYPE_CHECKING:
@@ -28,8 +29,7 @@ def judge(
     report: Annotated[list[str] | None, ("autocompletion", _completion.reports)] = None,
     badge: list[str] | None = None,
     strict: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> tuple[Json | list[Json], int]:
     r"""Judge results by budgets without measuring again.
 
     Of several results, {name} in the path of a report or badge is the name of the result's file,
@@ -42,7 +42,7 @@ def judge(
         baseline BASE.json: Earlier result that limits like "+5 %" refer to.
         badge FILE.svg|FILE.json: Badge with the headroom of the tightest budget: a picture, or the
             JSON of an endpoint badge of shields.io. May be repeated.
-        as_json --json: Print the result as JSON on stdout.
+        json: Print the result as JSON on stdout.
 
     Examples:
         odtpack judge report.json --budget budgets.toml
@@ -80,12 +80,11 @@ def judge(
         inputs=[budget, baseline, *others],
         judged=single,
         badges=map(Path, chain(*badges)),
-        as_json=as_json,
     )
     found = [
         judge_again(each, lambda result: sim.judge(result, budgets, baseline=base)) for each in read
     ]
-    _console.results(as_json=as_json, reports=report)
+    _console.results(reports=report)
     for index, judged in enumerate(found):
         if len(found) > 1:
             _console.say(f"{results[index]}:", style="bold")
@@ -97,9 +96,8 @@ def judge(
     if budgets is None and single is not None:
         say_suggestion(found[0], baseline=base is not None)
     shown = [each.model_dump(mode="json") for each in found]
-    _console.json_result(as_json, shown[0] if single is not None else shown)
-    if any(fails(each, strict=strict) for each in found):
-        raise typer.Exit(_options.NOT_MET)
+    no = any(fails(each, strict=strict) for each in found)
+    return shown[0] if single is not None else shown, no
 
 
 # ``odtpack compare``: what changed from one result to another, for a pull request.

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 import odtpack_simulator as sim
-from odtpack.cli import _completion, _console, _options
-from odtpack.cli._options import Count, PositiveCount
+from odtpack.cli import _completion, _console
+from odtpack.cli._options import Count, Json, PositiveCount
 from odtpack_simulator.device.kits import Kit, Loop
 
 if TYPE_CHECKING:
+    from odtpack_simulator.fleet.result import FleetResult
     from odtpack_simulator.replay.replay import Progress
 
 
@@ -46,8 +45,7 @@ def simulate(
     jobs: Count = 0,
     ray: str | None = None,
     strict: bool = False,
-    as_json: bool = False,
-) -> None:
+) -> tuple[Json, int]:
     r"""Replay real training under the limits of devices.
 
     The training runs once for all devices: without limits, timed, interrupted and resumed, and
@@ -83,7 +81,7 @@ def simulate(
         baseline RESULT.json: Result to compare with, for budgets such as '+5 %'.
         jobs: Parallel replays; 0 for one per core.
         ray ADDRESS: Ray cluster for the replays, or 'local'.
-        as_json --json: Print the result as JSON on stdout.
+        json: Print the result as JSON on stdout.
 
     Examples:
         odtpack simulate package --data digits.npz --device pixel-8a --device pi-5
@@ -119,7 +117,6 @@ def simulate(
         report or [],
         outside=opened,
         inputs=[data, evaluation, budget, baseline, read.path if read else None, *own],
-        as_json=as_json,
     )
     before = None if baseline is None else sim.load_result(baseline)
     policy = make_policy(
@@ -169,7 +166,7 @@ def simulate(
                 holdout=share,
             )
     result = judged(measured)
-    _console.results(as_json=as_json, reports=report)
+    _console.results(reports=report)
     print_result(result, _console.console())
     if result.data.extrapolated:
         _console.warn(result.data.extrapolated)
@@ -177,9 +174,7 @@ def simulate(
     write_reports(result, report or [])
     if budgets is None:
         say_suggestion(result)
-    _console.json_result(as_json, result.model_dump(mode="json"))
-    if fails(result, strict=strict):
-        raise typer.Exit(_options.NOT_MET)
+    return result.model_dump(mode="json"), fails(result, strict=strict)
 
 
 _WORDS = {
@@ -214,7 +209,7 @@ def say_suggestion(result: sim.SimulationResult, *, baseline: bool = False) -> N
     _console.lines(sim.suggest_budget(result, baseline=baseline))
 
 
-def fails(result: sim.SimulationResult, *, strict: bool) -> bool:
+def fails(result: sim.SimulationResult | FleetResult, *, strict: bool) -> bool:
     """Whether a judged result is exit code 1."""
     return result.over_budget or (strict and result.verdict == "not judged")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from odtpack.cli import _console
-from odtpack.cli._options import Count, PositiveCount
+from odtpack.cli._options import Count, Json, PositiveCount
 
 if TYPE_CHECKING:
     from odtpack.privacy import PrivateRecord
@@ -36,8 +36,7 @@ def train(
     delta: float | None = None,
     activations: Path | None = None,
     out: Path | None = None,
-    as_json: bool = False,
-) -> None:
+) -> Json:
     """Train a package on this machine and save a checkpoint.
 
     The checkpoint includes the optimizer's state, so that --resume continues exactly. It is
@@ -58,7 +57,7 @@ def train(
         activations DIR: Folder for a temporary file that holds activations between segments,
             instead of memory.
         out CK: Trained checkpoint to write. [default: PKG.ckpt, beside the package]
-        as_json --json: Print losses as JSON on stdout.
+        json: Print losses as JSON on stdout.
 
     Examples:
         odtpack train package --data digits.npz --epochs 5 --out trained.ckpt
@@ -203,7 +202,7 @@ def train(
         content["eval_tokens"] = sum(after.tokens)
     if after.means:
         content |= {"means_before": before.means, "means_after": after.means}
-    _console.json_result(as_json, content)
+    return content
 
 
 @contextmanager
@@ -238,7 +237,7 @@ def _check_delta(package: Package, delta: float | None) -> None:
         check_delta(delta)
 
 
-def _guarantee(record: PrivateRecord, delta: float) -> dict[str, Any]:
+def _guarantee(record: PrivateRecord, delta: float) -> Json:
     """What a private training promises, said and returned."""
     # The steps before `--resume` count as if they had been made on the same data.
     from odtpack.errors import OdtpackError
@@ -291,8 +290,7 @@ def privacy(
     batch_size: Annotated[int, ("min", 1)] = 32,
     epochs: Annotated[int, ("min", 1)] = 5,
     delta: float | None = None,
-    as_json: bool = False,
-) -> None:
+) -> Json:
     """Print the epsilon of private training. Nothing is trained.
 
     It bounds what the trained parameters reveal of one sample. It holds if samples are drawn
@@ -314,8 +312,8 @@ def privacy(
     steps = epochs * math.ceil(samples / batch_size)
     chosen = 0.1 / samples if delta is None else delta
     found = epsilon(noise, rate, steps, chosen)
-    _console.results(as_json=as_json)
+    _console.results()
     without = "" if math.isfinite(found) else ": without noise, nothing is private"
     _console.say(f"epsilon {found:.4g} at delta {chosen:g}, {steps} steps{without}")
     content = {"epsilon": found, "delta": chosen, "sampling_rate": rate, "steps": steps}
-    _console.json_result(as_json, content)
+    return content
