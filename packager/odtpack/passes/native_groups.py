@@ -26,7 +26,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -489,28 +489,13 @@ def normalization_groups(graph: ir.Graph) -> Iterator[NormalizationGroup]:
     normalizations that are native.
     """
     kinds = (kernels.FORWARD_NORMALIZATION, kernels.NORMALIZATION_GRADIENT, kernels.ACTIVATED)
-    places = {node: place for place, node in enumerate(graph)}
-    replaced: list[tuple[int, int]] = []  # last and first place of each group
     for kind, activation in itertools.product(kinds, _ENDS):
         end = "Sub" if kind == kernels.NORMALIZATION_GRADIENT else _ENDS[activation]
         for node in list(graph):
             if node.op_type == end and node.graph is graph and not node.domain:
                 found = _normalization_group(node, kind, activation)
-                if found is None:
-                    continue
-                first = min(places.get(each, 0) for each in found.nodes)
-                if _may_be_one(found, graph, places, _earliest(first, replaced)):
-                    last = max(places.get(each, len(places)) for each in found.nodes)
-                    replaced.append((last, first))
+                if found and _may_be_one(found, graph):
                     yield found
-
-
-def _earliest(place: int, replaced: Sequence[tuple[int, int]]) -> int:
-    """The first place of a node that may follow from what lies at a place, or behind it."""
-    # What took the place of a group follows from all that the group reads.
-    for last, first in sorted(replaced, reverse=True):
-        place = first if first < place <= last else place
-    return place
 
 
 def _normalization_group(end: ir.Node, kind: int, activation: int) -> NormalizationGroup | None:
@@ -633,9 +618,7 @@ def _of_native(variance: ir.Value) -> bool:
     )
 
 
-def _may_be_one(
-    group: NormalizationGroup, graph: ir.Graph, places: Mapping[ir.Node, int], earliest: int
-) -> bool:
+def _may_be_one(group: NormalizationGroup, graph: ir.Graph) -> bool:
     """Whether nothing else reads what is computed inside, or stands between the nodes."""
     own = {*group.nodes}
     if any(node.graph is not graph for node in own):
@@ -645,13 +628,13 @@ def _may_be_one(
         free = value in group.kept or node in group.stays
         if not free and (value.is_graph_output() or not {n for n, _ in value.uses()} <= own):
             return False
-    # What was replaced before is not in the order of the graph, and is followed.
+    # What was replaced before is not in the order of the graph: all that is read is followed.
     waiting, seen = [value.producer() for value in group.read], set[ir.Node]()
     while waiting:
         writer = waiting.pop()
         if writer in own:
             return False
-        if writer is not None and writer not in seen and places.get(writer, earliest) >= earliest:
+        if writer is not None and writer not in seen:
             seen.add(writer)
             waiting += [value.producer() for value in reads(writer)]
     return True
