@@ -2,7 +2,7 @@
 
 Heavy imports stay inside the commands, so that ``odtpack --help`` answers at once. To add
 a command, write a file with one function and name it in ``_app.py``. Its docstring is its help,
-with examples at its end.
+with its parameters and examples at its end (``_options.py``).
 """
 
 import sys

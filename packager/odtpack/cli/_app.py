@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from odtpack.cli import _console
-from odtpack.cli._options import command, examples, flag
+from odtpack.cli._options import command, examples
 from odtpack.cli._supervisor import INTERRUPTED, TERMINATED, supervised, told
 from odtpack.cli.adapter import adapter
 from odtpack.cli.build import build, cache_key
@@ -61,7 +61,7 @@ app = typer.Typer(
 )
 def _root(
     context: typer.Context,
-    version: Annotated[bool, flag("--version", "Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """Train on the ONNX Runtime that the app already ships.
 

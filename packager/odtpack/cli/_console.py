@@ -51,13 +51,16 @@ def _plainer(error: UnicodeError) -> tuple[str, int]:
 
 codecs.register_error(_PLAINER, _plainer)
 
+wants_json: Final = ContextVar("wants_json", default=False)
+"""Whether ``--json`` asks for what the command returns."""
+
 _text_is_result: Final = ContextVar("text_is_result", default=False)
 
 
-def results(*, as_json: bool = False, reports: Iterable[str] | None = ()) -> None:
+def results(reports: Iterable[str] | None = ()) -> None:
     """From here on the text of this command is its result, for stdout unless that is taken."""
     # By JSON, or by a report to standard output, FORMAT:-.
-    taken = as_json or any(report.endswith(":-") for report in reports or ())
+    taken = wants_json.get() or any(report.endswith(":-") for report in reports or ())
     _text_is_result.set(not taken)
 
 
@@ -149,9 +152,9 @@ def print_plain(text: str) -> None:
     sys.stdout.flush()
 
 
-def json_result(wanted: bool, content: Any) -> None:
+def json_result(content: Any) -> None:
     """Print the result of a command as JSON, if ``--json`` asks for it."""
-    if wanted:
+    if wants_json.get():
         sys.stdout.write(json_text(content))
         sys.stdout.flush()
 

@@ -128,14 +128,13 @@ def check_reports(
     inputs: Iterable[Path | None] = (),
     judged: Path | None = None,
     badges: Iterable[Path] = (),
-    as_json: bool = False,
     formats: Sequence[str] | None = None,
 ) -> None:
     """Refuse destinations of reports that cannot be written, or would not be read whole."""
     from odtpack_simulator.reports import STDOUT, parse_destination
 
     read = list(inputs)
-    taken = {STDOUT: "--json"} if as_json else {}
+    taken = {STDOUT: "--json"} if _console.wants_json.get() else {}
     destinations = [("--report", text, *parse_destination(text, formats)) for text in reports]
     destinations += [("--badge", str(path), "badge", path) for path in badges]
     for option, text, form, path in destinations:

@@ -1,4 +1,10 @@
-"""Arguments and options that mean the same in several commands, and those of a build.
+"""How commands are declared, what parameters mean that several have, and the options of a build.
+
+A command is a function. Its parameters are arguments up to ``*``, and options after it; types and
+defaults are theirs. The docstring says what each is, under "Parameters": its name, what stands for
+its value, a colon, and the help. What it does not list is in :data:`_SHARED`. A command returns
+what ``--json`` prints, with an exit code where that may be another than 0: true stands for
+:data:`NOT_MET`. One that returns nothing has no ``--json``.
 
 The options of ``odtpack build`` are declared by :class:`odtpack.spec.BuildSpec`.
 
@@ -8,16 +14,29 @@ This module imports nothing large: names of losses and optimizers are those of t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeVar
+from types import NoneType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)  # fmt: skip
 
 import typer
 
 from odtpack.choices import OrtFormat, Platform, Style, module_names
+from odtpack.cli import _console
 from odtpack.option import REQUIRED, Option, options_of
 from odtpack.spec import BuildSpec, options
 
@@ -35,25 +54,137 @@ else:
     OptimizerName = StrEnum("OptimizerName", module_names("odtpack.optimizers"))
 
 
-_Command = TypeVar("_Command", bound=Callable[..., None])
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 NOT_MET: Final = 1
 """Exit code of a command whose answer is no: over budget, nothing fits, or something differs."""
 
+Json = dict[str, Any]
+"""What ``--json`` prints of a command."""
 
-def option(text: str, metavar: str | None = None, *flags: str, **settings: Any) -> Any:
-    """Declare an option by its help, what stands for its value, and its names where it has more."""
-    return typer.Option(*flags, metavar=metavar, help=text, **settings)
+# Annotated holds further settings of typer's as pairs.
+Count = Annotated[int, ("min", 0), ("metavar", "N")]
+PositiveCount = Annotated[int, ("min", 1), ("metavar", "N")]
+
+StyleChoice = Literal["fixed", "runtime", "both"]
+""":class:`odtpack.choices.Style`, or both."""
 
 
-def count(text: str, least: int = 1, **settings: Any) -> Any:
-    """Declare an option that takes a whole number, by its help and the least of them."""
-    return option(text, "N", min=least, **settings)
+def _texts(section: str) -> dict[str, dict[str, str]]:
+    """Metavar and help of parameters by name, of a text that lists them."""
+    found = {}
+    for entry in re.split(r"\n(?=\S)", section.strip()) if section else ():
+        said, _, text = " ".join(entry.split()).partition(": ")
+        name, *metavar = said.split()
+        text = text.replace(" [default: ", "  [default: ")  # as typer writes its own
+        found[name] = {"help": text, **({"metavar": metavar[0]} if metavar else {})}
+    return found
 
 
-def flag(name: str, text: str) -> Any:
-    """Declare an option without a value."""
-    return typer.Option(name, help=text)
+_FLAGS: Final = {
+    "as_json": ["--json"], "encoder_output": ["--input"], "evaluation": ["--eval"],
+    "file_format": ["--format"], "fleet_file": ["--fleet"], "form": ["--format"],
+    "out": ["--out", "-o"], "system": ["--os"], "types": ["--types/--no-types"],
+}  # fmt: skip
+"""Options that are not called as their parameters."""
+
+
+_SHARED: Final = _texts("""
+as_json: Print JSON on stdout.
+base BASE.json: Baseline result.
+batch_size: Samples per batch. [default: 32]
+beta1 X: Adam, AdamW, Lion: decay of the first moment. [default: 0.9]
+beta2 X: Adam, AdamW: decay of the second moment. [default: 0.999; Lion 0.99]
+budget budgets.toml: Budgets; exceeding one is exit code 1.
+checkpoint CK: Trained checkpoint. [default: the package's]
+data DATA.npz: One array per input of the model, by its name; or texts (.jsonl), which become
+    samples as [data] of the recipe says.
+epochs: Passes over the data.
+epsilon X: Adam, AdamW: added to the denominator. [default: AdamW 1e-6, Adam 1e-8]
+evaluation EVAL.npz: Evaluation data, instead of --holdout.
+fleet_file fleet.toml: Clients, rounds and budgets.
+form: How to print the comparison. [default: text]
+head HEAD.json: New result.
+holdout SHARE: Share of the samples held out for evaluation. [default: 0.2]
+json: Print JSON on stdout.
+loss: Loss to attach; none if the first output is the loss.
+loss_option KEY=VALUE: Option of the loss; may be repeated. For example: --loss cross_entropy
+    --loss-option label_smoothing=0.1 --loss-option weight=0.2,0.8
+model MODEL.onnx: Forward model.
+momentum X: SGD: momentum. [default: 0]
+optimizer: Optimizer. [default: adamw]
+optimizer_option KEY=VALUE: Further setting of the optimizer. May be repeated. adamw: formula
+    (reference, pytorch), bias_correction; sgd: dampening, nesterov; adafactor: beta2_decay,
+    epsilon2, clip_threshold.
+ort_format: Also write ORT format, and the operators for a reduced build.
+ort_platform: ORT format: processors to optimize for. May be repeated. Default: a model that runs
+    on all.
+ort_style: ORT format: how models are optimized. [default: fixed]
+package PKG: Folder of the package.
+report FORMAT:PATH: Report to write: html, json, junit, markdown or github, a colon and a path; -
+    is standard output (not for html). May be repeated.
+results RESULT.json: Results of simulate --report json:PATH.
+seed: Seed of the sample order, the held-out split and dropout.
+strict: Exit code 1 also if a check cannot be judged: unknown limit, or no baseline.
+times RESULT.json: Result of odtpack simulate with times and memory. [default: measured now]
+weight_decay X: Weight decay; adam and sgd: an L2 penalty. [default: 0]
+""")
+"""What parameters mean that several commands have, by name."""
+
+
+def _pairs(hint: object) -> dict[str, Any]:
+    """The settings in an annotation, and in its parts."""
+    found: dict[str, Any] = {}
+    for part in get_args(hint):
+        found |= dict([part]) if isinstance(part, tuple) else _pairs(part)
+    return found
+
+
+class _Callback:
+    """The function of a command, as typer reads it."""
+
+    def __init__(self, function: Callable[..., Any], section: str) -> None:
+        self.__name__, self.__annotations__ = function.__name__, {}
+        self._function, self._section = function, section
+
+    def __call__(self, *, json: bool = False, **given: Any) -> None:
+        """Run the command, and print what it returns if ``--json`` asks for it."""
+        _console.wants_json.set(json)
+        content, code = self._function(**given), 0
+        if isinstance(content, tuple):
+            content, code = content
+        _console.json_result(content)
+        if code:
+            raise typer.Exit(int(code))
+
+    @functools.cached_property
+    def __signature__(self) -> inspect.Signature:
+        """The parameters with their options and helps, all of them by name; made when it reads."""
+        hints = get_type_hints(self._function, include_extras=True)
+        kinds, texts = get_type_hints(self._function), _SHARED | _texts(self._section)
+        found = []
+        for name, each in inspect.signature(self._function).parameters.items():
+            if each.kind is each.VAR_KEYWORD:
+                continue
+            settings = _pairs(hints[name]) | texts.get(name, {})
+            if each.kind is each.KEYWORD_ONLY:
+                info = _option(name, kinds[name], settings)
+            else:
+                info = typer.Argument(show_default=False, **settings)
+            found.append(each.replace(annotation=Annotated[kinds[name], info]))
+        before, declared = getattr(self._function, "takes", (None, ()))
+        at = next((at for at, each in enumerate(found) if each.name == before), len(found))
+        found[at:at] = _parameters(declared)
+        if kinds["return"] is not NoneType:
+            info = _option("json", bool, texts["json"])
+            found.append(_parameter("json", annotation=Annotated[bool, info], default=False))
+        return inspect.Signature([p.replace(kind=p.KEYWORD_ONLY) for p in found])
+
+
+def _option(name: str, kind: object, settings: Mapping[str, Any]) -> Any:
+    """What typer wants to know of an option."""
+    usual = [f"--{name.replace('_', '-')}"] if kind is bool else []  # without --no-...
+    return typer.Option(*_FLAGS.get(name, usual), **settings)
 
 
 def examples(*lines: str) -> str:
@@ -67,9 +198,12 @@ def command(of: typer.Typer, name: str | None = None) -> Callable[[_Command], _C
 
     def decorate(function: _Command) -> _Command:
         text, _, lines = inspect.cleandoc(function.__doc__ or "").partition("\n\nExamples:\n")
+        text, _, section = text.partition("\n\nParameters:\n")
         epilog = examples(*textwrap.dedent(lines).split("\n"))
         called = name or function.__name__.strip("_").replace("_", "-")
-        return of.command(called, help=text, epilog=epilog)(function)
+        add = of.command(called, help=text, epilog=epilog)
+        add(_Callback(function, textwrap.dedent(section)))
+        return function
 
     return decorate
 
@@ -89,124 +223,48 @@ def group(name: str, text: str, *lines: str) -> typer.Typer:
     return made
 
 
-def argument(metavar: str, text: str, **settings: Any) -> Any:
-    """Declare an argument."""
-    return typer.Argument(metavar=metavar, help=text, show_default=False, **settings)
-
-
-def destination(metavar: str, text: str, **settings: Any) -> Any:
-    """Declare the destination of a command."""
-    return typer.Option("--out", "-o", metavar=metavar, help=text, **settings)
-
-
-MODEL = argument("MODEL.onnx", "Forward model.")
-MODEL_OR_RECIPES = argument("MODEL.onnx", "Forward model. Default: that of the recipe.")
-PACKAGE = argument("PKG", "Folder of the package.")
-DATA = option(
-    "One array per input of the model, by its name; or texts (.jsonl), which become samples as "
-    "[data] of the recipe says.",
-    "DATA.npz",
-)
-EPOCHS = count("Passes over the data.")
-BATCH_SIZE = count("Samples per batch.  [default: 32]")
-SEED = count("Seed of the sample order, the held-out split and dropout.", 0)
-HOLDOUT = option("Share of the samples held out for evaluation.  [default: 0.2]", "SHARE")
-EVALUATION = option("Evaluation data, instead of --holdout.", "EVAL.npz", "--eval")
-TRAINERS = count("Training processes; 0 for one per core.", 0)
-TRAINED = option("Trained checkpoint.  [default: the package's]", "CK")
-OLD_PACKAGE = argument("OLD", "Package on the devices now.")
-BASE_RESULT = argument("BASE.json", "Baseline result.")
-HEAD_RESULT = argument("HEAD.json", "New result.")
-COMPARISON_FORM = option("How to print the comparison.  [default: text]", None, "--format")
-COMPARISON_FILE = destination("FILE", "File for the comparison, instead of standard output.")
-LOSS = option("Loss to attach; none if the first output is the loss.")
-LOSS_OPTION = option(
-    "Option of the loss; may be repeated. For example: --loss cross_entropy "
-    "--loss-option label_smoothing=0.1 --loss-option weight=0.2,0.8",
-    "KEY=VALUE",
-)
-AS_JSON = flag("--json", "Print JSON on stdout.")
-RESULT_AS_JSON = flag("--json", "Print the result as JSON on stdout.")
-MANIFEST_AS_JSON = flag("--json", "Print the manifest as JSON on stdout.")
-DEMO_FOLDER = destination("DIR", "Folder for all files of the demo.")
-
-
-StyleChoice = Literal["fixed", "runtime", "both"]
-""":class:`odtpack.choices.Style`, or both."""
-
-ORT_STYLE = option("ORT format: how models are optimized.  [default: fixed]")
-ORT_PLATFORM = option(
-    "ORT format: processors to optimize for. May be repeated. Default: a model that runs on all."
-)
-
-OPTIMIZER_SETTINGS: Final = {
-    "weight_decay": "Weight decay; adam and sgd: an L2 penalty.  [default: 0]",
-    "momentum": "SGD: momentum.  [default: 0]",
-    "beta1": "Adam, AdamW, Lion: decay of the first moment.  [default: 0.9]",
-    "beta2": "Adam, AdamW: decay of the second moment.  [default: 0.999; Lion 0.99]",
-    "epsilon": "Adam, AdamW: added to the denominator.  [default: AdamW 1e-6, Adam 1e-8]",
-}
-"""Settings of optimizers that have an option of their own, and its help."""
+OPTIMIZER_SETTINGS: Final = ("weight_decay", "momentum", "beta1", "beta2", "epsilon")
+"""Settings of optimizers that have an option of their own."""
 
 # Fields that several options make, or one whose choices come from a registry.
-_SEVERAL: Final[dict[str, dict[str, tuple[Any, Any]]]] = {
-    "loss": {"loss": (LossName, LOSS)},
-    "loss_options": {"loss_option": (list[str], LOSS_OPTION)},
-    "optimizer": {"optimizer": (OptimizerName, option("Optimizer.  [default: adamw]"))},
-    "optimizer_options": {
-        **{name: (float, option(text, "X")) for name, text in OPTIMIZER_SETTINGS.items()},
-        "optimizer_option": (
-            list[str],
-            option(
-                "Further setting of the optimizer. May be repeated. adamw: formula "
-                "(reference, pytorch), bias_correction; sgd: dampening, nesterov; adafactor: "
-                "beta2_decay, epsilon2, clip_threshold.",
-                "KEY=VALUE",
-            ),
-        ),
-    },
-    "ort_format": {
-        "ort_format": (
-            bool,
-            flag("--ort-format", "Also write ORT format, and the operators for a reduced build."),
-        ),
-        "ort_style": (StyleChoice, ORT_STYLE),
-        "ort_platform": (list[Platform], ORT_PLATFORM),
-    },
+_SEVERAL: Final[dict[str, dict[str, Any]]] = {
+    "loss": {"loss": LossName},
+    "loss_options": {"loss_option": list[str]},
+    "optimizer": {"optimizer": OptimizerName},
+    "optimizer_options": dict.fromkeys(OPTIMIZER_SETTINGS, float) | {"optimizer_option": list[str]},
+    "ort_format": {"ort_format": bool, "ort_style": StyleChoice, "ort_platform": list[Platform]},
 }
 
 
-def takes_spec(before: str, of: type = BuildSpec) -> Callable[[_Command], _Command]:
+def takes_spec(before: str | None = None, of: type = BuildSpec) -> Callable[[_Command], _Command]:
     """Give a command the options of a build or another class, which it takes as keywords."""
 
-    def decorate(command: _Command) -> _Command:
-        signature = inspect.signature(command, eval_str=True)
-        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        place = [parameter.name for parameter in own].index(before)
-        own[place:place] = _parameters(options() if of is BuildSpec else options_of(of))
-        all_named = [p.replace(kind=p.KEYWORD_ONLY) for p in own]
-        command.__signature__ = signature.replace(parameters=all_named)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in own} | {"return": None}
-        return command
+    def decorate(function: _Command) -> _Command:
+        declared = options() if of is BuildSpec else options_of(of)
+        function.takes = before, declared  # type: ignore[attr-defined]
+        return function
 
     return decorate
+
+
+_parameter = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
 
 
 def _parameters(declared: Iterable[Option]) -> Iterator[inspect.Parameter]:
     """The parameters of a command that takes every option, in the order of the fields."""
     for each in declared:
-        kinds = _SEVERAL.get(each.name, {})
+        made = {
+            name: (kind, _option(name, kind, _SHARED[name]))
+            for name, kind in _SEVERAL.get(each.name, {}).items()
+        }
         if each.flag:
-            given = option(each.help, each.metavar, each.flag)
-            kinds = {each.name: (_kind(each), given)}
-        needed = each.default is REQUIRED
-        for name, (kind, given) in kinds.items():
-            yield inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if needed else None,
-                annotation=Annotated[kind if needed else kind | None, given],
-            )
+            info = typer.Option(each.flag, metavar=each.metavar, help=each.help)
+            made = {each.name: (_kind(each), info)}
+        for name, (kind, info) in made.items():
+            if each.default is REQUIRED:
+                yield _parameter(name, annotation=Annotated[kind, info])
+            else:
+                yield _parameter(name, annotation=Annotated[kind | None, info], default=None)
 
 
 def _kind(option: Option) -> Any:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from shlex import quote
-from typing import Annotated
 
-from odtpack.cli import _console, _options
-from odtpack.cli._options import argument, command, destination, flag, group, option
+from odtpack.cli import _console
+from odtpack.cli._options import Json, command, group
 
 _BASE, _ADAPTER = "base.onnx", "adapter.onnx_adapter"
 
@@ -17,27 +16,23 @@ _MADE_UP = re.compile(r".+\.(MatMul|Add|attn\.[qk]_norm\.layernorm|final_norm_la
 
 
 def export(
-    package: Annotated[Path, _options.PACKAGE],
-    out: Annotated[Path, destination("DIR", "Folder of the adapter's files.")],
-    checkpoint: Annotated[Path | None, _options.TRAINED] = None,
-    onnxruntime: Annotated[
-        bool,
-        flag(
-            "--onnxruntime",
-            f"Also write {_ADAPTER}, and {_BASE}, the inference model for it. A package of "
-            "segments has decoder.onnx for this.",
-        ),
-    ] = False,
-    outputs: Annotated[
-        list[str] | None,
-        option(f"Output of {_BASE}, as for odtpack export. May be repeated.", "NAME"),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+    package: Path,
+    *,
+    out: Path,
+    checkpoint: Path | None = None,
+    onnxruntime: bool = False,
+    outputs: list[str] | None = None,
+) -> Json:
     """Write the adapter of a checkpoint as PEFT's files.
 
     Writes adapter_model.safetensors and adapter_config.json. PEFT does not have bitfit: for it
     only the files of ONNX Runtime are written.
+
+    Parameters:
+        out DIR: Folder of the adapter's files.
+        onnxruntime: Also write adapter.onnx_adapter, and base.onnx, the inference model for it. A
+            package of segments has decoder.onnx for this.
+        outputs NAME: Output of base.onnx, as for odtpack export. May be repeated.
 
     Examples:
         odtpack adapter export package --checkpoint trained.ckpt --out adapter
@@ -100,20 +95,17 @@ def export(
             written.append(stage / _ADAPTER)
             peft.write_onnx_adapter(written[-1], state.arrays(trainable=True))
     _console.wrote(*(out / path.name for path in written))
-    _console.json_result(as_json, {"path": str(out), "files": [path.name for path in written]})
+    return {"path": str(out), "files": [path.name for path in written]}
 
 
-def import_(
-    package: Annotated[Path, _options.PACKAGE],
-    adapter: Annotated[
-        Path, argument("DIR", "Folder with adapter_model.safetensors and adapter_config.json.")
-    ],
-    out: Annotated[Path, destination("CK", "Checkpoint to write.")],
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+def import_(package: Path, adapter: Path, *, out: Path) -> Json:
     """Write a checkpoint with the values of a PEFT adapter.
 
     The package must have been built with an adapter of the same kind, rank and layers.
+
+    Parameters:
+        adapter DIR: Folder with adapter_model.safetensors and adapter_config.json.
+        out CK: Checkpoint to write.
 
     Examples:
         odtpack adapter import package adapter --out start.ckpt
@@ -131,16 +123,15 @@ def import_(
         f"next: odtpack train {quote(str(package))} --data DATA.npz --resume {quote(str(out))} "
         "--out trained.ckpt"
     )
-    _console.json_result(as_json, {"path": str(out)})
+    return {"path": str(out)}
 
 
-def merge(
-    model: Annotated[Path, _options.MODEL],
-    adapter: Annotated[Path, argument("DIR", "Folder of the adapter, as export writes it.")],
-    out: Annotated[Path, destination("FILE.onnx", "Model to write.")],
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+def merge(model: Path, adapter: Path, *, out: Path) -> Json:
     """Merge an adapter into the weights of its forward model.
+
+    Parameters:
+        adapter DIR: Folder of the adapter, as export writes it.
+        out FILE.onnx: Model to write.
 
     Examples:
         odtpack adapter merge model.onnx adapter --out merged.onnx
@@ -155,7 +146,7 @@ def merge(
         model, read_peft(adapter), beside=beside, remark=lambda text: _console.say(f"note: {text}")
     )
     write_file(out, content)
-    _console.json_result(as_json, {"path": str(out)})
+    return {"path": str(out)}
 
 
 adapter = group(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from odtpack.choices import ORT_TRAINING
-from odtpack.cli import _console, _options
-from odtpack.cli._options import destination, flag, option, takes_spec
+from odtpack.cli import _console
+from odtpack.cli._options import Json, takes_spec
 
 if TYPE_CHECKING:
     from odtpack.recipe import BuildSpec
@@ -17,44 +17,29 @@ if TYPE_CHECKING:
 
 @takes_spec(before="sample")
 def build(
-    model: Annotated[Path | None, _options.MODEL_OR_RECIPES] = None,
-    recipe: Annotated[
-        Path | None,
-        option(
-            "Recipe. Options override its keys. Default: recipe.toml in the current folder, "
-            "if there is no MODEL.onnx.",
-            "recipe.toml",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        destination(
-            "PKG", "Folder of the package: new, empty, or a package. Default: from the recipe."
-        ),
-    ] = None,
-    if_changed: Annotated[
-        bool,
-        flag(
-            "--if-changed",
-            "Do nothing if the package is up to date. Writes PKG.stamp.json beside it.",
-        ),
-    ] = False,
-    sample: Annotated[
-        Path | None,
-        option(
-            "After the build, run steps on these samples and warn of parameters whose "
-            "gradient is zero.",
-            "DATA.npz",
-        ),
-    ] = None,
-    as_json: Annotated[bool, _options.MANIFEST_AS_JSON] = False,
+    model: Path | None = None,
+    *,
+    recipe: Path | None = None,
+    out: Path | None = None,
+    if_changed: bool = False,
+    sample: Path | None = None,
     **given: Any,
-) -> None:
+) -> Json:
     r"""Build a training package from a forward ONNX model.
 
     Writes training_model.onnx, eval_model.onnx, optimizer_model.onnx, checkpoint and
     manifest.json. The same model and options give the same bytes, except for files in ORT
     format, whose initializers ONNX Runtime orders, and the measured losses of the self-check.
+
+    Parameters:
+        model MODEL.onnx: Forward model. Default: that of the recipe.
+        recipe recipe.toml: Recipe. Options override its keys. Default: recipe.toml in the current
+            folder, if there is no MODEL.onnx.
+        out PKG: Folder of the package: new, empty, or a package. Default: from the recipe.
+        if_changed: Do nothing if the package is up to date. Writes PKG.stamp.json beside it.
+        sample DATA.npz: After the build, run steps on these samples and warn of parameters whose
+            gradient is zero.
+        json: Print the manifest as JSON on stdout.
 
     Examples:
         odtpack build model.onnx --out package --loss cross_entropy
@@ -99,10 +84,10 @@ def build(
         from odtpack.cli._fit import report_zero_gradients
 
         content["zero_gradients"] = report_zero_gradients(folder, sample)
-    _console.json_result(as_json, {"path": str(folder), **content})
+    return {"path": str(folder), **content}
 
 
-def _build(spec: BuildSpec, folder: Path) -> dict[str, Any]:
+def _build(spec: BuildSpec, folder: Path) -> Json:
     from odtpack.build import build as build_spec
 
     checks: list[float] = []
@@ -119,7 +104,7 @@ def _build(spec: BuildSpec, folder: Path) -> dict[str, Any]:
     return {**manifest.as_dict(), "check_seconds": checks[0] if checks else None}
 
 
-def _build_if_changed(spec: BuildSpec, folder: Path) -> dict[str, Any]:
+def _build_if_changed(spec: BuildSpec, folder: Path) -> Json:
     """Build unless the package is the one that would be built; what --json shows of it."""
     from odtpack.errors import OdtpackError
     from odtpack.recipe.key import cache_key, is_current, write_stamp
@@ -157,14 +142,14 @@ def print_built(manifest: Manifest, folder: Path) -> None:
     _console.say(f"  runs on {runtime_text(manifest)}")
 
 
-def cache_key(
-    recipe: Annotated[Path, option("Recipe of the package.", "recipe.toml")] = Path("recipe.toml"),
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+def cache_key(*, recipe: Path = Path("recipe.toml")) -> Json:
     """Print the cache key of a recipe's package. Nothing is built.
 
     It depends on the keys of the recipe that affect the package, the model and its external
     data, and the versions of odtpack, onnx, onnx-ir and onnxruntime.
+
+    Parameters:
+        recipe recipe.toml: Recipe of the package.
 
     Examples:
         odtpack cache-key --recipe recipe.toml
@@ -174,4 +159,6 @@ def cache_key(
 
     found = keys.cache_key(BuildSpec.of(read_recipe(recipe)))
     # Without rich, whose import takes longer than the rest.
-    _console.print_plain(_console.json_text({"cache_key": found}) if as_json else f"{found}\n")
+    if not _console.wants_json.get():
+        _console.print_plain(f"{found}\n")
+    return {"cache_key": found}

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from odtpack.cli import _console, _options
-from odtpack.cli._options import argument, command, destination, group, takes_spec
+from odtpack.cli import _console
+from odtpack.cli._options import Json, command, group, takes_spec
 from odtpack.spec import TextSpec
 
 if TYPE_CHECKING:
@@ -19,23 +19,17 @@ if TYPE_CHECKING:
 
 
 @takes_spec(before="out", of=TextSpec)
-def prepare(
-    texts: Annotated[
-        Path,
-        argument(
-            "TEXTS.jsonl",
-            "JSON lines: messages with role and content, a prompt and an answer, or a text.",
-        ),
-    ],
-    out: Annotated[Path, destination("DATA.npz", "Data file to write, for odtpack train.")],
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-    **given: Any,
-) -> None:
+def prepare(texts: Path, *, out: Path, **given: Any) -> Json:
     r"""Make samples for a language model from texts.
 
     Writes input_ids, attention_mask, position_ids and labels, each [samples, length]. Labels are
     -100 on prompts and padding, so that only answers are learned. Needs tokenizers: pip install
     tokenizers.
+
+    Parameters:
+        texts TEXTS.jsonl: JSON lines: messages with role and content, a prompt and an answer, or a
+            text.
+        out DATA.npz: Data file to write, for odtpack train.
 
     Examples:
         odtpack data prepare chats.jsonl --tokenizer tokenizer.json --template chatml \
@@ -50,7 +44,7 @@ def prepare(
     found = _prepare(texts, out, spec)
     _console.wrote(out)
     _console.say(f"next: odtpack train PKG --data {quote(str(out))}")
-    _console.json_result(as_json, {"path": str(out), **dataclasses.asdict(found)})
+    return {"path": str(out), **dataclasses.asdict(found)}
 
 
 def _prepare(texts: Path, out: Path, spec: TextSpec) -> Prepared:

@@ -6,22 +6,17 @@ import dataclasses
 import re
 from typing import Annotated
 
-from odtpack.cli import _completion, _console, _options
-from odtpack.cli._options import argument
+from odtpack.cli import _completion, _console
+from odtpack.cli._options import Json
 
 
 def explain(
-    code: Annotated[
-        str | None,
-        argument(
-            "CODE",
-            "Code of an error, as in error[CODE]. Without one, all codes are listed.",
-            autocompletion=_completion.error_codes,
-        ),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+    code: Annotated[str | None, ("autocompletion", _completion.error_codes)] = None,
+) -> Json:
     """Explain an error code. Say what it means, its typical cause and what to do.
+
+    Parameters:
+        code CODE: Code of an error, as in error[CODE]. Without one, all codes are listed.
 
     Examples:
         odtpack explain data-shape
@@ -29,13 +24,12 @@ def explain(
     """
     from odtpack_runtime.errors import error_codes
 
-    _console.results(as_json=as_json)
+    _console.results()
     codes = error_codes()
     if code is None:
         _console.table(((name, entry.means) for name, entry in codes.items()), ("Code", "Meaning"))
         listed = [{"code": name} | dataclasses.asdict(entry) for name, entry in codes.items()]
-        _console.json_result(as_json, {"codes": listed})
-        return
+        return {"codes": listed}
     name = re.sub(r"^error\[(.*)\]:?$", r"\1", code.strip())
     if name not in codes:
         from odtpack.errors import OdtpackError, near_names
@@ -61,4 +55,4 @@ def explain(
                 _console.say(title, style="bold")
             for line in text.splitlines():
                 _console.say(f"  {line}" if title else line)
-    _console.json_result(as_json, {"code": name} | dataclasses.asdict(entry))
+    return {"code": name} | dataclasses.asdict(entry)

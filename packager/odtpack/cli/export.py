@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING
 
 from odtpack.choices import Format, Mode, Platform, Types
-from odtpack.cli import _console, _options
-from odtpack.cli._options import (
-    ORT_PLATFORM,
-    ORT_STYLE,
-    StyleChoice,
-    argument,
-    destination,
-    flag,
-    option,
-    read_formats,
-)
+from odtpack.cli import _console
+from odtpack.cli._options import Json, StyleChoice, read_formats
 
 if TYPE_CHECKING:
     from odtpack.ort.files import Inference
@@ -33,36 +22,31 @@ LOSS_PREFIX = "loss/"
 
 
 def export(
-    package: Annotated[Path, _options.PACKAGE],
-    out: Annotated[Path, destination("M.onnx", "Inference model to write.")],
-    outputs: Annotated[
-        list[str] | None,
-        option(
-            "Output of the model: any value of the forward graph. May be repeated. Default: "
-            "the outputs of build --output, or the prediction that the loss reads.",
-            "NAME",
-        ),
-    ] = None,
-    checkpoint: Annotated[Path | None, _options.TRAINED] = None,
-    model: Annotated[
-        Path | None,
-        option(
-            "Put a LoRA adapter into this model, from which the package was built; its operators, "
-            "cache and packed weights are unchanged.",
-            "MODEL.onnx",
-        ),
-    ] = None,
-    ort_format: Annotated[bool, flag("--ort-format", "Also write ORT format, M.ort.")] = False,
-    ort_style: Annotated[StyleChoice | None, ORT_STYLE] = None,
-    ort_platform: Annotated[list[Platform] | None, ORT_PLATFORM] = None,
-    as_json: Annotated[bool, flag("--json", "Print inputs and outputs as JSON on stdout.")] = False,
-) -> None:
+    package: Path,
+    *,
+    out: Path,
+    outputs: list[str] | None = None,
+    checkpoint: Path | None = None,
+    model: Path | None = None,
+    ort_format: bool = False,
+    ort_style: StyleChoice | None = None,
+    ort_platform: list[Platform] | None = None,
+) -> Json:
     """Write an inference model with trained parameters.
 
     For a package of segments this is its decoder as exported, with the adapter inside: operators,
     cache and packed weights are unchanged. Weights go to M.onnx.data. For other packages --model
     does the same; without it, products with quantized weights become standard operators, and a
     decoder has no cache.
+
+    Parameters:
+        out M.onnx: Inference model to write.
+        outputs NAME: Output of the model: any value of the forward graph. May be repeated. Default:
+            the outputs of build --output, or the prediction that the loss reads.
+        model MODEL.onnx: Put a LoRA adapter into this model, from which the package was built; its
+            operators, cache and packed weights are unchanged.
+        ort_format: Also write ORT format, M.ort.
+        json: Print inputs and outputs as JSON on stdout.
 
     Examples:
         odtpack export package --checkpoint trained.ckpt --outputs output --out inference.onnx
@@ -81,8 +65,7 @@ def export(
                 "--ort-format and --model exclude each other",
                 hint="leave one out",
             )
-        _decoder(opened, out, outputs, checkpoint, as_json, model)
-        return
+        return _decoder(opened, out, outputs, checkpoint, model)
     variants = formats.names(out.stem) if formats is not None else []
     for path in (out, *(out.with_name(name) for name in variants)):
         check_writable(path, "--out", [checkpoint], outside=opened)
@@ -113,19 +96,18 @@ def export(
         _console.say(f"{stale} is an older file of another model: add --ort-format to replace it")
     for path in written:
         _console.say(f"wrote {path} ({format_bytes(path.stat().st_size)})")
-    content = {
+    return {
         "path": str(out),
         "outputs": list(found.outputs),
         "checkpoint": str(checkpoint or opened.checkpoint),
         **({"ort": [str(path) for path in written]} if written else {}),
     }
-    _console.json_result(as_json, content)
 
 
 def _decoder(
-    package: Package, out: Path, outputs: list[str] | None, checkpoint: Path | None, as_json: bool,
+    package: Package, out: Path, outputs: list[str] | None, checkpoint: Path | None,
     model: Path | None,
-) -> None:  # fmt: skip
+) -> Json:  # fmt: skip
     from odtpack.adapters.inference import export_decoder
     from odtpack.cli._files import check_writable
     from odtpack.errors import OdtpackError
@@ -143,12 +125,11 @@ def _decoder(
     written = export_decoder(package, state, out, model)
     _console.wrote(*written)
     _console.say("the adapter is beside the layers that it is on: no weight is rounded again")
-    content = {
+    return {
         "path": str(out),
         "files": [each.name for each in written],
         "checkpoint": str(checkpoint or package.checkpoint),
     }
-    _console.json_result(as_json, content)
 
 
 def inference_of(package: Package, outputs: list[str], checkpoint: Path | None) -> Inference:
@@ -244,33 +225,27 @@ def forward_values(package: Package) -> tuple[list[str], list[str]]:
 
 
 def ort(
-    package: Annotated[Path, _options.PACKAGE],
-    style: Annotated[
-        StyleChoice,
-        option(
-            "fixed: fully optimized. runtime: some optimizations are left to the app's "
-            "session, for NNAPI and CoreML."
-        ),
-    ] = "fixed",
-    platform: Annotated[
-        list[Platform] | None,
-        option("Processors to optimize for. May be repeated. Default: models that run on all."),
-    ] = None,
-    inference: Annotated[
-        bool, flag("--inference", "Also add the inference model to the package.")
-    ] = False,
-    outputs: Annotated[
-        list[str] | None, option("Output of the inference model, as for odtpack export.", "NAME")
-    ] = None,
-    checkpoint: Annotated[
-        Path | None, option("Parameters of the inference model.  [default: the package's]", "CK")
-    ] = None,
-    as_json: Annotated[bool, flag("--json", "Print the files as JSON on stdout.")] = False,
-) -> None:
+    package: Path,
+    *,
+    style: StyleChoice = "fixed",
+    platform: list[Platform] | None = None,
+    inference: bool = False,
+    outputs: list[str] | None = None,
+    checkpoint: Path | None = None,
+) -> Json:
     """Add models in ORT format to a package. The list of operators they need is added, too.
 
     A minimal build of ONNX Runtime reads this format only. Existing files in ORT format are
     replaced, and the manifest lists the new ones.
+
+    Parameters:
+        style: fixed: fully optimized. runtime: some optimizations are left to the app's session,
+            for NNAPI and CoreML.
+        platform: Processors to optimize for. May be repeated. Default: models that run on all.
+        inference: Also add the inference model to the package.
+        outputs NAME: Output of the inference model, as for odtpack export.
+        checkpoint CK: Parameters of the inference model. [default: the package's]
+        json: Print the files as JSON on stdout.
 
     Examples:
         odtpack ort package
@@ -298,46 +273,38 @@ def ort(
     width = max(len(file.path) for file in made)
     for file in made:
         _console.say(f"  {file.path:<{width}} {format_bytes(file.size_bytes):>10}")
-    _console.json_result(as_json, {"path": str(package), "files": [f.as_dict() for f in made]})
+    return {"path": str(package), "files": [f.as_dict() for f in made]}
 
 
 def config(
-    packages: Annotated[list[Path], argument("PKG", "Packages.")],
-    mode: Annotated[
-        Mode, option("train: training, evaluation and optimizer model. infer: the exported model.")
-    ] = Mode.TRAIN,
-    out: Annotated[Path | None, destination("FILE", "Configuration file to write.")] = None,
-    check: Annotated[
-        Path | None, option("Check this configuration against the kernels that run.", "FILE")
-    ] = None,
-    types: Annotated[
-        bool, flag("--types/--no-types", "Limit operators to the types they need.")
-    ] = False,
-    globally_allowed_types: Annotated[
-        bool, flag("--globally-allowed-types", "Limit all operators to the types of the models.")
-    ] = False,
-    file_format: Annotated[
-        Format | None,
-        option(
-            "Files that the app loads; onnx: at any optimization level. Default: ort if the "
-            "package has such files, else onnx.",
-            None,
-            "--format",
-        ),
-    ] = None,
-    platform: Annotated[
-        list[Platform] | None, option("Processors of the devices. May be repeated. Default: all.")
-    ] = None,
-    data: Annotated[
-        Path | None, option("Samples for --check.  [default: generated]", "DATA.npz")
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+    packages: list[Path],
+    *,
+    mode: Mode = Mode.TRAIN,
+    out: Path | None = None,
+    check: Path | None = None,
+    types: bool = False,
+    globally_allowed_types: bool = False,
+    file_format: Format | None = None,
+    platform: list[Platform] | None = None,
+    data: Path | None = None,
+) -> tuple[Json, int]:
     """Write or check the list of operators of packages. A reduced build needs it.
 
     ONNX Runtime's build takes the file as --include_ops_by_config. The check runs every model
     with every session option that an app may use, and compares the kernels that ran with the
     file. Exit code 1 if an operator or type is missing or unused.
+
+    Parameters:
+        packages PKG: Packages.
+        mode: train: training, evaluation and optimizer model. infer: the exported model.
+        out FILE: Configuration file to write.
+        check FILE: Check this configuration against the kernels that run.
+        types: Limit operators to the types they need.
+        globally_allowed_types: Limit all operators to the types of the models.
+        file_format: Files that the app loads; onnx: at any optimization level. Default:
+            ort if the package has such files, else onnx.
+        platform: Processors of the devices. May be repeated. Default: all.
+        data DATA.npz: Samples for --check. [default: generated]
 
     Examples:
         odtpack config package --types --out operators.config
@@ -381,11 +348,9 @@ def config(
             content = _write(out, [run for some in runs for run in some], limit, scratch)
         else:
             assert check is not None  # noqa: S101 - one of them is given
-            _console.results(as_json=as_json)
+            _console.results()
             content = _check(check, opened, runs, data, scratch)
-    _console.json_result(as_json, content)
-    if not content.get("passed", True):
-        raise typer.Exit(_options.NOT_MET)
+    return content, not content.get("passed", True)
 
 
 def _runs(
@@ -406,7 +371,7 @@ def _runs(
     return runs_of(package, mode, file_format, platforms, inference, scratch)
 
 
-def _write(out: Path, runs: list[SessionRun], limit: Types, scratch: Path) -> dict[str, Any]:
+def _write(out: Path, runs: list[SessionRun], limit: Types, scratch: Path) -> Json:
     from odtpack.ort.operator_config import config_of, count_kernels
     from odtpack.ort.session_runs import final_graph
     from odtpack_runtime.files.atomic import write_whole
@@ -432,7 +397,7 @@ def _check(
     runs: list[list[SessionRun]],
     data: Path | None,
     scratch: Path,
-) -> dict[str, Any]:
+) -> Json:
     from odtpack.ort.operator_config import check_config, read_config, version
     from odtpack.ort.session_runs import SampleFeeds
 

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 import odtpack_simulator as sim
-from odtpack.cli import _console, _options
-from odtpack.cli._options import command, count, destination, flag, group, option
+from odtpack.cli import _completion, _console
+from odtpack.cli._options import Count, Json, PositiveCount, command, group
 from odtpack.cli.device.results import Format, comparison_form, show_comparison
-from odtpack.cli.device.simulate import REPORT, STRICT
+from odtpack.cli.device.simulate import fails
 
 if TYPE_CHECKING:
     from odtpack.fit.federated import FleetFitResult, Tried
@@ -21,47 +19,39 @@ if TYPE_CHECKING:
     from odtpack_simulator.fleet.fleet_file import FleetFile
     from odtpack_simulator.fleet.result import FleetResult
 
-FLEET = option("Clients, rounds and budgets.", "fleet.toml", "--fleet")
-TIMES = option(
-    "Result of odtpack simulate with times and memory.  [default: measured now]", "RESULT.json"
-)
 CHECKPOINT = "federated.ckpt"
 STATE = "state.npz"
 
 
 def run(
-    package: Annotated[Path, _options.PACKAGE],
-    data: Annotated[Path, _options.DATA],
-    fleet_file: Annotated[Path, FLEET],
-    report: Annotated[list[str] | None, REPORT] = None,
-    times: Annotated[Path | None, TIMES] = None,
-    out: Annotated[
-        Path | None,
-        destination(
-            "DIR",
-            "Folder for the state after each round and the last checkpoint.  [default: "
-            "PKG-fleet, beside the package]",
-        ),
-    ] = None,
-    resume: Annotated[bool, flag("--resume", "Continue from the state in the folder.")] = False,
-    jobs: Annotated[int, _options.TRAINERS] = 0,
-    ray: Annotated[str | None, option("Ray cluster that trains, or 'local'.", "ADDRESS")] = None,
-    seeds: Annotated[
-        int,
-        count(
-            "Number of seeds, starting from the fleet file's; shows the variation. Budgets "
-            "must be met with each.",
-            max=1000,
-        ),
-    ] = 1,
-    strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
-) -> None:
+    package: Path,
+    *,
+    data: Path,
+    fleet_file: Path,
+    report: Annotated[list[str] | None, ("autocompletion", _completion.reports)] = None,
+    times: Path | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+    jobs: Count = 0,
+    ray: str | None = None,
+    seeds: Annotated[PositiveCount, ("max", 1000)] = 1,
+    strict: bool = False,
+) -> tuple[Json, int]:
     r"""Simulate federated training on a virtual clock. Each client trains for real.
 
     Exit code 0 within the budgets of the fleet file, 1 over budget or where a check that needs no
     budget fails, 2 for bad input. The state is written after every round: --resume continues a
     stopped run, with bit-identical results.
+
+    Parameters:
+        out DIR: Folder for the state after each round and the last checkpoint. [default: PKG-fleet,
+            beside the package]
+        resume: Continue from the state in the folder.
+        jobs: Training processes; 0 for one per core.
+        ray ADDRESS: Ray cluster that trains, or 'local'.
+        seeds: Number of seeds, starting from the fleet file's; shows the variation. Budgets must be
+            met with each.
+        json: Print the result as JSON on stdout.
 
     Examples:
         odtpack fleet run package --fleet fleet.toml --data digits.npz
@@ -98,7 +88,7 @@ def run(
     opened = Package.open(package)
     opened.require_stock()
     opened.require_one_model("A fleet")
-    check_reports(report or [], outside=opened, inputs=[data, fleet_file, times], as_json=as_json)
+    check_reports(report or [], outside=opened, inputs=[data, fleet_file, times])
     folder = out or opened.path.with_name(f"{opened.path.name}-fleet")
     before = _times_before(times, settings)
     federation = Federation(package, data, settings)
@@ -147,16 +137,14 @@ def run(
                 federation.save_checkpoint(state, folder / CHECKPOINT)
             results.append(judge_fleet(measured, settings.budgets, places))
     result = join_seeds(results)
-    _console.results(as_json=as_json, reports=report)
+    _console.results(reports=report)
     print_result(result, _console.console())
     for unknown in result.unknown:
         _console.say(f"  not counted {unknown}")
     _console.warn(*of_fleet(result))
     _console.wrote(folder / CHECKPOINT)
     write_reports(result, report or [])
-    _console.json_result(as_json, result.model_dump(mode="json"))
-    if result.over_budget or (strict and result.verdict == "not judged"):
-        raise typer.Exit(_options.NOT_MET)
+    return result.model_dump(mode="json"), fails(result, strict=strict)
 
 
 def _times_before(times: Path | None, fleet: FleetFile) -> sim.SimulationResult | None:
@@ -196,26 +184,23 @@ def devices_of(
 
 
 def compare(
-    base: Annotated[Path, _options.BASE_RESULT],
-    head: Annotated[Path, _options.HEAD_RESULT],
-    accuracy: Annotated[
-        float | None,
-        option(
-            "Target accuracy for counting rounds and time.  [default: from HEAD's budgets, else"
-            " the lower final accuracy]",
-            "SHARE",
-            min=0.0,
-            max=1.0,
-        ),
-    ] = None,
-    form: Annotated[Format | None, _options.COMPARISON_FORM] = None,
-    out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
+    base: Path,
+    head: Path,
+    *,
+    accuracy: Annotated[float | None, ("min", 0.0), ("max", 1.0)] = None,
+    form: Format | None = None,
+    out: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Compare two results of fleet run. They are of two packages, or of two ways to run the rounds.
 
     With three or more seeds on both sides, a difference within the spread of the seeds is
     neither better nor worse.
+
+    Parameters:
+        accuracy SHARE: Target accuracy for counting rounds and time. [default: from HEAD's budgets,
+            else the lower final accuracy]
+        out FILE: File for the comparison, instead of standard output.
 
     Examples:
         odtpack fleet compare before.json fleet.json
@@ -232,15 +217,16 @@ def compare(
 # ``odtpack fleet demo``: a week of 500 phones that learn the digits together.
 
 
-def demo(
-    out: Annotated[Path, _options.DEMO_FOLDER] = Path("odtpack-fleet-demo"),
-    jobs: Annotated[int, _options.TRAINERS] = 0,
-    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
-) -> None:
+def demo(*, out: Path = Path("odtpack-fleet-demo"), jobs: Count = 0) -> tuple[Json, int]:
     """Simulate a week of training on 500 phones of five models. A report is written.
 
     The data are the 1,797 handwritten digits that ship with scikit-learn (pip install
     scikit-learn). It needs neither a server nor a network.
+
+    Parameters:
+        out DIR: Folder for all files of the demo.
+        jobs: Training processes; 0 for one per core.
+        json: Print the result as JSON on stdout.
 
     Examples:
         odtpack fleet demo --out build/fleet-demo
@@ -256,14 +242,13 @@ def demo(
     build_package(MODEL, out / "package", loss="cross_entropy", optimizer=SGD())
     write_whole(out / "fleet.toml", (DATA / "fleet.toml").read_bytes())
     _console.wrote(out / "package", out / "digits.npz", out / "fleet.toml")
-    run(
+    return run(
         out / "package",
-        out / "digits.npz",
-        out / "fleet.toml",
+        data=out / "digits.npz",
+        fleet_file=out / "fleet.toml",
         report=[f"html:{out / 'fleet.html'}", f"json:{out / 'fleet.json'}"],
         out=out / "run",
         jobs=jobs,
-        as_json=as_json,
     )
 
 
@@ -271,39 +256,20 @@ def demo(
 
 
 def fit(
-    package: Annotated[Path, _options.PACKAGE],
-    data: Annotated[Path, _options.DATA],
-    fleet_file: Annotated[Path, FLEET],
-    clients: Annotated[
-        list[int] | None,
-        count(
-            "Clients per round to try; may be repeated.  [default: the fleet file's, twice and "
-            "half]"
-        ),
-    ] = None,
-    epochs: Annotated[
-        list[int] | None,
-        count(
-            "Local epochs to try; may be repeated.  [default: the fleet file's, twice and half]",
-            max=10_000,
-        ),
-    ] = None,
-    lr: Annotated[
-        list[float] | None,
-        option(
-            "Learning rate to try; may be repeated.  [default: the fleet file's, times 3 and "
-            "divided by 3]",
-            "X",
-        ),
-    ] = None,
-    trials: Annotated[int, count("Candidates to simulate.")] = 12,
-    finalists: Annotated[int, count("Candidates to simulate for all rounds.")] = 4,
-    seeds: Annotated[int, count("Seeds for these; budgets must be met with each.", max=1000)] = 1,
-    times: Annotated[Path | None, TIMES] = None,
-    jobs: Annotated[int, count("Parallel simulations; 0 for one per core.", 0, max=4096)] = 0,
-    strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
-) -> None:
+    package: Path,
+    *,
+    data: Path,
+    fleet_file: Path,
+    clients: list[PositiveCount] | None = None,
+    epochs: Annotated[list[PositiveCount] | None, ("max", 10000)] = None,
+    lr: list[float] | None = None,
+    trials: PositiveCount = 12,
+    finalists: PositiveCount = 4,
+    seeds: Annotated[PositiveCount, ("max", 1000)] = 1,
+    times: Path | None = None,
+    jobs: Annotated[Count, ("max", 4096)] = 0,
+    strict: bool = False,
+) -> tuple[Json, int]:
     r"""Find settings that meet a fleet's budgets.
 
     Settings are clients per round, local epochs and the learning rate. Simulates candidates for a
@@ -312,6 +278,18 @@ def fit(
 
     Exit code 0 if a candidate meets every budget that could be judged, 1 if none does, 2 for bad
     input.
+
+    Parameters:
+        clients: Clients per round to try; may be repeated. [default: the fleet file's, twice and
+            half]
+        epochs: Local epochs to try; may be repeated. [default: the fleet file's, twice and half]
+        lr X: Learning rate to try; may be repeated. [default: the fleet file's, times 3 and divided
+            by 3]
+        trials: Candidates to simulate.
+        finalists: Candidates to simulate for all rounds.
+        seeds: Seeds for these; budgets must be met with each.
+        jobs: Parallel simulations; 0 for one per core.
+        json: Print the result as JSON on stdout.
 
     Examples:
         odtpack fleet fit package --fleet fleet.toml --data digits.npz
@@ -339,11 +317,9 @@ def fit(
             jobs=jobs or default_jobs(),
             progress=lambda title, done, count: progress.update(done, count, title),
         )
-    _console.results(as_json=as_json)
+    _console.results()
     _show(result)
-    _console.json_result(as_json, result.model_dump(mode="json"))
-    if not result.best or (strict and not result.judged):
-        raise typer.Exit(_options.NOT_MET)
+    return result.model_dump(mode="json"), not result.best or (strict and not result.judged)
 
 
 def _show(result: FleetFitResult) -> None:

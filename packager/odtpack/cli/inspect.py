@@ -6,31 +6,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from odtpack.cli import _completion, _console, _options
-from odtpack.cli._options import argument, option
+from odtpack.cli import _completion, _console
+from odtpack.cli._options import Json
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
 
 def inspect(
-    path: Annotated[
-        Path, argument("PKG|MODEL.onnx|CHECKPOINT", "A package, a forward model or a checkpoint.")
-    ],
-    report: Annotated[
-        list[str] | None,
-        option(
-            "Report on the sizes in a package, html:FILE or json:FILE. May be repeated.",
-            "FORMAT:PATH",
-            autocompletion=_completion.size_reports,
-        ),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+    path: Path,
+    *,
+    report: Annotated[list[str] | None, ("autocompletion", _completion.size_reports)] = None,
+) -> Json:
     """Show the contents of a package, model or checkpoint.
 
     For a forward model it lists the parameters for --train and --freeze of odtpack build, and
     which operators have a gradient.
+
+    Parameters:
+        path PKG|MODEL.onnx|CHECKPOINT: A package, a forward model or a checkpoint.
+        report FORMAT:PATH: Report on the sizes in a package, html:FILE or json:FILE. May be
+            repeated.
 
     Examples:
         odtpack inspect model.onnx
@@ -38,10 +34,10 @@ def inspect(
         odtpack inspect package --report html:sizes.html
         odtpack inspect trained.ckpt
     """
-    _console.results(as_json=as_json, reports=report)
+    _console.results(reports=report)
     kind = _kind(path)
     if kind == "package":
-        content = _package(path, report or (), as_json=as_json)
+        content = _package(path, report or ())
     elif report:
         from odtpack.errors import OdtpackError
 
@@ -52,7 +48,7 @@ def inspect(
         )
     else:
         content = _checkpoint(path) if kind == "checkpoint" else _model(path)
-    _console.json_result(as_json, {"path": str(path), **content})
+    return {"path": str(path), **content}
 
 
 def _kind(path: Path) -> str:
@@ -76,14 +72,14 @@ def _kind(path: Path) -> str:
     return "checkpoint" if identifier == b"ODTC" else "model"
 
 
-def _package(path: Path, reports: Sequence[str], *, as_json: bool) -> dict[str, Any]:
+def _package(path: Path, reports: Sequence[str]) -> Json:
     from odtpack.cli import _describe
     from odtpack.cli._files import check_reports
     from odtpack_runtime.package.package import Package
     from odtpack_simulator.reports.sizes import FORMATS
 
     package = Package.open(path)
-    check_reports(reports, outside=package, as_json=as_json, formats=FORMATS)
+    check_reports(reports, outside=package, formats=FORMATS)
     manifest = package.manifest
     _console.say(f"package {package.path}", style="bold")
     settings = manifest.optimizer.as_dict()
@@ -125,7 +121,7 @@ def _package(path: Path, reports: Sequence[str], *, as_json: bool) -> dict[str, 
     return content
 
 
-def _model(path: Path) -> dict[str, Any]:
+def _model(path: Path) -> Json:
     from odtpack.cli._describe import count_line, shape_text
     from odtpack.errors import OdtpackError, some
     from odtpack.graph.graphs import dims_of
@@ -258,7 +254,7 @@ def _tensor(value: ir.Value) -> tuple[str, tuple[int, ...]]:
     return _dtype(value), shape
 
 
-def _entry(role: str, dtype: str, shape: Sequence[int]) -> dict[str, Any]:
+def _entry(role: str, dtype: str, shape: Sequence[int]) -> Json:
     """A parameter as JSON has it, but for its name."""
     from odtpack.cli._describe import byte_size
 
@@ -278,7 +274,7 @@ def _parameters(rows: Sequence[tuple[str, str, str, Sequence[int]]]) -> None:
     _console.table(cells, ("Parameter", "Role", "Type", "Size"), figures="Size")
 
 
-def _checkpoint(path: Path) -> dict[str, Any]:
+def _checkpoint(path: Path) -> Json:
     from odtpack.cli._describe import count_line
     from odtpack_runtime.checkpoint.format import read_checkpoint
 

@@ -12,49 +12,34 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-import typer
-
 from odtpack import __version__
-from odtpack.cli import _console, _options
-from odtpack.cli._options import (
-    argument,
-    command,
-    count,
-    destination,
-    flag,
-    group,
-    option,
-    takes_spec,
-)
+from odtpack.cli import _console
+from odtpack.cli._options import Count, Json, PositiveCount, command, group, takes_spec
 
 
 def head(
-    model: Annotated[Path, _options.MODEL],
-    pool: Annotated[
-        Literal["mean", "cls", "none", "global", "flatten"],
-        option(
-            "Mean over the tokens (those of attention_mask), the first token, "
-            "or none for an output [batch, width]. Of a feature map [batch, channels, ...], "
-            "global for the mean of each channel, or flatten for all of its numbers."
-        ),
-    ],
-    classes: Annotated[int, count("Number of classes.")],
-    out: Annotated[Path, destination("FILE.onnx", "Model to write.")],
-    seed: Annotated[int, option("Seed of the new weight.", "S", min=0)] = 0,
-    name: Annotated[
-        str | None,
-        option(
-            "Output of the encoder that the head reads. Default: the first that fits.",
-            "NAME",
-            "--input",
-        ),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+    model: Path,
+    *,
+    pool: Literal["mean", "cls", "none", "global", "flatten"],
+    classes: PositiveCount,
+    out: Path,
+    seed: Count = 0,
+    encoder_output: str | None = None,
+) -> Json:
     """Add a trainable classification head to an encoder.
 
     The head is pooling over the tokens and a linear layer, head.weight and head.bias; its
     output, logits, replaces the encoder's outputs.
+
+    Parameters:
+        pool: Mean over the tokens (those of attention_mask), the first token, or none for an output
+            [batch, width]. Of a feature map [batch, channels, ...], global for the mean of each
+            channel, or flatten for all of its numbers.
+        classes: Number of classes.
+        out FILE.onnx: Model to write.
+        seed S: Seed of the new weight.
+        encoder_output NAME: Output of the encoder that the head reads. Default: the first that
+            fits.
 
     Examples:
         odtpack head encoder.onnx --pool mean --classes 4 --out model.onnx
@@ -64,36 +49,33 @@ def head(
     from odtpack.model.head import add_head
 
     check_writable(out, "--out", [model])
-    write_file(out, add_head(model, pool, classes, seed=seed, name=name))
+    write_file(out, add_head(model, pool, classes, seed=seed, name=encoder_output))
     _console.say(
         f"next: odtpack build {shlex.quote(str(out))} --out package --loss cross_entropy "
         "--train 'head.*'"
     )
-    _console.json_result(as_json, {"path": str(out)})
+    return {"path": str(out)}
 
 
 def import_(
-    artifacts: Annotated[
-        Path, argument("DIR", "Folder that onnxruntime-training's generate_artifacts wrote.")
-    ],
-    out: Annotated[Path, destination("PKG", "Folder of the package: new, empty, or a package.")],
-    checkpoint: Annotated[
-        Path | None,
-        option(
-            "Checkpoint to continue from, for example one that a device saved.  "
-            "[default: that of the folder]",
-            "CK",
-        ),
-    ] = None,
-    prefix: Annotated[
-        str | None, option("Prefix of the file names, if the folder has several models.", "TEXT")
-    ] = None,
-    as_json: Annotated[bool, _options.MANIFEST_AS_JSON] = False,
-) -> None:
+    artifacts: Path,
+    *,
+    out: Path,
+    checkpoint: Path | None = None,
+    prefix: str | None = None,
+) -> Json:
     """Build a package from artifacts of onnxruntime-training.
 
     They are those of release 1.19, the last one. Parameters, optimizer state and properties come
     from the checkpoint. Inputs, outputs and parameters keep their names.
+
+    Parameters:
+        artifacts DIR: Folder that onnxruntime-training's generate_artifacts wrote.
+        out PKG: Folder of the package: new, empty, or a package.
+        checkpoint CK: Checkpoint to continue from, for example one that a device saved. [default:
+            that of the folder]
+        prefix TEXT: Prefix of the file names, if the folder has several models.
+        json: Print the manifest as JSON on stdout.
 
     Examples:
         odtpack import artifacts --out package
@@ -110,35 +92,31 @@ def import_(
     print_built(manifest, out)
     saved = read_checkpoint(out / manifest.files.checkpoint.path)
     _console.warn(*of_properties(saved.properties))
-    _console.json_result(as_json, {"path": str(out), **manifest.as_dict()})
+    return {"path": str(out), **manifest.as_dict()}
 
 
 def init(
-    model: Annotated[Path | None, argument("MODEL.onnx", "Forward model.")] = None,
-    out: Annotated[
-        Path | None,
-        destination(
-            "PATH",
-            "Recipe to write, or with --example the folder.  [default: recipe.toml, or the "
-            "example's name]",
-        ),
-    ] = None,
+    model: Path | None = None,
+    *,
+    out: Path | None = None,
     example: Annotated[
         str | None,
-        option(
-            f"Write a complete example project instead: {', '.join(names())}.",
-            "NAME",
-            autocompletion=lambda incomplete: [n for n in names() if n.startswith(incomplete)],
-        ),
+        ("metavar", "NAME"),
+        ("help", f"Write a complete example project instead: {', '.join(names())}."),
+        ("autocompletion", lambda incomplete: [n for n in names() if n.startswith(incomplete)]),
     ] = None,
-    force: Annotated[bool, flag("--force", "Replace an existing recipe.")] = False,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+    force: bool = False,
+) -> Json:
     """Write a recipe for a forward model. Everything optional is commented out.
 
     It can be built unchanged: odtpack build --recipe recipe.toml. recipe.schema.json beside it
     lets editors complete and check the keys. With --example, write a project with a network,
     data, a recipe, budgets, a CI file and training loops for apps.
+
+    Parameters:
+        out PATH: Recipe to write, or with --example the folder. [default: recipe.toml, or the
+            example's name]
+        force: Replace an existing recipe.
 
     Examples:
         odtpack init model.onnx
@@ -153,8 +131,7 @@ def init(
         for path in write_example(example, folder):
             _console.wrote(path)
         _console.say(f"next: the commands in {shlex.quote(str(folder / 'README.md'))}")
-        _console.json_result(as_json, {"path": str(folder)})
-        return
+        return {"path": str(folder)}
     if model is None or example is not None:
         missing = "MODEL.onnx is missing, and no --example NAME is given"
         what = missing if model is None else "give a forward model or --example, not both"
@@ -171,7 +148,7 @@ def init(
     for path, text in ((schema, schema_text()), (out, draft(model, out.parent))):
         write_file(path, text.encode())
     _console.say(f"next: odtpack build --recipe {shlex.quote(str(out))}")
-    _console.json_result(as_json, {"path": str(out), "schema": str(schema)})
+    return {"path": str(out), "schema": str(schema)}
 
 
 ops = group(
@@ -184,20 +161,19 @@ ops = group(
 
 @command(ops)
 def coverage(
-    operators: Annotated[
-        list[str] | None, argument("OPERATOR", "Operators to show. Default: all.")
-    ] = None,
-    how: Annotated[
-        Literal["rule", "expansion", "rewritten", "no gradient", "none"] | None,
-        option("Show only operators that are differentiated in this way."),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+    operators: list[str] | None = None,
+    *,
+    how: Literal["rule", "expansion", "rewritten", "no gradient", "none"] | None = None,
+) -> Json:
     """Print the table of operators with a gradient.
 
     rule: it has a gradient rule. expansion: it is expanded into the operators of its definition.
     rewritten: it is replaced in the patterns of docs/operators.md. no gradient: it is constant
     almost everywhere, so its gradient is zero. none: it cannot be differentiated.
+
+    Parameters:
+        operators OPERATOR: Operators to show. Default: all.
+        how: Show only operators that are differentiated in this way.
 
     Examples:
         odtpack ops coverage
@@ -207,7 +183,7 @@ def coverage(
     from odtpack.errors import OdtpackError, near_names
     from odtpack.package.coverage import coverage as table
 
-    _console.results(as_json=as_json)
+    _console.results()
     rows = table()
     known = {row.op_type for row in rows}
     for name in operators or ():
@@ -232,30 +208,27 @@ def coverage(
         for row in shown
     ]
     _console.table(cells, ("Operator", "Opsets", "Trainable inputs", "How"))
-    _console.json_result(as_json, {"operators": [dataclasses.asdict(row) for row in shown]})
+    return {"operators": [dataclasses.asdict(row) for row in shown]}
 
 
 @command(ops)
 def check(
-    model: Annotated[Path, _options.MODEL],
-    train: Annotated[
-        list[str] | None, option("Parameters to train, as for build. Default: all.", "GLOB")
-    ] = None,
-    freeze: Annotated[
-        list[str] | None, option("Parameters to freeze, as for build.", "GLOB")
-    ] = None,
-    loss_input: Annotated[
-        list[str] | None, option("Output that the loss reads. Default: the first.", "NAME")
-    ] = None,
-    target: Annotated[
-        Literal["webgpu"] | None,
-        option("Also say which operators the provider of this target leaves to the processor."),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+    model: Path,
+    *,
+    train: list[str] | None = None,
+    freeze: list[str] | None = None,
+    loss_input: list[str] | None = None,
+    target: Literal["webgpu"] | None = None,
+) -> tuple[Json, int]:
     """Find the nodes of a model that block gradients. Say what to do about each.
 
     Exit code 0 if every parameter can be trained, 1 if a node blocks a gradient.
+
+    Parameters:
+        train GLOB: Parameters to train, as for build. Default: all.
+        freeze GLOB: Parameters to freeze, as for build.
+        loss_input NAME: Output that the loss reads. Default: the first.
+        target: Also say which operators the provider of this target leaves to the processor.
 
     Examples:
         odtpack ops check model.onnx
@@ -266,7 +239,7 @@ def check(
     from odtpack.package.candidates import look_alikes, resolve, unreached
     from odtpack.package.coverage import find_fallbacks, find_obstacles
 
-    _console.results(as_json=as_json)
+    _console.results()
     loaded = load_model(model, named=(*(train or ()), *(freeze or ())))
     outputs = [str(value.name) for value in loaded.graph.outputs]
     for name in loss_input or ():
@@ -305,9 +278,7 @@ def check(
     content: dict[str, Any] = {"path": str(model), "trained": list(trained), "obstacles": obstacles}
     if target:
         content["fallbacks"] = [dataclasses.asdict(item) for item in fallbacks]
-    _console.json_result(as_json, content)
-    if found:
-        raise typer.Exit(_options.NOT_MET)
+    return content, bool(found)
 
 
 # Complete example projects, which ``odtpack init --example`` writes.
@@ -380,25 +351,18 @@ def _filled(text: str, file: str, about: dict[str, Any]) -> str:
     return text
 
 
-@takes_spec(before="as_json")
-def compare_gradients(
-    path: Annotated[Path, argument("PKG|MODEL.onnx", "A package, or a model to build one from.")],
-    torch: Annotated[
-        str,
-        option(
-            "Your file, and a function in it that computes one step in PyTorch and returns the "
-            "module, the loss (a scalar tensor) and a dict of all inputs, the target included, by "
-            "the names of the model. The file is run.",
-            "FILE.py:FUNCTION",
-        ),
-    ],
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-    **given: Any,
-) -> None:
+@takes_spec()
+def compare_gradients(path: Path, *, torch: str, **given: Any) -> tuple[Json, int]:
     """Compare one step of a package with PyTorch's own. Say why parameters differ.
 
     Takes the options of build for a MODEL.onnx. Exit code 0 if every gradient is PyTorch's, 1 if
     one differs. Needs PyTorch: pip install torch.
+
+    Parameters:
+        path PKG|MODEL.onnx: A package, or a model to build one from.
+        torch FILE.py:FUNCTION: Your file, and a function in it that computes one step in PyTorch
+            and returns the module, the loss (a scalar tensor) and a dict of all inputs, the target
+            included, by the names of the model. The file is run.
 
     Examples:
         odtpack compare-gradients model.onnx --loss cross_entropy --torch module.py:build
@@ -415,7 +379,7 @@ def compare_gradients(
     from odtpack_runtime.files.scratch import scratch_folder
     from odtpack_runtime.package.package import Package
 
-    _console.results(as_json=as_json)
+    _console.results()
     twin = read_twin(torch)
     if path.is_dir():
         found = compared(Package.open(path), twin)
@@ -434,6 +398,4 @@ def compare_gradients(
     _console.say(f"{count} of {count + len(found['different'])} gradients are those of PyTorch")
     if found["not_compared"]:
         _console.say(f"not compared: {', '.join(found['not_compared'])}")
-    _console.json_result(as_json, {"path": str(path), **found})
-    if found["different"]:
-        raise typer.Exit(_options.NOT_MET)
+    return {"path": str(path), **found}, bool(found["different"])

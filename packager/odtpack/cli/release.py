@@ -4,32 +4,34 @@ from __future__ import annotations
 
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from odtpack.cli import _console, _options
-from odtpack.cli._options import argument, count, destination, flag, option
+from odtpack.cli import _console
+from odtpack.cli._options import Count, Json
 
 if TYPE_CHECKING:
     from odtpack.update.release import Installed
 
 
 def diff(
-    old: Annotated[Path, _options.OLD_PACKAGE],
-    new: Annotated[Path, argument("NEW", "New package.")],
-    form: Annotated[
-        Literal["text", "json", "markdown"],
-        option("How to print the difference.", None, "--format"),
-    ] = "text",
-    out: Annotated[
-        Path | None, destination("FILE", "File for the difference, instead of standard output.")
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
+    old: Path,
+    new: Path,
+    *,
+    form: Literal["text", "json", "markdown"] = "text",
+    out: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     """Compare two packages. Say whether devices that trained the old one can continue.
 
     Shows differences in files, operators, settings, versions, inputs and parameters; what
     happens to trained checkpoints and to the optimizer's state; whether the app must change
     its calls; and whether a reduced build of ONNX Runtime must be rebuilt.
+
+    Parameters:
+        old OLD: Package on the devices now.
+        new NEW: New package.
+        form: How to print the difference.
+        out FILE: File for the difference, instead of standard output.
 
     Examples:
         odtpack diff package new-package
@@ -58,23 +60,21 @@ def diff(
 
 
 def install(
-    package: Annotated[Path, _options.PACKAGE],
-    android: Annotated[
-        Path | None, option("Folder in the app's assets, for this package alone.", "DIR")
-    ] = None,
-    ios: Annotated[
-        Path | None,
-        option("Folder in the app's resources or bundle, for this package alone.", "DIR"),
-    ] = None,
-    ort: Annotated[
-        bool, flag("--ort", "Copy the models in ORT format instead of the ONNX models.")
-    ] = False,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+    package: Path,
+    *,
+    android: Path | None = None,
+    ios: Path | None = None,
+    ort: bool = False,
+) -> Json:
     """Copy what an app needs of a package into the app.
 
     These are its models, checkpoint and manifest. Unchanged files are not written again, so that
     the app's build stays up to date.
+
+    Parameters:
+        android DIR: Folder in the app's assets, for this package alone.
+        ios DIR: Folder in the app's resources or bundle, for this package alone.
+        ort: Copy the models in ORT format instead of the ONNX models.
 
     Examples:
         odtpack install package --android app/src/main/assets/odtpack
@@ -99,7 +99,7 @@ def install(
             "  do not compress them in the APK, so that they can be mapped; in the app's build:"
         )
         _console.say(f"  android {{ androidResources {{ noCompress += listOf({ends}) }} }}")
-    content = {
+    return {
         platform: {
             "path": str(installed.folder),
             "files": list(installed.names),
@@ -108,27 +108,24 @@ def install(
         }
         for platform, installed in done.items()
     }
-    _console.json_result(as_json, content)
 
 
 def sign(
-    package: Annotated[Path | None, argument("PKG", "Folder of the package.")] = None,
-    key: Annotated[Path | None, option("Private key: PEM, PKCS #8, Ed25519.", "KEY.pem")] = None,
-    new_key: Annotated[
-        Path | None,
-        option(
-            "Write a new private key here, and its public key beside it, as KEY.pub.", "KEY.pem"
-        ),
-    ] = None,
-    release: Annotated[
-        int | None, count("Release number, for apps that refuse older releases.", 0)
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+    package: Path | None = None,
+    *,
+    key: Path | None = None,
+    new_key: Path | None = None,
+    release: Count | None = None,
+) -> Json:
     """Sign a package, or make a key pair. With both, sign with the new key.
 
     Writes manifest.sig: an Ed25519 signature of the manifest, which holds the hash of every
     other file. Needs the package cryptography: pip install cryptography.
+
+    Parameters:
+        key KEY.pem: Private key: PEM, PKCS #8, Ed25519.
+        new_key KEY.pem: Write a new private key here, and its public key beside it, as KEY.pub.
+        release: Release number, for apps that refuse older releases.
 
     Examples:
         odtpack sign --new-key key.pem
@@ -173,7 +170,7 @@ def sign(
         _console.wrote(signature)
     paths = {"signature": signature, "private_key": new_key, "public_key": public}
     found = {name: None if path is None else str(path) for name, path in paths.items()}
-    _console.json_result(as_json, found)
+    return found
 
 
 _SIGNATURES = {
@@ -184,39 +181,26 @@ _SIGNATURES = {
 
 
 def verify(
-    package: Annotated[Path, _options.PACKAGE],
-    public_key: Annotated[
-        list[Path] | None,
-        option(
-            "Public key (PEM, Ed25519) that must verify the signature. May be repeated; one "
-            "must match.",
-            "KEY.pub",
-        ),
-    ] = None,
-    require_signature: Annotated[
-        bool,
-        flag(
-            "--require-signature",
-            "Refuse a package without a signature. Only --public-key checks who signed it.",
-        ),
-    ] = False,
-    minimum_release: Annotated[
-        int | None, option("Refuse an older release (odtpack sign --release).", "N")
-    ] = None,
-    stranger: Annotated[
-        bool,
-        flag(
-            "--stranger",
-            "Check limits for untrusted packages: disk, memory, sizes, operator domains.",
-        ),
-    ] = False,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+    package: Path,
+    *,
+    public_key: list[Path] | None = None,
+    require_signature: bool = False,
+    minimum_release: int | None = None,
+    stranger: bool = False,
+) -> Json:
     """Verify a package.
 
     Checks the signature, the manifest, the hash of every file, that there are no other files,
     that models and checkpoint match the manifest, and that the first training steps on
     generated data give the recorded losses. Exit code 2 reports the first problem.
+
+    Parameters:
+        public_key KEY.pub: Public key (PEM, Ed25519) that must verify the signature. May be
+            repeated; one must match.
+        require_signature: Refuse a package without a signature. Only --public-key checks who signed
+            it.
+        minimum_release N: Refuse an older release (odtpack sign --release).
+        stranger: Check limits for untrusted packages: disk, memory, sizes, operator domains.
 
     Examples:
         odtpack verify package
@@ -235,7 +219,7 @@ def verify(
         minimum_release=minimum_release,
         limits=Limits() if stranger else None,
     )
-    _console.results(as_json=as_json)
+    _console.results()
     steps = found.steps
     _console.say(f"verified {found.path}", style="bold")
     size = format_bytes(found.size_bytes)
@@ -255,4 +239,4 @@ def verify(
     _console.say(f"  manifest    sha256 {found.manifest_sha256}")
     for index, what in enumerate(found.checked):
         _console.say(f"  {'checked' if index == 0 else '':<11} {what}")
-    _console.json_result(as_json, dataclasses.asdict(found))
+    return dataclasses.asdict(found)

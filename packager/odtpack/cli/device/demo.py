@@ -10,11 +10,11 @@ import math
 import shlex
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import odtpack_simulator as sim
 from odtpack.cli import _console, _options
-from odtpack.cli._options import count, flag
+from odtpack.cli._options import Json, PositiveCount
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -42,15 +42,16 @@ FAILING_BUDGET: Final = "budgets-too-tight.toml"
 _INTERRUPTIONS: Final = 3  # one of each kind
 
 
-def demo(
-    out: Annotated[Path, _options.DEMO_FOLDER] = Path("odtpack-demo"),
-    epochs: Annotated[int, count("Passes over the data on the device.")] = 5,
-    as_json: Annotated[bool, flag("--json", "Print the figures as JSON on stdout.")] = False,
-) -> None:
+def demo(*, out: Path = Path("odtpack-demo"), epochs: PositiveCount = 5) -> Json:
     """Build, train and replay a digit classifier.
 
     Ends with a report of three devices. The data are the 1,797 handwritten digits that ship with
     scikit-learn (pip install scikit-learn).
+
+    Parameters:
+        out DIR: Folder for all files of the demo.
+        epochs: Passes over the data on the device.
+        json: Print the figures as JSON on stdout.
 
     Examples:
         odtpack demo
@@ -91,7 +92,7 @@ def demo(
     accuracy = [measure_accuracy(model, held_out) for model in (before, after)]
     _finish(accuracy, len(parts.held_out), reports, out, epochs, time.monotonic() - started)
     broken = {} if failing is None else {device.name: device.verdict for device in failing.devices}
-    content = {
+    return {
         "accuracy_before": accuracy[0],
         "accuracy_after": accuracy[1],
         "held_out_samples": len(parts.held_out),
@@ -99,7 +100,6 @@ def demo(
         "devices_by_failing_budget": broken,
         "reports": [str(path) for path in reports],
     }
-    _console.json_result(as_json, content)
 
 
 def measure_accuracy(model: Path, data: Arrays) -> float:

@@ -6,11 +6,9 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 import odtpack_simulator as sim
-from odtpack.cli import _completion, _console, _options
-from odtpack.cli._options import argument, command, destination, group, option
+from odtpack.cli import _completion, _console
+from odtpack.cli._options import Json, command, group
 
 if TYPE_CHECKING:
     from odtpack_simulator.device.profile_check import ProfileReport
@@ -25,7 +23,7 @@ devices = group(
 
 
 @command(devices, "list")
-def list_devices(as_json: Annotated[bool, _options.AS_JSON] = False) -> None:
+def list_devices() -> list[Json]:
     """List the device profiles that ship with odtpack.
 
     Examples:
@@ -34,7 +32,7 @@ def list_devices(as_json: Annotated[bool, _options.AS_JSON] = False) -> None:
     """
     from odtpack_simulator.values.units import format_bytes
 
-    _console.results(as_json=as_json)
+    _console.results()
     profiles = [sim.load_profile(name) for name in sim.list_profiles()]
     rows = []
     for profile in profiles:
@@ -54,28 +52,21 @@ def list_devices(as_json: Annotated[bool, _options.AS_JSON] = False) -> None:
     header = ("Name", "Device", "System", "App memory", "fp32 GEMM", "Threads", "Validated")
     _console.table(rows, header, figures="App memory,fp32 GEMM,Threads")
     _console.say("odtpack devices show NAME names the source of every figure.")
-    _console.json_result(as_json, [_summary(profile) for profile in profiles])
+    return [_summary(profile) for profile in profiles]
 
 
 @command(devices, "show")
-def show_device(
-    device: Annotated[
-        str,
-        argument(
-            "NAME|FILE",
-            "A shipped profile, or the path of a .toml file.",
-            autocompletion=_completion.devices,
-        ),
-    ],
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+def show_device(device: Annotated[str, ("autocompletion", _completion.devices)]) -> Json:
     """Show every figure of a device profile.
+
+    Parameters:
+        device NAME|FILE: A shipped profile, or the path of a .toml file.
 
     Examples:
         odtpack devices show pixel-8a
         odtpack devices show ./phone.toml --json
     """
-    _console.results(as_json=as_json)
+    _console.results()
     profile = sim.load_profile(device)
     _console.say(f"{profile.title} ({profile.name})", style="bold")
     _console.say(f"  {profile.soc or 'chip not named'}, {profile.os}")
@@ -88,25 +79,20 @@ def show_device(
         text = figure.text.replace(" cores", "")  # the key says what is counted
         _console.say(f"{figure.key:<{width}}  {text}{kind}")
         _console.say(f"    {figure.source}", style="dim")
-    _console.json_result(as_json, _with_figures(profile))
+    return _with_figures(profile)
 
 
 @command(devices, "check")
 def check_devices(
-    files: Annotated[
-        list[str],
-        argument(
-            "FILE",
-            "Paths of .toml files, or names of shipped profiles.",
-            autocompletion=_completion.devices,
-        ),
-    ],
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+    files: Annotated[list[str], ("autocompletion", _completion.devices)],
+) -> tuple[list[Json], int]:
     """Check device profiles.
 
     Reports errors with their place (exit code 2). For a valid profile, lists what a simulation can
     judge, what it cannot and which figures are missing, and suspicious values.
+
+    Parameters:
+        files FILE: Paths of .toml files, or names of shipped profiles.
 
     Examples:
         odtpack devices check my-phone.toml
@@ -115,7 +101,7 @@ def check_devices(
     from odtpack_runtime.errors import OdtpackError
     from odtpack_simulator.device.profile_check import check_profile
 
-    _console.results(as_json=as_json)
+    _console.results()
     entries: list[dict[str, Any]] = []
     for file in files:
         try:
@@ -128,9 +114,7 @@ def check_devices(
             _say_report(file, report)
             content = report.model_dump(mode="json")
             entries.append({"file": file, "valid": True, "error": None, "report": content})
-    _console.json_result(as_json, entries)
-    if not all(entry["valid"] for entry in entries):
-        raise typer.Exit(2)
+    return entries, 0 if all(entry["valid"] for entry in entries) else 2
 
 
 def _say_report(file: str, report: ProfileReport) -> None:
@@ -147,24 +131,24 @@ def _say_report(file: str, report: ProfileReport) -> None:
 
 @command(devices, "measure")
 def measure_devices(
-    out: Annotated[
-        Path, destination("FILE.toml", "Profile to write. The storage of its folder is measured.")
-    ],
-    name: Annotated[str, option("Name of the profile.", "VENDOR/DEVICE")] = "local/machine",
-    title: Annotated[str, option("Display name.", "TEXT")] = "This machine",
-    threads: Annotated[
-        int | None, option("Threads for training.  [default: one per performance core]", "N")
-    ] = None,
-    target: Annotated[
-        Literal["webgpu"] | None,
-        option("GPU to measure as well, through its provider.", None, "--target"),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+    *,
+    out: Path,
+    name: str = "local/machine",
+    title: str = "This machine",
+    threads: int | None = None,
+    target: Literal["webgpu"] | None = None,
+) -> Json:
     """Measure this machine, and write its profile.
 
     Measures matrix products, a convolution, memory bandwidth, the allocator and the storage
     that the file is written to, in less than two minutes. Run nothing else meanwhile.
+
+    Parameters:
+        out FILE.toml: Profile to write. The storage of its folder is measured.
+        name VENDOR/DEVICE: Name of the profile.
+        title TEXT: Display name.
+        threads N: Threads for training. [default: one per performance core]
+        target: GPU to measure as well, through its provider.
 
     Examples:
         odtpack devices measure --out my-machine.toml
@@ -182,40 +166,31 @@ def measure_devices(
     _write(profile, out, "measure", "no measurement shows")
     if any(BUSY in figure.source for figure in profile.figures()):
         _console.warn(f"{BUSY}: measure again while nothing else runs")
-    _finish(profile, out, as_json)
+    return _finish(profile, out)
 
 
 @command(devices, "import")
 def import_device(
-    measured: Annotated[
-        Path, argument("MEASURED.json", "Output of a training kit's benchmark on the device.")
-    ],
-    out: Annotated[
-        Path | None,
-        destination(
-            "FILE.toml", "Profile to write.  [default: MEASURED.toml in the current folder]"
-        ),
-    ] = None,
-    name: Annotated[str, option("Name of the profile.", "VENDOR/DEVICE")] = "local/device",
-    title: Annotated[str | None, option("Display name.  [default: from the file]", "TEXT")] = None,
-    system: Annotated[
-        Literal["android", "ios", "linux", "macos", "windows", "web"] | None,
-        option("Operating system, if the file does not name it.", None, "--os"),
-    ] = None,
-    like: Annotated[
-        str | None,
-        option(
-            "Profile of the same device, for figures that were not measured.",
-            "NAME|FILE",
-            autocompletion=_completion.devices,
-        ),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+    measured: Path,
+    *,
+    out: Path | None = None,
+    name: str = "local/device",
+    title: str | None = None,
+    system: Literal["android", "ios", "linux", "macos", "windows", "web"] | None = None,
+    like: Annotated[str | None, ("autocompletion", _completion.devices)] = None,
+) -> Json:
     r"""Write a profile from what a kit measured on a phone.
 
     Every kit has a benchmark that an app can run on its device; it writes JSON. The profile
     has validated = true, and intervals from the spread of the repetitions.
+
+    Parameters:
+        measured MEASURED.json: Output of a training kit's benchmark on the device.
+        out FILE.toml: Profile to write. [default: MEASURED.toml in the current folder]
+        name VENDOR/DEVICE: Name of the profile.
+        title TEXT: Display name. [default: from the file]
+        system: Operating system, if the file does not name it.
+        like NAME|FILE: Profile of the same device, for figures that were not measured.
 
     Examples:
         odtpack devices import measured.json --out pixel.toml --name google/pixel-8a \
@@ -234,7 +209,7 @@ def import_device(
         like=None if like is None else sim.load_profile(like),
     )
     _write(profile, out, "import", "the benchmark does not measure")
-    _finish(profile, out, as_json)
+    return _finish(profile, out)
 
 
 def _check_name(out: Path, *inputs: Path) -> None:
@@ -261,20 +236,20 @@ def _write(profile: sim.DeviceProfile, out: Path, command: str, unknown: str) ->
     write_file(out, profile_toml(profile, comment=comment).encode())
 
 
-def _finish(profile: sim.DeviceProfile, out: Path, as_json: bool) -> None:
+def _finish(profile: sim.DeviceProfile, out: Path) -> Json:
     """Say what the new profile is good for."""
     from odtpack_simulator.device.profile_check import check_profile
 
     _say_report(str(out), check_profile(profile))
-    _console.json_result(as_json, _with_figures(profile))
+    return _with_figures(profile)
 
 
-def _with_figures(profile: sim.DeviceProfile) -> dict[str, Any]:
+def _with_figures(profile: sim.DeviceProfile) -> Json:
     figures = [figure.model_dump(mode="json") for figure in profile.figures()]
     return {**_summary(profile), "figures": figures}
 
 
-def _summary(profile: sim.DeviceProfile) -> dict[str, Any]:
+def _summary(profile: sim.DeviceProfile) -> Json:
     names = ("name", "title", "vendor", "soc", "os", "validated", "digest")
     own = {name: getattr(profile, name) for name in names}
     return {**own, "app_memory_foreground_bytes": profile.memory_limit_bytes()}

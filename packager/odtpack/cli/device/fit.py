@@ -7,12 +7,9 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-import typer
-
 import odtpack_simulator as sim
-from odtpack.cli import _completion, _console, _options
-from odtpack.cli._options import LossName, OptimizerName, count, destination, option
-from odtpack.cli.device.simulate import STRICT
+from odtpack.cli import _completion, _console
+from odtpack.cli._options import Count, Json, LossName, OptimizerName, PositiveCount
 
 if TYPE_CHECKING:
     from odtpack.fit import FitResult
@@ -23,82 +20,31 @@ PAGE: Final = "fit.html"
 
 
 def fit(
-    model: Annotated[Path | None, _options.MODEL_OR_RECIPES] = None,
-    data: Annotated[Path | None, _options.DATA] = None,
-    device: Annotated[
-        list[str] | None,
-        option("Device profile; may be repeated.", "NAME|FILE", autocompletion=_completion.devices),
-    ] = None,
-    budget: Annotated[
-        Path | None, option("Limits that a candidate must meet.", "budgets.toml")
-    ] = None,
-    recipe: Annotated[
-        Path | None,
-        option(
-            "Recipe. Its keys are fixed, other settings vary. Options override its budgets "
-            "and devices. Default: recipe.toml, if there is no MODEL.onnx.",
-            "recipe.toml",
-        ),
-    ] = None,
-    loss: Annotated[LossName | None, _options.LOSS] = None,
-    loss_option: Annotated[list[str] | None, _options.LOSS_OPTION] = None,
-    freeze: Annotated[
-        list[str] | None,
-        option("Parameters that every candidate freezes. May be repeated.", "GLOB"),
-    ] = None,
-    batch_size: Annotated[
-        list[int] | None,
-        count(
-            "Batch size to try, whole and as micro-batches. May be repeated.  [default: 16, "
-            "32 and 64]"
-        ),
-    ] = None,
-    optimizer: Annotated[
-        list[OptimizerName] | None,
-        option(
-            "Optimizer to try. May be repeated.  [default: adamw, sgd with momentum, lion "
-            "and adafactor]"
-        ),
-    ] = None,
-    lr: Annotated[
-        list[float] | None,
-        option("Learning rate to try; may be repeated.  [default: three for each optimizer]", "X"),
-    ] = None,
-    epochs: Annotated[int, _options.EPOCHS] = 3,
-    trials: Annotated[int, count("Candidates to train.")] = 24,
-    finalists: Annotated[int, count("Candidates to simulate on every device, at most.")] = 6,
-    seed: Annotated[
-        int, count("Seed of the candidates, the sample order and the held-out split.", 0)
-    ] = 0,
-    holdout: Annotated[float | None, _options.HOLDOUT] = None,
-    evaluation: Annotated[Path | None, _options.EVALUATION] = None,
-    threads: Annotated[
-        int | None, count("Threads within an operator.  [default: the recipe's, or 1]")
-    ] = None,
-    jobs: Annotated[
-        int,
-        count(
-            "Parallel build and training processes, 0 for one per core. Timings run alone.",
-            0,
-            max=4096,
-        ),
-    ] = 1,
-    ray: Annotated[
-        str | None, option("Ray cluster that trains; local for one on this machine.", "ADDRESS")
-    ] = None,
-    study: Annotated[
-        Path | None,
-        option("Journal of the search; an interrupted search continues from it.", "FILE"),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        destination(
-            "FOLDER", f"Write recipe-1.toml, recipe-2.toml, ..., {RESULT} and the page {PAGE} here."
-        ),
-    ] = None,
-    strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
-) -> None:
+    model: Path | None = None,
+    *,
+    data: Path | None = None,
+    device: Annotated[list[str] | None, ("autocompletion", _completion.devices)] = None,
+    budget: Path | None = None,
+    recipe: Path | None = None,
+    loss: LossName | None = None,
+    loss_option: list[str] | None = None,
+    freeze: list[str] | None = None,
+    batch_size: list[PositiveCount] | None = None,
+    optimizer: list[OptimizerName] | None = None,
+    lr: list[float] | None = None,
+    epochs: PositiveCount = 3,
+    trials: PositiveCount = 24,
+    finalists: PositiveCount = 6,
+    seed: Count = 0,
+    holdout: float | None = None,
+    evaluation: Path | None = None,
+    threads: PositiveCount | None = None,
+    jobs: Annotated[Count, ("max", 4096)] = 1,
+    ray: str | None = None,
+    study: Path | None = None,
+    out: Path | None = None,
+    strict: bool = False,
+) -> tuple[Json, int]:
     r"""Find recipes that meet the budgets on every device.
 
     Searches batch and micro-batch, what is frozen, optimizer, learning rate and the storage of
@@ -107,6 +53,28 @@ def fit(
 
     Exit code 0 if a candidate meets every budget that could be judged, 1 if none does, 2 for bad
     input.
+
+    Parameters:
+        model MODEL.onnx: Forward model. Default: that of the recipe.
+        device NAME|FILE: Device profile; may be repeated.
+        budget budgets.toml: Limits that a candidate must meet.
+        recipe recipe.toml: Recipe. Its keys are fixed, other settings vary. Options override its
+            budgets and devices. Default: recipe.toml, if there is no MODEL.onnx.
+        freeze GLOB: Parameters that every candidate freezes. May be repeated.
+        batch_size: Batch size to try, whole and as micro-batches. May be repeated. [default: 16, 32
+            and 64]
+        optimizer: Optimizer to try. May be repeated. [default: adamw, sgd with momentum, lion and
+            adafactor]
+        lr X: Learning rate to try; may be repeated. [default: three for each optimizer]
+        trials: Candidates to train.
+        finalists: Candidates to simulate on every device, at most.
+        seed: Seed of the candidates, the sample order and the held-out split.
+        threads: Threads within an operator. [default: the recipe's, or 1]
+        jobs: Parallel build and training processes, 0 for one per core. Timings run alone.
+        ray ADDRESS: Ray cluster that trains; local for one on this machine.
+        study FILE: Journal of the search; an interrupted search continues from it.
+        out FOLDER: Write recipe-1.toml, recipe-2.toml, ..., fit.json and the page fit.html here.
+        json: Print the result as JSON on stdout.
 
     Examples:
         odtpack fit model.onnx --data digits.npz --loss cross_entropy --device pixel-8a \
@@ -176,7 +144,7 @@ def fit(
             jobs=jobs or default_jobs(),
             progress=lambda now: progress.update(now.done, now.count, now.title),
         )
-    _console.results(as_json=as_json)
+    _console.results()
     _show(result)
     if out is not None:
         _write(result, out, previous)
@@ -186,9 +154,7 @@ def fit(
         _console.say("The recipe of the first (--out FOLDER writes them all):", style="bold")
         _console.say()
         _console.say(result.pareto[0].recipe)
-    _console.json_result(as_json, result.model_dump(mode="json"))
-    if not result.found or (strict and not result.judged):
-        raise typer.Exit(_options.NOT_MET)
+    return result.model_dump(mode="json"), not result.found or (strict and not result.judged)
 
 
 def _show(result: FitResult) -> None:

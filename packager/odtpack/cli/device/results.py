@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
 import typer
 
 import odtpack_simulator as sim
-from odtpack.cli import _console, _options
-from odtpack.cli._options import argument, destination, option
-from odtpack.cli.device.simulate import BUDGET, REPORT, STRICT, fails, say_suggestion
+from odtpack.cli import _completion, _console, _options
+from odtpack.cli._options import Json
+from odtpack.cli.device.simulate import fails, say_suggestion
 
 if TYPE_CHECKING:
     from odtpack_simulator.figures.compare import Comparison
@@ -22,25 +22,14 @@ _BADGES: Final = (".svg", ".json")
 
 
 def judge(
-    results: Annotated[
-        list[Path], argument("RESULT.json", "Results of simulate --report json:PATH.")
-    ],
-    budget: Annotated[Path | None, BUDGET] = None,
-    baseline: Annotated[
-        Path | None, option('Earlier result that limits like "+5 %" refer to.', "BASE.json")
-    ] = None,
-    report: Annotated[list[str] | None, REPORT] = None,
-    badge: Annotated[
-        list[str] | None,
-        option(
-            "Badge with the headroom of the tightest budget: a picture, or the JSON of an "
-            "endpoint badge of shields.io. May be repeated.",
-            "FILE.svg|FILE.json",
-        ),
-    ] = None,
-    strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
-) -> None:
+    results: list[Path],
+    *,
+    budget: Path | None = None,
+    baseline: Path | None = None,
+    report: Annotated[list[str] | None, ("autocompletion", _completion.reports)] = None,
+    badge: list[str] | None = None,
+    strict: bool = False,
+) -> tuple[Json | list[Json], int]:
     r"""Judge results by budgets without measuring again.
 
     Of several results, {name} in the path of a report or badge is the name of the result's file,
@@ -48,6 +37,12 @@ def judge(
 
     Exit code 0 within budget, 1 if any result is over budget, 2 for bad input. Without a budget,
     only checks that need none are made, and a suggested budget is printed.
+
+    Parameters:
+        baseline BASE.json: Earlier result that limits like "+5 %" refer to.
+        badge FILE.svg|FILE.json: Badge with the headroom of the tightest budget: a picture, or the
+            JSON of an endpoint badge of shields.io. May be repeated.
+        json: Print the result as JSON on stdout.
 
     Examples:
         odtpack judge report.json --budget budgets.toml
@@ -85,12 +80,11 @@ def judge(
         inputs=[budget, baseline, *others],
         judged=single,
         badges=map(Path, chain(*badges)),
-        as_json=as_json,
     )
     found = [
         judge_again(each, lambda result: sim.judge(result, budgets, baseline=base)) for each in read
     ]
-    _console.results(as_json=as_json, reports=report)
+    _console.results(reports=report)
     for index, judged in enumerate(found):
         if len(found) > 1:
             _console.say(f"{results[index]}:", style="bold")
@@ -102,9 +96,8 @@ def judge(
     if budgets is None and single is not None:
         say_suggestion(found[0], baseline=base is not None)
     shown = [each.model_dump(mode="json") for each in found]
-    _console.json_result(as_json, shown[0] if single is not None else shown)
-    if any(fails(each, strict=strict) for each in found):
-        raise typer.Exit(_options.NOT_MET)
+    no = any(fails(each, strict=strict) for each in found)
+    return shown[0] if single is not None else shown, no
 
 
 # ``odtpack compare``: what changed from one result to another, for a pull request.
@@ -114,23 +107,23 @@ Format = Literal["text", "markdown", "json", "html"]
 
 
 def compare(
-    base: Annotated[Path, _options.BASE_RESULT],
-    head: Annotated[Path, _options.HEAD_RESULT],
-    budget: Annotated[
-        Path | None,
-        option(
-            'Limits for HEAD; "+5 %" refers to BASE. Exceeding one is exit code 1.', "budgets.toml"
-        ),
-    ] = None,
-    form: Annotated[Format | None, _options.COMPARISON_FORM] = None,
-    out: Annotated[Path | None, _options.COMPARISON_FILE] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
+    base: Path,
+    head: Path,
+    *,
+    budget: Path | None = None,
+    form: Format | None = None,
+    out: Path | None = None,
+    as_json: bool = False,
 ) -> None:
     r"""Compare two results of simulate, device by device.
 
     Devices whose verdict changed come first. Devices with equal changes share a row; JSON lists
     each device. A change of a measured time within its interval is noise, and times of
     different hosts are not compared. Markdown fits in a comment on GitHub.
+
+    Parameters:
+        budget budgets.toml: Limits for HEAD; "+5 %" refers to BASE. Exceeding one is exit code 1.
+        out FILE: File for the comparison, instead of standard output.
 
     Examples:
         odtpack compare main.json report.json
@@ -192,18 +185,15 @@ def show_comparison(comparison: Comparison, form: Format, out: Path | None) -> N
 
 
 def history(
-    results: Annotated[
-        list[Path], argument("RESULT.json", "Results of simulate --report json:PATH.")
-    ],
-    budget: Annotated[
-        Path | None,
-        option("Budgets for all of them.  [default: those of each result]", "budgets.toml"),
-    ] = None,
-    out: Annotated[Path, destination("PAGE.html", "Page to write.")] = Path("history.html"),
+    results: list[Path], *, budget: Path | None = None, out: Path = Path("history.html")
 ) -> None:
     """Show the trend of each device and budget on one page.
 
     Results are ordered by the time at which they were made.
+
+    Parameters:
+        budget budgets.toml: Budgets for all of them. [default: those of each result]
+        out PAGE.html: Page to write.
 
     Examples:
         odtpack history results/*.json --budget budgets.toml --out history.html

@@ -6,132 +6,46 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
-
 import odtpack_simulator as sim
-from odtpack.cli import _completion, _console, _options
-from odtpack.cli._options import count, flag, option
+from odtpack.cli import _completion, _console
+from odtpack.cli._options import Count, Json, PositiveCount
 from odtpack_simulator.device.kits import Kit, Loop
 
 if TYPE_CHECKING:
+    from odtpack_simulator.fleet.result import FleetResult
     from odtpack_simulator.replay.replay import Progress
-
-BUDGET = option("Budgets; exceeding one is exit code 1.", "budgets.toml")
-REPORT = option(
-    "Report to write: html, json, junit, markdown or github, a colon and a path; - is "
-    "standard output (not for html). May be repeated.",
-    "FORMAT:PATH",
-    autocompletion=_completion.reports,
-)
-STRICT = flag(
-    "--strict", "Exit code 1 also if a check cannot be judged: unknown limit, or no baseline."
-)
 
 
 def simulate(
-    package: Annotated[Path, _options.PACKAGE],
-    data: Annotated[Path, _options.DATA],
-    device: Annotated[
-        list[str] | None,
-        option(
-            "Device profile, or 'all' shipped ones; may be repeated.",
-            "NAME|FILE",
-            autocompletion=_completion.devices_or_all,
-        ),
-    ] = None,
-    budget: Annotated[Path | None, BUDGET] = None,
-    recipe: Annotated[
-        Path | None,
-        option(
-            "Recipe with budgets, devices and batch size, which options override, and [data]. "
-            "Default: recipe.toml, if there is no --device, or the data are texts.",
-            "recipe.toml",
-        ),
-    ] = None,
-    report: Annotated[list[str] | None, REPORT] = None,
-    epochs: Annotated[int, _options.EPOCHS] = 3,
-    batch_size: Annotated[int | None, _options.BATCH_SIZE] = None,
-    lr: Annotated[
-        float | None,
-        option(
-            "Learning rate; the initial one if the package has a schedule.  [default: from "
-            "the schedule, or 0.001]",
-            "X",
-        ),
-    ] = None,
-    seed: Annotated[int, _options.SEED] = 0,
-    holdout: Annotated[float | None, _options.HOLDOUT] = None,
-    evaluation: Annotated[Path | None, _options.EVALUATION] = None,
-    threads: Annotated[
-        int | None,
-        count("Threads within an operator, for memory and times.  [default: the package's]"),
-    ] = None,
-    state: Annotated[
-        Literal["foreground", "background"],
-        option("Foreground or background; selects the limits of memory and time."),
-    ] = "foreground",
-    entitled: Annotated[
-        bool,
-        flag(
-            "--entitled",
-            "The app has the entitlement for more memory (iOS: increased-memory-limit).",
-        ),
-    ] = False,
-    kit: Annotated[
-        Kit | None,
-        option(
-            "Training kit of the app. Memory is judged for this kit.  [default: the usual kit of "
-            "each device's system]"
-        ),
-    ] = None,
-    loop: Annotated[
-        Loop | None,
-        option(
-            "How the app makes its steps: with the step model where package and kit have one, or "
-            "with the training model, and the optimizer model after it.  [default: the budgets', "
-            "or step]"
-        ),
-    ] = None,
-    native: Annotated[
-        Literal["yes", "no"] | None,
-        option(
-            "Whether sessions run native kernels, where the package has nodes for them. This "
-            "machine needs the library to simulate it (ODTPACK_NATIVE).  [default: yes for the "
-            "kits cpp and swift, which have them inside]"
-        ),
-    ] = None,
-    session_options: Annotated[
-        Literal["package", "default"],
-        option(
-            "Session options of the app: the manifest's, as in every kit, or ONNX Runtime's "
-            "defaults, with which a training takes 1.1 to 2.9 times the memory."
-        ),
-    ] = "package",
-    sessions_per_day: Annotated[
-        float, option("Sessions, or background windows, in a day.", "X")
-    ] = 1.0,
-    save_every: Annotated[
-        int | None, count("Steps between checkpoints.  [default: one per session]")
-    ] = None,
-    pieces: Annotated[int, count("Number of equal parts in which the data arrive.")] = 1,
-    interruptions: Annotated[
-        int,
-        count(
-            "Number of interruptions of a second training: killed in a step or a save, or "
-            "warned of low memory, then resumed.",
-            0,
-        ),
-    ] = 3,
-    baseline: Annotated[
-        Path | None, option("Result to compare with, for budgets such as '+5 %'.", "RESULT.json")
-    ] = None,
-    jobs: Annotated[int, count("Parallel replays; 0 for one per core.", 0)] = 0,
-    ray: Annotated[
-        str | None, option("Ray cluster for the replays, or 'local'.", "ADDRESS")
-    ] = None,
-    strict: Annotated[bool, STRICT] = False,
-    as_json: Annotated[bool, _options.RESULT_AS_JSON] = False,
-) -> None:
+    package: Path,
+    *,
+    data: Path,
+    device: Annotated[list[str] | None, ("autocompletion", _completion.devices_or_all)] = None,
+    budget: Path | None = None,
+    recipe: Path | None = None,
+    report: Annotated[list[str] | None, ("autocompletion", _completion.reports)] = None,
+    epochs: PositiveCount = 3,
+    batch_size: PositiveCount | None = None,
+    lr: float | None = None,
+    seed: Count = 0,
+    holdout: float | None = None,
+    evaluation: Path | None = None,
+    threads: PositiveCount | None = None,
+    state: Literal["foreground", "background"] = "foreground",
+    entitled: bool = False,
+    kit: Kit | None = None,
+    loop: Loop | None = None,
+    native: Literal["yes", "no"] | None = None,
+    session_options: Literal["package", "default"] = "package",
+    sessions_per_day: float = 1.0,
+    save_every: PositiveCount | None = None,
+    pieces: PositiveCount = 1,
+    interruptions: Count = 3,
+    baseline: Path | None = None,
+    jobs: Count = 0,
+    ray: str | None = None,
+    strict: bool = False,
+) -> tuple[Json, int]:
     r"""Replay real training under the limits of devices.
 
     The training runs once for all devices: without limits, timed, interrupted and resumed, and
@@ -139,6 +53,35 @@ def simulate(
     0 within budget, 1 over budget, 2 for bad input. Without a budget, the command judges what
     needs none: memory limits and low-memory warnings of devices, finite losses, whether the
     training learns and finishes, and resumed weights. It then prints a suggested budget.
+
+    Parameters:
+        device NAME|FILE: Device profile, or 'all' shipped ones; may be repeated.
+        recipe recipe.toml: Recipe with budgets, devices and batch size, which options override, and
+            [data]. Default: recipe.toml, if there is no --device, or the data are texts.
+        lr X: Learning rate; the initial one if the package has a schedule. [default: from the
+            schedule, or 0.001]
+        threads: Threads within an operator, for memory and times. [default: the package's]
+        state: Foreground or background; selects the limits of memory and time.
+        entitled: The app has the entitlement for more memory (iOS: increased-memory-limit).
+        kit: Training kit of the app. Memory is judged for this kit. [default: the usual kit of each
+            device's system]
+        loop: How the app makes its steps: with the step model where package and kit have one, or
+            with the training model, and the optimizer model after it. [default: the budgets', or
+            step]
+        native: Whether sessions run native kernels, where the package has nodes for them. This
+            machine needs the library to simulate it (ODTPACK_NATIVE). [default: yes for the kits
+            cpp and swift, which have them inside]
+        session_options: Session options of the app: the manifest's, as in every kit, or ONNX
+            Runtime's defaults, with which a training takes 1.1 to 2.9 times the memory.
+        sessions_per_day X: Sessions, or background windows, in a day.
+        save_every: Steps between checkpoints. [default: one per session]
+        pieces: Number of equal parts in which the data arrive.
+        interruptions: Number of interruptions of a second training: killed in a step or a save, or
+            warned of low memory, then resumed.
+        baseline RESULT.json: Result to compare with, for budgets such as '+5 %'.
+        jobs: Parallel replays; 0 for one per core.
+        ray ADDRESS: Ray cluster for the replays, or 'local'.
+        json: Print the result as JSON on stdout.
 
     Examples:
         odtpack simulate package --data digits.npz --device pixel-8a --device pi-5
@@ -174,7 +117,6 @@ def simulate(
         report or [],
         outside=opened,
         inputs=[data, evaluation, budget, baseline, read.path if read else None, *own],
-        as_json=as_json,
     )
     before = None if baseline is None else sim.load_result(baseline)
     policy = make_policy(
@@ -224,7 +166,7 @@ def simulate(
                 holdout=share,
             )
     result = judged(measured)
-    _console.results(as_json=as_json, reports=report)
+    _console.results(reports=report)
     print_result(result, _console.console())
     if result.data.extrapolated:
         _console.warn(result.data.extrapolated)
@@ -232,9 +174,7 @@ def simulate(
     write_reports(result, report or [])
     if budgets is None:
         say_suggestion(result)
-    _console.json_result(as_json, result.model_dump(mode="json"))
-    if fails(result, strict=strict):
-        raise typer.Exit(_options.NOT_MET)
+    return result.model_dump(mode="json"), fails(result, strict=strict)
 
 
 _WORDS = {
@@ -269,7 +209,7 @@ def say_suggestion(result: sim.SimulationResult, *, baseline: bool = False) -> N
     _console.lines(sim.suggest_budget(result, baseline=baseline))
 
 
-def fails(result: sim.SimulationResult, *, strict: bool) -> bool:
+def fails(result: sim.SimulationResult | FleetResult, *, strict: bool) -> bool:
     """Whether a judged result is exit code 1."""
     return result.over_budget or (strict and result.verdict == "not judged")
 

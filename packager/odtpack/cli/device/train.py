@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from odtpack.cli import _console, _options
-from odtpack.cli._options import count, destination, flag, option
+from odtpack.cli import _console
+from odtpack.cli._options import Count, Json, PositiveCount
 
 if TYPE_CHECKING:
     from odtpack.privacy import PrivateRecord
@@ -21,68 +21,43 @@ EPOCHS_PROPERTY = "odtpack.epochs"
 
 
 def train(
-    package: Annotated[Path, _options.PACKAGE],
-    data: Annotated[Path, _options.DATA],
-    epochs: Annotated[int, _options.EPOCHS] = 5,
-    batch_size: Annotated[int | None, _options.BATCH_SIZE] = None,
-    lr: Annotated[
-        float | None,
-        option(
-            "Learning rate; the initial one if there is a schedule.  [default: 0.001, or that "
-            "of the package's schedule or of --resume]",
-            "X",
-        ),
-    ] = None,
-    schedule: Annotated[
-        str | None,
-        option(
-            "Schedule of the learning rate, as for odtpack build, or none.  [default: that of "
-            "--resume, or the package's]",
-            "KIND[:KEY=X,...]",
-        ),
-    ] = None,
-    recipe: Annotated[
-        Path | None,
-        option(
-            "Recipe whose [data] says how texts become samples. Default: recipe.toml, if the data "
-            "are texts.",
-            "recipe.toml",
-        ),
-    ] = None,
-    seed: Annotated[int, _options.SEED] = 0,
-    holdout: Annotated[float | None, _options.HOLDOUT] = None,
-    evaluation: Annotated[Path | None, _options.EVALUATION] = None,
-    resume: Annotated[
-        Path | None, option("Checkpoint to resume.  [default: the package's]", "CK")
-    ] = None,
-    delta: Annotated[
-        float | None,
-        option(
-            "Private training: delta of the printed epsilon.  [default: a tenth of 1 / "
-            "training samples]",
-            "X",
-        ),
-    ] = None,
-    activations: Annotated[
-        Path | None,
-        option(
-            "Folder for a temporary file that holds activations between segments, instead of "
-            "memory.",
-            "DIR",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        destination("CK", "Trained checkpoint to write.  [default: PKG.ckpt, beside the package]"),
-    ] = None,
-    as_json: Annotated[bool, flag("--json", "Print losses as JSON on stdout.")] = False,
-) -> None:
+    package: Path,
+    *,
+    data: Path,
+    epochs: PositiveCount = 5,
+    batch_size: PositiveCount | None = None,
+    lr: float | None = None,
+    schedule: str | None = None,
+    recipe: Path | None = None,
+    seed: Count = 0,
+    holdout: float | None = None,
+    evaluation: Path | None = None,
+    resume: Path | None = None,
+    delta: float | None = None,
+    activations: Path | None = None,
+    out: Path | None = None,
+) -> Json:
     """Train a package on this machine and save a checkpoint.
 
     The checkpoint includes the optimizer's state, so that --resume continues exactly. It is
     written after every epoch: a stopped training keeps its finished epochs. The package is not
     changed. The previous save is kept as CK.previous; --resume CK uses it, with a warning, if
     CK is damaged.
+
+    Parameters:
+        lr X: Learning rate; the initial one if there is a schedule. [default: 0.001, or that of the
+            package's schedule or of --resume]
+        schedule KIND[:KEY=X,...]: Schedule of the learning rate, as for odtpack build, or none.
+            [default: that of --resume, or the package's]
+        recipe recipe.toml: Recipe whose [data] says how texts become samples. Default: recipe.toml,
+            if the data are texts.
+        resume CK: Checkpoint to resume. [default: the package's]
+        delta X: Private training: delta of the printed epsilon. [default: a tenth of 1 / training
+            samples]
+        activations DIR: Folder for a temporary file that holds activations between segments,
+            instead of memory.
+        out CK: Trained checkpoint to write. [default: PKG.ckpt, beside the package]
+        json: Print losses as JSON on stdout.
 
     Examples:
         odtpack train package --data digits.npz --epochs 5 --out trained.ckpt
@@ -227,7 +202,7 @@ def train(
         content["eval_tokens"] = sum(after.tokens)
     if after.means:
         content |= {"means_before": before.means, "means_after": after.means}
-    _console.json_result(as_json, content)
+    return content
 
 
 @contextmanager
@@ -262,7 +237,7 @@ def _check_delta(package: Package, delta: float | None) -> None:
         check_delta(delta)
 
 
-def _guarantee(record: PrivateRecord, delta: float) -> dict[str, Any]:
+def _guarantee(record: PrivateRecord, delta: float) -> Json:
     """What a private training promises, said and returned."""
     # The steps before `--resume` count as if they had been made on the same data.
     from odtpack.errors import OdtpackError
@@ -309,20 +284,24 @@ def _figures(figures: Evaluation) -> str:
 
 
 def privacy(
-    noise: Annotated[float, option("Noise multiplier, as for --privacy-noise.", "S", min=0)],
-    samples: Annotated[int, count("Samples to train on.")],
-    batch_size: Annotated[int, option("Expected batch size.", "B", min=1)] = 32,
-    epochs: Annotated[int, option("Passes over the samples.", "E", min=1)] = 5,
-    delta: Annotated[
-        float | None,
-        option("Delta: allowed probability of failure.  [default: a tenth of 1 / N]", "X"),
-    ] = None,
-    as_json: Annotated[bool, _options.AS_JSON] = False,
-) -> None:
+    *,
+    noise: Annotated[float, ("min", 0)],
+    samples: PositiveCount,
+    batch_size: PositiveCount = 32,
+    epochs: PositiveCount = 5,
+    delta: float | None = None,
+) -> Json:
     """Print the epsilon of private training. Nothing is trained.
 
     It bounds what the trained parameters reveal of one sample. It holds if samples are drawn
     independently, as odtpack train does. Computed by Rényi differential privacy (dp-accounting).
+
+    Parameters:
+        noise S: Noise multiplier, as for --privacy-noise.
+        samples: Samples to train on.
+        batch_size B: Expected batch size.
+        epochs E: Passes over the samples.
+        delta X: Delta: allowed probability of failure. [default: a tenth of 1 / N]
 
     Examples:
         odtpack privacy --noise 1.1 --samples 60000 --batch-size 256 --epochs 15
@@ -333,8 +312,8 @@ def privacy(
     steps = epochs * math.ceil(samples / batch_size)
     chosen = 0.1 / samples if delta is None else delta
     found = epsilon(noise, rate, steps, chosen)
-    _console.results(as_json=as_json)
+    _console.results()
     without = "" if math.isfinite(found) else ": without noise, nothing is private"
     _console.say(f"epsilon {found:.4g} at delta {chosen:g}, {steps} steps{without}")
     content = {"epsilon": found, "delta": chosen, "sampling_rate": rate, "steps": steps}
-    _console.json_result(as_json, content)
+    return content
