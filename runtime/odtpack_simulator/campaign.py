@@ -292,7 +292,7 @@ def run_campaign(
     figures.put("restart_s", [(p.save + more) / NS for p, more in zip(paces, begin, strict=True)])
     rest: dict[str, Any] = {
         "curve": _curve(courses[_TYPICAL], curve, watts),
-        "left_out": _left_out(profile, latency),
+        "left_out": left_out(profile, latency),
     }
     stuck = [course for course in courses if course.stuck is not None]
     if stuck:
@@ -388,7 +388,7 @@ def _nanoseconds(seconds: float) -> int:
     return round(min(seconds * NS, float(NEVER)))
 
 
-def _left_out(profile: DeviceProfile, latency: DeviceLatency) -> list[NotJudged]:
+def left_out(profile: DeviceProfile, latency: DeviceLatency) -> list[NotJudged]:
     """What counts as nothing because it is unknown, which makes the other figures too low."""
     # Without throttling, times are too low. Without the idle power, on the other hand, energy is
     # too high: it is all that the device takes.

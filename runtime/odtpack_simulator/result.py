@@ -524,15 +524,25 @@ SCHEMA_VERSION: Final = 4
 MAX_RESULT_BYTES: Final = 64 * 1024 * 1024
 
 
-class PackageInfo(Part):
+class NamedPackage(Part):
+    """Where a package lies, and what it is."""
+
+    path: Text
+    manifest_sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+    @property
+    def name(self) -> str:
+        """The last part of the path: what the package is called wherever it lies."""
+        return last_part(self.path)
+
+
+class PackageInfo(NamedPackage):
     """The training package that was replayed.
 
     ``trained_layers`` counts the trained matrices and filters.
     ``adapter_bytes`` are those of an adapter's parameters, null if the package trains none.
     """
 
-    path: Text
-    manifest_sha256: str = Field(pattern="^[0-9a-f]{64}$")
     trainable_parameters: Count
     total_parameters: Count
     trained_layers: Count
@@ -541,11 +551,6 @@ class PackageInfo(Part):
     adapter_bytes: Bytes | None = None
     loss: Text
     optimizer: Text
-
-    @property
-    def name(self) -> str:
-        """The last part of the path: what the package is called wherever it lies."""
-        return last_part(self.path)
 
 
 class DataInfo(Part):

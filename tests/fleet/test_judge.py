@@ -73,7 +73,7 @@ def test_a_loss_that_was_not_finite_once_does_not_ask_for_a_higher_rate(
 
 
 def test_fewer_held_out_samples_than_a_fixed_batch_are_not_judged(
-    folder: Path, tmp_path: Path
+    folder: Path, tmp_path: Path, learned: FleetResult
 ) -> None:
     model = onnx.load(folder / "model.onnx")
     for each in (*model.graph.input, *model.graph.output):
@@ -90,6 +90,9 @@ def test_fewer_held_out_samples_than_a_fixed_batch_are_not_judged(
     for metric in ("finite_loss", "learns", "final_loss", "accuracy", "rounds"):
         check = check_of(result, metric)
         assert (check.status, check.message) == ("not judged", why)
+    for pair, direction in (((learned, found), "unknown now"), ((found, learned), "known now")):
+        compared = change(compare_fleets(*pair, accuracy=0.01), "final_loss")
+        assert (compared.direction, compared.reason) == (direction, why)
     assert headline(result) == "No loss is known after 3 rounds"
     assert why in render_report(result, "html").decode()
 

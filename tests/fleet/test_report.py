@@ -8,24 +8,29 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from odtpack.cli import main
+from odtpack_runtime.errors import OdtpackError
 from odtpack_runtime.package.package import Package
-from odtpack_simulator.fleet.devices import devices_of_result
+from odtpack_simulator.fleet.devices import devices_of_result, measure_devices
 from odtpack_simulator.fleet.fleet_file import FleetBudgets, read_fleet
 from odtpack_simulator.fleet.judge import compare_fleets, judge_fleet
 from odtpack_simulator.fleet.result import FleetResult, load_fleet_result
+from odtpack_simulator.memory.arena import SessionUse
 from odtpack_simulator.reports import render_report as render_fleet_report
 from odtpack_simulator.reports.fleet import key_figures, way
 from odtpack_simulator.reports.report import FigureRow
 from odtpack_simulator.result import load_result
+from odtpack_simulator.values.units import format_interval_of
 from tests.calibrated import as_it_is
-from tests.fleet.fleets import UNJUDGED, command, device, fleet_of, played
+from tests.fleet.fleets import UNJUDGED, command, device, fleet_of, on_digits, played, write_digits
 from tests.refused import refused
 from tests.reports.page import Page
+from tests.simulator.factory import make_result
 
 DEVICE = '[[population.device]]\nprofile = "google/pixel-8a"\n'
 
@@ -85,6 +90,12 @@ def test_the_page_is_whole_and_shows_the_figures(result: FleetResult) -> None:
         for reason, count in losses(stage).items():
             assert f"{count} {reason}"[:33] in text
     assert render_fleet_report(result, "html").decode() == page
+    assert "10 answers of 15 chosen, at least 1, deadline" in text
+    low, _, high = result.devices[0].round_s
+    assert text.count(format_interval_of(low, high, "s")) == 2
+    plan = result.plan.model_copy(update={"per_round": 1500, "clients": 10_000})
+    many = render_fleet_report(result.model_copy(update={"plan": plan}), "html").decode()
+    assert "1500 answers of 2250 chosen" in Page(many).text
 
 
 def test_other_formats_say_the_same(result: FleetResult) -> None:
@@ -270,3 +281,34 @@ def test_an_asynchronous_federation_is_reported_like_any_other(folder: Path) -> 
     assert figures["Staleness"] == (f"{late / 24:.1f}", "1 at most")
     page = Page(render_fleet_report(judged, "html").decode())
     assert "from a model that is too old" in page.text
+    assert "after rounds of 4 answers" in page.text
+    assert "4 answers each, of 12 clients at a time, at most 1 rounds old" in page.text
+
+
+def test_fedprox_takes_steps_that_give_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its term changes them, and a step model keeps none: memory and times are of the others."""
+    write_digits(tmp_path, step_model="always")
+    uses: list[SessionUse] = []
+
+    def plan(package: Package, shapes: object, use: SessionUse, **_: object) -> None:
+        uses.append(use)
+        raise OdtpackError("fleet-device", "Enough.")
+
+    monkeypatch.setattr("odtpack_simulator.fleet.devices.plan_memory", plan)
+    result = make_result(["google/pixel-8a"])
+    package = SimpleNamespace(manifest_sha256=result.package.manifest_sha256)
+    models = {"clients": 9, "device": [{"profile": "google/pixel-8a"}]}
+    for weight, steps in ((0.0, True), (0.1, False)):
+        fleet = fleet_of(population=models, training={"proximal": weight})
+        federation = on_digits(tmp_path, fleet)
+        with refused("fleet-device", "Enough"):
+            measure_devices(federation.package, federation.data, fleet, 8)
+        assert (uses[-1].step_model, uses[-1].switches) == (steps, not steps)
+    with refused("fleet-times", "FedProx"):
+        devices_of_result(package, result, fleet, 64)
+    known = result.devices[0]
+    memory = known.memory.model_copy(update={"loop": "train"})
+    result.devices[:] = [known.model_copy(update={"memory": memory})]
+    assert devices_of_result(package, result, fleet, 64)

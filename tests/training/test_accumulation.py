@@ -13,6 +13,7 @@ from odtpack.build import build_package
 from odtpack.cli import _fit
 from odtpack_runtime import CheckpointState, Module, Optimizer
 from odtpack_runtime.package.package import Package
+from odtpack_simulator.replay.job import step_count
 from tests import zoo
 from tests.model_text import run
 from tests.packaging_tools import OPTIMIZERS, batch, generate, open_training
@@ -114,7 +115,7 @@ def test_what_an_epoch_leaves_makes_a_smaller_step(tmp_path: Path) -> None:
     )  # fmt: skip
     assert [epoch.steps for epoch in epochs] == [3, 3]
     assert optimizer.step_count == 6
-    assert _fit.step_count(20, 4, 2, whole=False) == 3
+    assert step_count(20, 4, 2, whole=False) == 3
     assert calls == [(done, 10) for done in range(1, 11)]
 
     by_hand, stepper = opened()

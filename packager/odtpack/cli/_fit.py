@@ -22,7 +22,7 @@ from odtpack_runtime.training import loop as training_loop
 from odtpack_runtime.training.loop import Evaluation
 from odtpack_runtime.training.private import poisson_batches
 from odtpack_runtime.training.schedules import ScheduleSpec
-from odtpack_simulator.replay.job import Indices, in_batches, seed_dropout
+from odtpack_simulator.replay.job import Indices, batch_count, in_batches, seed_dropout
 from odtpack_simulator.replay.paired_loss import accuracy_inputs
 
 
@@ -258,16 +258,6 @@ def _evaluated(module: Module, batch: list[np.ndarray[Any, Any]]) -> float:
         return training_loop.loss_of(module(*batch))
     finally:
         module.train()
-
-
-def batch_count(samples: int, batch_size: int, *, whole: bool) -> int:
-    """Batches of one epoch."""
-    return samples // batch_size if whole else math.ceil(samples / batch_size)
-
-
-def step_count(samples: int, batch_size: int, accumulation_steps: int, *, whole: bool) -> int:
-    """Optimizer steps of one epoch."""
-    return math.ceil(batch_count(samples, batch_size, whole=whole) / accumulation_steps)
 
 
 def open_module(

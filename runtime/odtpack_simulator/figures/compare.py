@@ -128,9 +128,9 @@ def _change(metric: Metric[Source], before: Figure, now: Figure) -> Change:
     percent = noise = None
     reason: str | None = None
     if before.value is None:
-        direction, reason = "better" if metric.never else "known now", before.reason
+        direction, reason = "better" if before.never else "known now", before.reason
     elif now.value is None:
-        direction, reason = "worse" if metric.never else "unknown now", now.reason
+        direction, reason = "worse" if now.never else "unknown now", now.reason
     else:
         percent = _percent(now.value - before.value, before.value)
         reason = incomparable(before, now)

@@ -18,7 +18,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from odtpack_simulator.device.app import (
@@ -75,9 +76,8 @@ def package_checks(result: SimulationResult, *, learns: bool) -> list[Check]:
     if learns and not result.training.diverged:
         training = result.training
         losses = training.eval_loss_before, training.eval_loss_after
-        check = learns_check(training.held_out_fall, losses, result.data.held_out_samples)
-        hint = advice.for_learning(result) if check.status == "fail" else None
-        checks.append(check.model_copy(update={"advice": hint}))
+        held, advise = result.data.held_out_samples, partial(advice.for_learning, result)
+        checks.append(learns_check(training.held_out_fall, losses, held, advise))
     if result.interruption is not None:
         checks.append(_interruption(result.interruption))
     return checks
@@ -348,8 +348,10 @@ LEAST_SHARE: Final = 0.001  # Share of its loss by which a model that learns imp
 Losses = tuple[float | None, float | None]  # On held-out samples, before and after
 
 
-def learns_check(fall: HeldOutFall | None, losses: Losses, held_out: int) -> Check:
-    """Whether the loss on held-out samples fell by more than its noise; without advice."""
+def learns_check(
+    fall: HeldOutFall | None, losses: Losses, held_out: int, advise: Callable[[], str]
+) -> Check:
+    """Whether the loss on held-out samples fell by more than its noise."""
     # It passes where the whole interval of the fall is above zero, and fails where none of it is,
     # or where the fall is less than a thousandth of the loss: any difference shows if only the
     # samples agree on it. In between the samples do not show it: with ENOUGH_GROUPS of them to
@@ -362,6 +364,7 @@ def learns_check(fall: HeldOutFall | None, losses: Losses, held_out: int) -> Che
         actual=None if fall is None else fall.fall,
         status=status,
         message=message,
+        advice=advise() if status == "fail" else None,
     )
 
 
@@ -467,7 +470,7 @@ def _check(
     actual, text = figure.value, metric.describe(figure)
     status: CheckStatus = "not judged"
     level = placed.level
-    if actual is None and metric.never:
+    if actual is None and figure.never:
         status = "fail"
     elif actual is not None and limit is None:
         text = f"{text}; {reason}"

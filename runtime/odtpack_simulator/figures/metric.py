@@ -53,8 +53,6 @@ class Metric(CheckKind, Generic[Source]):
     # How the figure compares with an absolute limit, where a part of it is too close to call.
     fit: Callable[[int, int], MemoryFit] | None = None
     suggested: bool = True  # A suggested budget has it
-    # An unknown figure stands for what never happens or is not finite, which no limit allows.
-    never: bool = False
     below: float | None = None  # Limits must be below this
     most: float | None = None  # A plain number may be this at most, as a share is
 

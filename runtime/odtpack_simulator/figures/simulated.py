@@ -25,7 +25,7 @@ from odtpack_simulator.figures.metric import (
     read_figures,
 )
 from odtpack_simulator.result import DeviceResult, HostLatency, SimulationResult, Subject
-from odtpack_simulator.values.figure import Basis, Figure, FigureKind, Unit, listed, shortened
+from odtpack_simulator.values.figure import Basis, Figure, FigureKind, Unit, shortened, without
 from odtpack_simulator.values.units import Interval, format_bytes, format_interval_of
 
 Noise = tuple[float, float, float]
@@ -230,15 +230,6 @@ def _latency(
     return _timed(subject, found, spreads[field])
 
 
-_LEFT_OUT: Final = {
-    "checkpoint_load_ms": "loading checkpoints",
-    "checkpoint_save_ms": "saving checkpoints",
-    "power.idle": "subtracting idle power",
-    "sustained_fraction": "throttling",
-}
-"""What a campaign may leave out, in words that follow "without"."""
-
-
 def _campaign(subject: Subject, field: str, unit: Unit) -> Figure:
     campaign = subject.on.campaign
     days = field == "days"
@@ -268,12 +259,7 @@ def _left_out(subject: Subject, field: str, unit: Unit) -> str:
     # The device's idle power only counts where energy does.
     power = unit in ("J", "%")
     left_out = [each.figure for each in subject.on.campaign.left_out]
-    unknown = [figure for figure in left_out if power or figure != "power.idle"]
-    if not unknown:
-        return ""
-    words = [_LEFT_OUT.get(figure, figure.replace("_", " ")) for figure in unknown]
-    without = shortened(listed(words), 200)
-    return f"without {without}, which {'are' if len(words) > 1 else 'is'} unknown"
+    return without([figure for figure in left_out if power or figure != "power.idle"])
 
 
 def _days_chance(base: Figure, head: Figure) -> float | None:

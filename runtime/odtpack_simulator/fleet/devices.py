@@ -18,11 +18,12 @@ from odtpack_simulator.campaign import (
     DeviceTimes,
     Session,
     device_times,
+    left_out,
     play_session,
     watts_above_idle,
 )
 from odtpack_simulator.device.app import default_footprint, memory_fit, runtime_bytes
-from odtpack_simulator.device.kits import kit_of
+from odtpack_simulator.device.kits import Loop, kit_of
 from odtpack_simulator.device.profile import DeviceProfile, load_profile
 from odtpack_simulator.fleet.fleet_file import FleetFile, PopulationTable
 from odtpack_simulator.fleet.population import FleetData
@@ -39,7 +40,7 @@ from odtpack_simulator.result import (
     NonNegative,
     SimulationResult,
 )
-from odtpack_simulator.values.figure import Text
+from odtpack_simulator.values.figure import Text, without
 from odtpack_simulator.values.part import Part
 
 _SCENARIOS: Final = ("fast", "typical", "slow")
@@ -66,6 +67,7 @@ class FleetDevice(Part):
         sustained: Share of the rate that is left then.
         watts: Power of the training beyond rest; null if unknown.
         battery_j: Energy of a full battery; null if unknown.
+        left_out: What its times and energy do not count because its profile does not know it.
         disturbed: What else ran when its times were measured, too much to judge by them; null
             for nothing.
     """
@@ -86,6 +88,7 @@ class FleetDevice(Part):
     sustained: float = 1.0
     watts: NonNegative | None = None
     battery_j: NonNegative | None = None
+    left_out: tuple[Text, ...] = ()
     disturbed: Text | None = None
 
     @property
@@ -173,6 +176,7 @@ def carried_device(
         **times,
         watts=None if watts is None else watts[which],
         battery_j=None if battery is None else battery.typical,
+        left_out=tuple(each.figure for each in left_out(profile, latency)),
         disturbed=disturbed,
     )
 
@@ -186,6 +190,9 @@ def unmeasured(devices: Sequence[FleetDevice]) -> list[str]:
     ):
         if names:
             said.append(f"the {what} of {', '.join(names)} is unknown")
+    for each in dict.fromkeys(d.left_out for d in devices if d.left_out):
+        names = [d.title for d in devices if d.left_out == each]
+        said.append(f"times and energy of {', '.join(names)} are {without(each)}")
     return said
 
 
@@ -228,7 +235,8 @@ def measure_devices(
     )
     shapes = {name: (plan.largest_batch, *a.shape[1:]) for name, a in data.arrays.items()}
     on_stage("predict the memory")
-    uses = {p.os: session_use(package.manifest, kit_of(p.os)) for p in profiles}
+    loop: Loop = "train" if fleet.training.proximal else "step"  # FedProx changes gradients
+    uses = {p.os: session_use(package.manifest, kit_of(p.os), loop) for p in profiles}
     peaks = {
         each: plan_memory(
             package,
@@ -283,6 +291,13 @@ def devices_of_result(
         if known is None or known.profile_digest != profile.digest:
             raise OdtpackError(
                 "fleet-times", f"The result has no times for the current profile of {profile.name}."
+            )
+        if fleet.training.proximal and known.memory.loop == "step":
+            raise OdtpackError(
+                "fleet-times",
+                "The result is of steps of the step model, and FedProx (training.proximal) changes "
+                "gradients, which that does not give.",
+                hint="simulate with --loop train",
             )
         if known.memory.has_no_bound:
             raise OdtpackError(

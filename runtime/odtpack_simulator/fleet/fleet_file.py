@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -184,6 +185,11 @@ class TrainingTable(_Table):
     """Learning rate of every step. The optimizer starts afresh in every round."""
     proximal: float = Field(default=0.0, ge=0, le=1e6)
     """Weight of FedProx's term, which holds clients near to what the round began with."""
+
+
+def chosen_clients(answers: int, over_selection: float) -> int:
+    """Clients that a round chooses to wait for so many answers."""
+    return math.ceil(round(answers * over_selection, 6))  # 1.1 is a bit above it
 
 
 class FederationTable(_Table):

@@ -87,6 +87,16 @@ def _not_evaluated(result: FleetResult) -> str | None:
     return f"{held} held-out samples are fewer than a batch of {size}"
 
 
+def _of_model(
+    played: Played, read: Callable[[SeedRun], float | None], unknown: str,
+    kind: FigureKind = "measured", how: str = "", *, never: bool = False,
+) -> Figure:  # fmt: skip
+    """A figure of the model, of which nothing is known where none could be evaluated."""
+    why = _not_evaluated(played.result)
+    found = _mean(played, read, why or unknown, kind, how)
+    return found.model_copy(update={"never": never and why is None})
+
+
 def _until(played: Played, read: Callable[[SeedPoint], float]) -> Figure:
     """Rounds or days until the accuracy; a seed that never reaches it has no number of them."""
     target = played.accuracy
@@ -98,8 +108,7 @@ def _until(played: Played, read: Callable[[SeedPoint], float]) -> Figure:
         return None if point is None else read(point)
 
     shown = format_percent(target)
-    unknown = _not_evaluated(played.result) or f"{shown} is never reached"
-    return _mean(played, of, unknown, "predicted", shown)
+    return _of_model(played, of, f"{shown} is never reached", "predicted", shown, never=True)
 
 
 def _most_energy(played: Played) -> Figure:
@@ -148,43 +157,38 @@ def _learn(played: Played, _limit: float) -> str:
     return _to_learn(played.result)
 
 
-def _no_accuracy(played: Played) -> str:
-    return _not_evaluated(played.result) or "the package does not classify"
-
-
-def _always(advice: str) -> Callable[[Played, float], str]:
-    return lambda _played, _limit: advice
+def _compute_less(_played: Played, _limit: float) -> str:
+    return (
+        "compute less: fewer epochs, fewer rounds, fewer clients in each, or fewer trained layers"
+    )
 
 
 _LONGER: Final = "train longer: more rounds, more clients a round, or more epochs in each"
 _MORE_AT_ONCE: Final = "learn more in each round: more clients in it, or more epochs"
 _MORE_CLIENTS: Final = "choose more clients: more rounds, or more clients in each"
-_LESS_ENERGY: Final = (
-    "compute less: fewer epochs, fewer rounds, fewer clients in each, or fewer trained layers"
-)
 _SEVERAL: Final = "several seeds were played"
+_NO_CLASSES: Final = "the package does not classify"
 _whole = partial(Metric, scope="package")
 _ALL: Final[tuple[Metric[Played], ...]] = (
     _whole(
         key="accuracy", title="Accuracy", unit="share", topic="Metric", better="higher",
         words="the accuracy is {}", example="0.9", chance=of_errors, advise=_learn,
         meaning="Accuracy on the held-out samples at the end.",
-        read=lambda played: _mean(played, lambda run: run.accuracy, _no_accuracy(played)),
+        read=lambda played: _of_model(played, lambda run: run.accuracy, _NO_CLASSES),
     ),
     _whole(
         key="worst_tenth", title="Accuracy of the worst tenth", unit="share", topic="Metric",
         better="higher", words="the accuracy of the worst tenth is {}", example="0.8",
         meaning="Mean accuracy of the tenth of the clients for whom the model does worst.",
         chance=of_errors, advise=_learn,
-        read=lambda played: _mean(played, lambda run: run.worst_tenth, _no_accuracy(played)),
+        read=lambda played: _of_model(played, lambda run: run.worst_tenth, _NO_CLASSES),
     ),
     _whole(
         key="final_loss", title="Final loss", unit="1", topic="Metric",
-        words="the loss on held-out samples is {}", example="0.5", never=True, chance=of_errors,
+        words="the loss on held-out samples is {}", example="0.5", chance=of_errors,
         meaning="Loss on the held-out samples at the end.",
-        read=lambda played: _mean(
-            played, lambda run: run.loss,
-            _not_evaluated(played.result) or "the loss is not finite",
+        read=lambda played: _of_model(
+            played, lambda run: run.loss, "the loss is not finite", never=True
         ),
         advise=_learn,
     ),
@@ -207,18 +211,18 @@ _ALL: Final[tuple[Metric[Played], ...]] = (
     _whole(
         key="energy_per_device", title="Energy of a device", unit="J", topic="Energy",
         words="a device takes up to {}", example="50 J", read=_most_energy,
-        advise=_always(_LESS_ENERGY),
+        advise=_compute_less,
         meaning="Energy of any device that took part.",
     ),
     _whole(
         key="rounds", title="Rounds until the accuracy", unit="1", topic="Finish",
-        words="{how} takes {}", noun=" rounds", never=True, example="20", chance=of_errors,
+        words="{how} takes {}", noun=" rounds", example="20", chance=of_errors,
         meaning="Rounds until `accuracy` is reached.", advise=_advise(_MORE_AT_ONCE),
         read=partial(_until, read=lambda point: float(point.round)),
     ),
     _whole(
         key="days", title="Time until the accuracy", unit="days", topic="Finish",
-        words="{how} takes {}", never=True, example="5", chance=of_errors,
+        words="{how} takes {}", example="5", chance=of_errors,
         meaning="Simulated days until `accuracy` is reached.", advise=_sooner,
         read=partial(_until, read=lambda point: point.day),
     ),
@@ -231,7 +235,7 @@ _ALL: Final[tuple[Metric[Played], ...]] = (
     _whole(
         key="energy", title="Energy of a device, mean", unit="J", topic="Energy",
         words="a device takes {}", example="50 J", chance=of_errors,
-        meaning="Energy of a device that was chosen.", advise=_always(_LESS_ENERGY),
+        meaning="Energy of a device that was chosen.", advise=_compute_less,
         read=lambda played: _mean(
             played, lambda run: run.energy_j, "the power is unknown", "predicted"
         ),
@@ -258,14 +262,12 @@ CHECKS: Final = MappingProxyType(
 """All that is judged of a federation."""
 
 
-def fleet_figures(result: FleetResult, accuracy: float | None = None) -> list[Figure]:
-    """The figures of a federation, means over its seeds, in the order of reports."""
-    return read_figures(METRICS, Played(result, accuracy))
-
-
-def device_figures(result: FleetResult, device: DeviceOutcome) -> list[Figure]:
-    """The figures of one model of device."""
-    return read_figures(METRICS, Played(result, device=device), device.device.name)
+def fleet_figures(
+    result: FleetResult, accuracy: float | None = None, device: DeviceOutcome | None = None
+) -> list[Figure]:
+    """The figures of a federation, means over its seeds, or of one of its models of device."""
+    name = None if device is None else device.device.name
+    return read_figures(METRICS, Played(result, accuracy, device), name)
 
 
 def judge_fleet(
@@ -283,13 +285,6 @@ def judge_fleet(
     figures = fleet_figures(result, budgets.accuracy)
     checks = limit_checks(METRICS, figures, limits, NO_BASELINE, Played(result, budgets.accuracy))
     always = [_answers(result), *_refused(result), *_learning(result, learns=budgets.learns)]
-    why = _not_evaluated(result)
-    if why is not None:
-        open_: dict[str, object] = {"status": "not judged", "message": why, "advice": None}
-        checks = [
-            check.model_copy(update=open_) if METRICS[check.metric].never else check
-            for check in checks
-        ]
     checks = _as_times_allow(result, [*always, *checks])
     return result.model_copy(update={"checks": checks, "verdict": verdict_of(checks)})
 
@@ -397,9 +392,8 @@ def _learning(result: FleetResult, *, learns: bool) -> list[Check]:
     losses = result.loss_before, evaluated[-1].loss
     if not learns or losses[1] is None:
         return [finite]
-    check = learns_check(result.held_out_fall, losses, result.plan.held_out_samples)
-    hint = _to_learn(result) if check.status == "fail" else None
-    return [finite, check.model_copy(update={"advice": hint})]
+    held = result.plan.held_out_samples
+    return [finite, learns_check(result.held_out_fall, losses, held, partial(_to_learn, result))]
 
 
 def _to_be_finite(result: FleetResult) -> str:
@@ -436,9 +430,10 @@ def first_change(result: FleetResult, otherwise: str = _LONGER) -> str:
         enough, more = "buffer", "clients"
     share = f"{losses[most]} of {chosen} chosen clients"
     advice = {
-        "over memory": "are over memory: build the package with a smaller batch or fewer trained "
-        "layers",
-        "no data": "have too few samples for a batch: lower training.batch_size",
+        "over memory": "are over memory: lower training.batch_size, or build the package with a "
+        "smaller batch or fewer trained layers",
+        "no data": "have too few samples for a batch: raise population.data.samples, or export the "
+        "model with a smaller or a free batch size",
         "window ended": "do not finish in the window that the system grants: train fewer epochs, "
         "or less of the model",
         "battery low": "have too little battery: require charging",
@@ -499,7 +494,7 @@ def compare_fleets(
     before, now = (
         {
             each.device.name: Compared(
-                each.device.title, each.device.validated, device_figures(result, each)
+                each.device.title, each.device.validated, fleet_figures(result, device=each)
             )
             for each in result.devices
         }

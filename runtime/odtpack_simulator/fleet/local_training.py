@@ -34,7 +34,7 @@ from odtpack_runtime.training.module import Module
 from odtpack_runtime.training.optimizer import Optimizer
 from odtpack_runtime.training.private import poisson_batches, secure_normal, secure_uniform
 from odtpack_simulator.replay.executor import Executor, RayExecutor, relocate
-from odtpack_simulator.replay.job import Indices, in_batches, seed_dropout
+from odtpack_simulator.replay.job import Indices, in_batches, seed_dropout, step_count
 from odtpack_simulator.replay.paired_loss import accuracy_inputs
 from odtpack_simulator.replay.replay import write_data
 
@@ -156,9 +156,9 @@ class LocalTrainer:
 
     def steps(self, samples: int, settings: LocalSettings) -> int:
         """Optimizer steps that a client with so many samples makes in a round."""
-        whole, rest = divmod(samples, self.fixed_batch or settings.batch_size)
-        batches = whole + (1 if rest and self.fixed_batch is None else 0)
-        return settings.epochs * math.ceil(batches / self.module.accumulation_steps)
+        size, whole = self.fixed_batch or settings.batch_size, self.fixed_batch is not None
+        accumulated = self.module.accumulation_steps
+        return settings.epochs * step_count(samples, size, accumulated, whole=whole)
 
     def train(
         self,

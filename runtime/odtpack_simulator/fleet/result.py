@@ -14,18 +14,19 @@ from typing import Final, Literal
 from pydantic import Field
 
 from odtpack_simulator.fleet.devices import FleetDevice
+from odtpack_simulator.fleet.fleet_file import chosen_clients
 from odtpack_simulator.result import (
     Bytes,
     Count,
     HeldOutFall,
     Loss,
+    NamedPackage,
     NonNegative,
     Origin,
     read_record,
 )
 from odtpack_simulator.values.figure import Check, Text, Verdict
 from odtpack_simulator.values.part import Part
-from odtpack_simulator.values.text import last_part
 
 SCHEMA_VERSION: Final = 2
 MAX_RESULT_BYTES: Final = 256 * 1024 * 1024
@@ -33,20 +34,13 @@ _SHA256: Final = "^[0-9a-f]{64}$"
 Setting = bool | int | float | Text | list[int | float | Text] | None
 
 
-class FleetPackage(Part):
+class FleetPackage(NamedPackage):
     """What was trained. ``payload_bytes`` cross in each direction, before compression."""
 
-    path: Text
-    manifest_sha256: str = Field(pattern=_SHA256)
     loss: Text
     optimizer: Text
     crossing_parameters: Count
     payload_bytes: Bytes
-
-    @property
-    def name(self) -> str:
-        """The last part of the path: what the package is called wherever it lies."""
-        return last_part(self.path)
 
 
 class FleetPlan(Part):
@@ -73,6 +67,11 @@ class FleetPlan(Part):
     proximal: NonNegative
     train_samples: Count
     held_out_samples: Count
+
+    @property
+    def chosen(self) -> int:
+        """Clients that a synchronous round chooses."""
+        return min(self.clients, chosen_clients(self.per_round, self.over_selection))
 
 
 class RoundRecord(Part):
@@ -198,6 +197,14 @@ class SeedRun(Part):
         """Held-out loss after the last round; None where it is not finite."""
         return self.points[-1].loss if self.points else self.loss_before
 
+    def curve(self, *, by_day: bool, by_accuracy: bool) -> list[tuple[float, float | None]]:
+        """Accuracy or loss by simulated day or by round, from before the first round on."""
+        start = (0.0, self.accuracy_before if by_accuracy else self.loss_before)
+        return [start] + [
+            (p.day if by_day else float(p.round), p.accuracy if by_accuracy else p.loss)
+            for p in self.points
+        ]
+
     def reached(self, accuracy: float) -> SeedPoint | None:
         """The first point with this accuracy; the model before the first round is one too."""
         start = self.accuracy_before
@@ -314,16 +321,7 @@ def band(
     """Between which values the seeds' curves lie: place, lowest and highest."""
     # A seed's value at a place is that of its last evaluation until then, so that its rounds need
     # not end when those of another do. Of many places those beside each other are taken together.
-    steps = []
-    for run in runs:
-        before = run.accuracy_before if by_accuracy else run.loss_before
-        steps.append(
-            [(0.0, before)]
-            + [
-                (p.day if by_day else float(p.round), p.accuracy if by_accuracy else p.loss)
-                for p in run.points
-            ]
-        )
+    steps = [run.curve(by_day=by_day, by_accuracy=by_accuracy) for run in runs]
     found = []
     for place in sorted({x for curve in steps for x, _ in curve}):
         values = [[y for x, y in curve if x <= place][-1] for curve in steps]

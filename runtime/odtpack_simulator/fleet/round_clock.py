@@ -18,6 +18,7 @@ from typing import Final, Literal, NamedTuple, get_args
 import numpy as np
 
 from odtpack_simulator.fleet.devices import FleetDevice
+from odtpack_simulator.fleet.fleet_file import chosen_clients
 from odtpack_simulator.fleet.population import NS, Availability, Client, Population, uniform
 from odtpack_simulator.result import Count
 from odtpack_simulator.values.part import Part
@@ -126,8 +127,8 @@ class RoundClock:
         # federation lasts.
         federation = self.population.fleet.federation
         last = int(federation.days * 86_400 * NS)
-        chosen = round(federation.clients * federation.over_selection, 6)  # 1.1 is a bit above it
-        wanted = min(math.ceil(chosen), len(self.population))
+        wanted = chosen_clients(federation.clients, federation.over_selection)
+        wanted = min(wanted, len(self.population))
         attempt = 0
         while now <= last:
             look = self._look(number, attempt, now, wanted)

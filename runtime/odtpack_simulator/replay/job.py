@@ -296,6 +296,16 @@ def in_batches(order: Indices, size: int, *, whole: bool) -> Iterator[Indices]:
             yield batch
 
 
+def batch_count(samples: int, size: int, *, whole: bool) -> int:
+    """How many batches :func:`in_batches` yields."""
+    return samples // size if whole else math.ceil(samples / size)
+
+
+def step_count(samples: int, size: int, accumulation_steps: int, *, whole: bool) -> int:
+    """Optimizer steps of one pass over the samples; what is left of it makes a step too."""
+    return math.ceil(batch_count(samples, size, whole=whole) / accumulation_steps)
+
+
 def seed_dropout(*position: int, private: bool = False) -> None:
     """Let what Dropout draws next, from the process's generator, follow from a position."""
     # `private`: From the system instead, as known masks tie samples to each other.
@@ -404,12 +414,12 @@ class SamplePlan:
 
     def piece_batches(self, piece: int) -> int:
         """Batches of one pass over a piece."""
-        whole, rest = divmod(self.piece_samples(piece), self.batch_size)
-        return whole + (1 if rest and not self.full_batches else 0)
+        return batch_count(self.piece_samples(piece), self.batch_size, whole=self.full_batches)
 
     def piece_steps(self, piece: int) -> int:
         """Optimizer steps of one pass over a piece."""
-        return math.ceil(self.piece_batches(piece) / self.accumulation_steps)
+        samples, size = self.piece_samples(piece), self.batch_size
+        return step_count(samples, size, self.accumulation_steps, whole=self.full_batches)
 
     def steps_by_piece(self) -> list[int]:
         """Optimizer steps of the training on each piece, in all epochs."""

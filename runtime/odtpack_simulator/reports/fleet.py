@@ -9,7 +9,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from odtpack_simulator.fleet.judge import CHECKS, first_change
-from odtpack_simulator.fleet.result import DeviceOutcome, FleetResult, band
+from odtpack_simulator.fleet.result import DeviceOutcome, FleetResult, band, seed_run
 from odtpack_simulator.fleet.round_clock import ANSWERED, NEVER_STARTED, NO_LOSS
 from odtpack_simulator.reports.charts import Bar, curve_chart, share_bar
 from odtpack_simulator.reports.report import (
@@ -178,21 +178,23 @@ def _device_figures(each: DeviceOutcome) -> list[tuple[str, str, str]]:
     if device.peak_bytes is not None:
         memory = format_bytes(device.peak_bytes)
         limit = "" if device.limit_bytes is None else f"of {format_bytes(device.limit_bytes)}"
-    times, spread = UNKNOWN, ""
-    if each.round_s is not None:
-        low, times, high = map(format_duration, each.round_s)
-        spread = f"{low} to {high}"
+    times = (UNKNOWN, "") if each.round_s is None else _answer_times(*each.round_s)
     energy = "unknown" if each.energy_j is None else format_energy(each.energy_j / max(1, chosen))
     return [
         ("Clients", f"{each.clients:,}", ""),
         ("Took part", format_percent(each.participation or 0.0), f"{each.took_part:,}"),
         ("Chosen", f"{chosen:,}", "times"),
         ("Absent most by", *absent),
-        ("Answer after", times, spread),
+        ("Answer after", *times),
         ("Memory", memory, limit),
         ("Energy a round", energy, ""),
         ("Traffic a round", format_bytes(each.traffic_bytes / max(1, chosen)), ""),
     ]
+
+
+def _answer_times(low: float, middle: float, high: float) -> tuple[str, str]:
+    """The median time to an answer in words, and where eight of ten answers lie."""
+    return format_duration(middle), format_interval_of(low, high, "s")
 
 
 def fleet_sections(result: FleetResult) -> dict[str, Any]:
@@ -224,20 +226,14 @@ def fleet_sections(result: FleetResult) -> dict[str, Any]:
 def _curves(result: FleetResult) -> list[tuple[str, str, Markup]]:
     """Accuracy, or the loss, by round and by simulated day: title, name of the axis, drawing."""
     by_accuracy = result.accuracy_before is not None
-    evaluated = [
-        each for each in result.rounds if (each.accuracy if by_accuracy else each.loss) is not None
-    ]
-    if not evaluated:
-        return []
     name, scale = ("Accuracy, %", 100.0) if by_accuracy else ("Loss", 1.0)
+    run = seed_run(result)
+    if all((p.accuracy if by_accuracy else p.loss) is None for p in run.points):
+        return []
 
     def curve(title: str, axis: str, *, by_day: bool) -> tuple[str, str, Markup]:
-        first = result.accuracy_before if by_accuracy else result.loss_before
-        points = [(0.0, scale * (first or 0.0))]
-        for each in evaluated:
-            value = each.accuracy if by_accuracy else each.loss
-            place = each.end_day if by_day else float(each.number)
-            points.append((place, scale * (value or 0.0)))
+        known = run.curve(by_day=by_day, by_accuracy=by_accuracy)
+        points = [(place, scale * value) for place, value in known if value is not None]
         found = band(result.seeds, by_day=by_day, by_accuracy=by_accuracy)
         area = [(place, scale * low, scale * high) for place, low, high in found]
         drawing = curve_chart(points, f"{name} {title}", whole=not by_day, band=area)
@@ -263,6 +259,5 @@ def _times(result: FleetResult) -> list[Bar]:
             rectangle(low, max(0.004, high - low), "track wide", 6, 8),
             rectangle(max(0.0, middle - 0.004), 0.008, "bar", 3, 14),
         )
-        first, half, last = map(format_duration, times)
-        bars.append(Bar(title, "", drawing, half, f"{first} to {last}"))
+        bars.append(Bar(title, "", drawing, *_answer_times(*times)))
     return bars

@@ -51,6 +51,7 @@ class Figure(Part):
         kind: Counted in files or graphs, measured, predicted from measurements, or published.
         basis: What another figure must have in common with it to be compared.
         noise: Low end, middle and high end of where chance alone may have put it.
+        never: A value that is unknown never happens or is not finite, which no limit allows.
         reason: Why the value is unknown; of a known one, what to say with it.
     """
 
@@ -63,6 +64,7 @@ class Figure(Part):
     kind: FigureKind = "counted"
     basis: Basis = Basis()
     noise: tuple[float, float, float] | None = None
+    never: bool = False
     reason: Text = ""
 
     @property
@@ -121,6 +123,22 @@ def listed(words: Sequence[str]) -> str:
 def shortened(text: str, most: int = 1000) -> str:
     """Text of a result in a sentence: names and reasons of a file may be of any length."""
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
+
+
+_LEFT_OUT: Final = {
+    "checkpoint_load_ms": "loading checkpoints",
+    "checkpoint_save_ms": "saving checkpoints",
+    "power.idle": "subtracting idle power",
+    "sustained_fraction": "throttling",
+}
+"""What the costs on a device may leave out, in words that follow "without"."""
+
+
+def without(left_out: Sequence[str]) -> str:
+    """What costs on a device do not count because it is unknown; empty for nothing."""
+    words = [_LEFT_OUT.get(figure, figure.replace("_", " ")) for figure in left_out]
+    what = shortened(listed(words), 200)
+    return what and f"without {what}, which {'are' if len(words) > 1 else 'is'} unknown"
 
 
 _TAIL: Final = (1 - 0.95) / 2  # On either side of a 95 % interval

@@ -80,7 +80,7 @@ def test_a_floor_of_ten(value: float | None, status: str) -> None:
 
 
 def test_what_never_happens_keeps_no_limit() -> None:
-    check = judged(Figure(value=None, reason="it is never dry"), 10, never=True)
+    check = judged(Figure(value=None, never=True, reason="it is never dry"), 10)
     assert (check.status, check.message) == ("fail", "it is never dry")
 
 

@@ -74,7 +74,7 @@ def train(
     from odtpack_runtime import CheckpointState, OdtpackError, Optimizer, Package
     from odtpack_runtime.files.atomic import refuse_link
     from odtpack_runtime.package.self_check import cannot_teach
-    from odtpack_simulator.replay.job import split
+    from odtpack_simulator.replay.job import split, step_count
 
     opened = Package.open(package)
     opened.require_stock()
@@ -106,7 +106,7 @@ def train(
     made = dict(state.properties).get(EPOCHS_PROPERTY, 0)
     before_epochs = made if isinstance(made, int) and made >= 0 else 0
     record = PrivateRecord(optimizer, min(1.0, size / max(len(parts.train), 1)))
-    steps = epochs * _fit.step_count(len(parts.train), size, module.accumulation_steps, whole=whole)
+    steps = epochs * step_count(len(parts.train), size, module.accumulation_steps, whole=whole)
     scheduler = _fit.choose_scheduler(optimizer, opened.manifest, schedule, lr, steps)
 
     if held_out is None:
