@@ -1,6 +1,6 @@
-"""Differentiates one node and compares the result with two independent oracles.
+"""Differentiates a node or a model and compares the result with two independent oracles.
 
-For a node y = f(x) and a fixed random cotangent w, the gradient graph computes the gradients
+For y = f(x) and a fixed random cotangent w, the gradient graph computes the gradients
 of L = sum(w y). It runs in ONNX Runtime with graph optimizations off and on, and is held to
 
 - PyTorch's autograd in float64, of the function that the case names, and
@@ -12,11 +12,12 @@ The points are chosen away from kinks by the cases (see ``spread``), not by the 
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx
+import onnx.parser
 import onnx_ir as ir
 import torch
 from onnx.reference import ReferenceEvaluator
@@ -26,6 +27,7 @@ from odtpack.autodiff import differentiate
 from odtpack.autodiff.expand import expand
 from odtpack.graph.graphs import Ops
 from odtpack.graph.inference import infer_shapes
+from odtpack.model.loading import load_model
 from odtpack.passes import precision
 from tests.autodiff.points import (  # noqa: F401  (tables of cases take them from here)
     Array,
@@ -35,6 +37,7 @@ from tests.autodiff.points import (  # noqa: F401  (tables of cases take them fr
     spread,
     spread_apart,
 )
+from tests.autodiff.reference_loops import Loop, Scan
 from tests.model_text import run, session  # noqa: F401  (and their tests these)
 
 STEP = 1e-6
@@ -45,10 +48,10 @@ LEVELS = ("off", "all")
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One node with its inputs.
+    """One node, or a model with control flow, with its inputs.
 
     Attributes:
-        op: Operator type.
+        op: Operator type; the name of a model.
         inputs: Arrays by name, in the node's order; None for an absent optional input.
         torch: The same function in PyTorch; receives a tensor for each present input.
         opset: Opset of ``domain`` "" under which the node is read.
@@ -67,6 +70,7 @@ class Case:
         double: Also run the gradient in float64 and hold it to a tighter tolerance.
         expanded: Expand function bodies before differentiation.
         label: Tells apart cases of one operator.
+        text: Inputs, outputs and nodes of a model in ONNX text; it has no constants.
     """
 
     op: str
@@ -89,6 +93,7 @@ class Case:
     double: bool = False
     expanded: bool = False
     label: str = ""
+    text: str = ""
 
     @functools.cached_property
     def id(self) -> str:
@@ -108,11 +113,15 @@ class Case:
 
     @property
     def constants(self) -> set[str]:
+        if self.text:
+            return set()
         integers = {n for n, a in self.present.items() if a.dtype == np.int64}
         return (integers | set(self.const)) - set(self.runtime)
 
-    @property
+    @functools.cached_property
     def output_names(self) -> list[str]:
+        if self.text:
+            return [str(value.name) for value in forward_model(self).graph.outputs]
         used = range(self.outputs) if self.used is None else self.used
         return [f"y{i}" for i in used]
 
@@ -133,7 +142,13 @@ joined = itertools.chain.from_iterable
 
 
 def forward_model(case: Case, floats: type = np.float32) -> ir.Model:
-    """The one-node model of a case, with its floats in the given precision."""
+    """The model of a case, with its floats in the given precision."""
+    if case.text:
+        text = case.text if floats is np.float32 else re.sub(r"\bfloat\b", "double", case.text)
+        header = f'<ir_version: 8, opset_import: ["" : {case.opset}]>\n'
+        parsed = ir.from_proto(onnx.parser.parse_model(header + text))
+        targets.stamp(parsed)
+        return load_model(parsed)
     values: dict[str, ir.Value] = {}
     inputs, initializers = [], []
     for name, given in case.present.items():
@@ -192,7 +207,8 @@ def gradient_model(case: Case, floats: type = np.float32) -> tuple[ir.Model, dic
     if case.domain == contrib.DOMAIN:
         model = contrib.decompose(model)
     model, names = add_gradients(
-        expand(model, case.differentiated) if case.expanded else model, case.differentiated
+        expand(model, case.differentiated) if case.expanded or case.text else model,
+        case.differentiated,
     )
     declare_ranks(case, model)
     return model, names
@@ -263,7 +279,8 @@ def cotangents(shapes: Mapping[str, Sequence[int]]) -> dict[str, Array]:
 
 
 def torch_outputs(case: Case, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    result = case.torch(*tensors)
+    named = dict(zip(case.present, tensors, strict=True))
+    result = case.torch(**named) if case.text else case.torch(*tensors)
     listed = [result] if isinstance(result, torch.Tensor) else list(result)
     return dict(zip(case.output_names, listed, strict=True))
 
@@ -295,7 +312,7 @@ def difference_gradients(case: Case, seeds: Mapping[str, Array]) -> dict[str, tu
             return float(sum((y.numpy() * seeds[name]).sum() for name, y in outputs.items()))
     else:
         proto = ir.to_proto(forward_model(case, np.float64))
-        evaluator = ReferenceEvaluator(proto)
+        evaluator = ReferenceEvaluator(proto, new_ops=[Loop, Scan] if case.text else None)
         inputs = [value.name for value in proto.graph.input]
 
         def loss(values: Mapping[str, Array]) -> float:
@@ -371,8 +388,11 @@ def check(case: Case) -> None:
     for name, gradient in found["off"].items():
         np.testing.assert_allclose(gradient, found["all"][name], rtol=2e-5, atol=2e-6, err_msg=name)
     if case.double:
-        _, doubles = run_gradient(case, seeds, ["off"], np.float64)["off"]
-        compare(case, doubles, expected, np.float64, rtol=1e-7, atol=1e-9, level="off")
+        outputs, doubles = run_gradient(case, seeds, ["off"], np.float64)["off"]
+        rtol = 1e-9 if case.text else 1e-7
+        for name, y in outputs.items():
+            np.testing.assert_allclose(y, expected.outputs[name], rtol=rtol, atol=1e-9)
+        compare(case, doubles, expected, np.float64, rtol=rtol, atol=rtol / 10, level="off")
 
 
 def compare(case: Case, found: Mapping[str, Array], expected: Oracle, floats: type, *,

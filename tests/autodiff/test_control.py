@@ -4,102 +4,30 @@ A case is a whole model in ONNX text. Its gradients run in ONNX Runtime with opt
 off and on, in float32, and once in float64.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
-import onnx
 import onnx_ir as ir
 import pytest
 import torch
-from onnx.reference import ReferenceEvaluator
 
-from odtpack.autodiff.expand import expand
 from odtpack.errors import OdtpackError
-from tests.autodiff.cases.control import CASES, Case
-from tests.autodiff.oracle import (
-    STEP,
-    Array,
-    add_gradients,
-    cast_floats,
-    cotangents,
-    run,
-    session,
-    spread,
-)
-from tests.autodiff.reference_loops import Loop, Scan
+from tests.autodiff.cases.control import CASES
+from tests.autodiff.oracle import Case, add_gradients, check, forward_model, session, spread
 from tests.model_text import inferred
 from tests.refused import refused
 from tests.sweep import split
 
-
-def run_torch(case: Case) -> tuple[dict[str, Array], dict[str, Array], dict[str, Array]]:
-    """Outputs, cotangents and gradients."""
-    tensors = {n: torch.tensor(cast_floats(a, np.float64)) for n, a in case.feeds.items()}
-    for name in case.wrt:
-        tensors[name].requires_grad_()
-    given = case.torch(**tensors)
-    names = [str(value.name) for value in case.model().graph.outputs]
-    listed = [given] if isinstance(given, torch.Tensor) else list(given)
-    outputs = dict(zip(names, listed, strict=True))
-    floats = {n: y for n, y in outputs.items() if y.dtype.is_floating_point}
-    seeds = cotangents({name: tuple(y.shape) for name, y in floats.items()})
-    loss = sum((y * torch.tensor(seeds[name])).sum() for name, y in floats.items())
-    assert isinstance(loss, torch.Tensor)
-    found = torch.autograd.grad(
-        loss, [tensors[n] for n in case.wrt], allow_unused=True, materialize_grads=True
-    )
-    gradients = {n: g.numpy() for n, g in zip(case.wrt, found, strict=True)}
-    return {n: y.detach().numpy() for n, y in outputs.items()}, seeds, gradients
-
-
-def slopes(case: Case, seeds: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
-    """Random directions, and central differences along them, by input."""
-    evaluator = ReferenceEvaluator(ir.to_proto(case.model(np.float64)), new_ops=[Loop, Scan])
-    feeds = {name: cast_floats(array, np.float64) for name, array in case.feeds.items()}
-    generator = np.random.default_rng(11)
-
-    def loss(**moved: Array) -> float:
-        results = evaluator.run(list(seeds), {**feeds, **moved})
-        return float(sum((y * s).sum() for y, s in zip(results, seeds.values(), strict=True)))
-
-    result = {}
-    for name in case.wrt:
-        x = feeds[name]
-        ways = generator.standard_normal((3, *x.shape))
-        steps = [loss(**{name: x + STEP * d}) - loss(**{name: x - STEP * d}) for d in ways]
-        result[name] = ways, np.array(steps) / (2 * STEP)
-    return result
-
-
-FIRST = {case.label.partition("-opset")[0]: case.label for case in reversed(CASES)}.values()
+FIRST = {case.op: case.id for case in reversed(CASES)}.values()
 
 
 @pytest.mark.parametrize(
-    "case", split(CASES, lambda case: case.label in FIRST, name=lambda case: case.label)
+    "case", split(CASES, lambda case: case.id in FIRST, name=lambda case: case.id)
 )
 def test_gradient_is_that_of_both_oracles(case: Case) -> None:
-    outputs, seeds, expected = run_torch(case)
-    for name, (ways, found) in slopes(case, seeds).items():
-        along = (ways * expected[name]).reshape(len(found), -1).sum(1)
-        np.testing.assert_allclose(along, found, rtol=1e-5, atol=1e-6, err_msg=name)
-    runs = [(np.float32, "off", 1e-4), (np.float32, "all", 1e-4), (np.float64, "off", 1e-9)]
-    for floats, level, rtol in runs if case.double else runs[:2]:
-        model = expand(case.model(floats), case.wrt)
-        model, names = add_gradients(model, case.wrt)
-        onnx.checker.check_model(ir.to_proto(model))
-        given = {**case.feeds, **{f"seed_{name}": seed for name, seed in seeds.items()}}
-        feeds = {n: cast_floats(a, floats) if n in case.feeds else a.astype(floats)
-                 for n, a in given.items()}  # fmt: skip
-        by_name = run(model, feeds, level)
-        for name, y in outputs.items():
-            np.testing.assert_allclose(by_name[name], y, rtol=rtol, atol=1e-5, err_msg=name)
-        assert sorted(names) == sorted(case.wrt)
-        for name, gradient in names.items():
-            assert by_name[gradient].shape == case.feeds[name].shape
-            np.testing.assert_allclose(
-                by_name[gradient], expected[name], rtol=rtol, atol=rtol / 10,
-                err_msg=f"{name} ({level})",
-            )  # fmt: skip
+    check(case)
+
+
+def model_of(text: str) -> ir.Model:
+    return forward_model(Case("", {}, torch.relu, text=text))
 
 
 DRAW = (
@@ -138,7 +66,7 @@ RANDOM = {
 def test_what_is_drawn_at_random_is_not_drawn_again(name: str, level: str) -> None:
     """y = mask w x, so that w dL/dw is the sum of y dL/dy over the turns, for its mask alone."""
     text = f"net (float[5, 40] x, float[40] w) => (float[5, 40] ys) {{ {RANDOM[name]} }}"
-    model, names = add_gradients(Case(name, text, {}, torch.relu).model(), ["w"])
+    model, names = add_gradients(model_of(text), ["w"])
     x, w = spread(5, 40), spread(40, seed=1)
     seed = spread(5, 40, seed=2)
     running, feeds = session(model, level), {"x": x, "w": w, "seed_ys": seed}
@@ -153,7 +81,7 @@ def test_random_draws_whose_number_is_unknown_are_refused() -> None:
       ys = Scan <num_scan_inputs = 1, body = turn (float[40] part) => (float[40] y) {
         some = Compress(part, keep) noise = RandomNormalLike(some) n = Mul(noise, w)
         k = ReduceSum <keepdims = 0> (n) y = Mul(part, k) }> (x) }"""
-    model = Case("open", text, {}, torch.relu).model()
+    model = model_of(text)
     with refused("unsupported-node", "must not run twice"):
         add_gradients(model, ["w"])
 
@@ -179,7 +107,7 @@ OTHER_ROWS = {
 @pytest.mark.parametrize("rows", OTHER_ROWS)
 def test_a_carried_value_whose_number_of_rows_changes_is_refused(rows: str, declared: str) -> None:
     text = GROWING.format(declared=declared, body=OTHER_ROWS[rows])
-    model = Case(rows, text, {}, torch.relu).model()
+    model = model_of(text)
     with refused("unsupported-node", r"carries and whose shape (may )?change"):
         add_gradients(model, ["w"])
 
@@ -221,8 +149,8 @@ def test_what_a_loop_does_not_cover_is_refused(why: str) -> None:
 
 def test_a_weight_is_not_summed_up_turn_by_turn() -> None:
     """Its products are one product behind the loop, which carries only what is left."""
-    case = next(case for case in CASES if case.label == "Scan-opset16")
-    model, _ = add_gradients(case.model(), ["w", "b"])
+    case = next(case for case in CASES if case.id == "Scan-opset16")
+    model, _ = add_gradients(forward_model(case), ["w", "b"])
     backward = [node for node in model.graph if node.op_type == "Scan"][-1]
     body = backward.attributes["body"].as_graph()
     carried = [str(value.name) for value in body.inputs if str(value.name).endswith("cotangent")]

@@ -23,11 +23,8 @@ HEADER = '<ir_version: 8, opset_import: ["" : 17]>'
 
 # loss = mean((input * scale) @ W + b - target)^2; `mean` follows the mean of the inputs.
 REGRESSION_FORWARD = """
-    scaled = Mul(input, scale)
-    product = MatMul(scaled, W)
-    prediction = Add(product, b)
-    difference = Sub(prediction, target)
-    square = Mul(difference, difference)
+    scaled = Mul(input, scale) product = MatMul(scaled, W) prediction = Add(product, b)
+    difference = Sub(prediction, target) square = Mul(difference, difference)
     loss = ReduceMean<keepdims = 0>(square)
 """
 
@@ -38,22 +35,14 @@ training (float[batch, 3] input, float[batch, 2] target,
       => (float loss, float[3, 2] W_grad_out, float[2] b_grad_out, float[3] mean_update_out)
    <float two = {{2.0}}, float keep = {{0.9}}, float take = {{0.1}}>
 {{{REGRESSION_FORWARD}
-    size = Size(difference)
-    count = Cast<to = 1>(size)
-    factor = Div(two, count)
-    d_prediction = Mul(difference, factor)
-    scaled_t = Transpose<perm = [1, 0]>(scaled)
-    W_grad = MatMul(scaled_t, d_prediction)
-    axes = Constant<value_ints = [0]>()
-    b_grad = ReduceSum<keepdims = 0>(d_prediction, axes)
-    W_sum = Add(W_grad_buffer, W_grad)
-    W_grad_out = Where(lazy_reset_grad, W_grad, W_sum)
-    b_sum = Add(b_grad_buffer, b_grad)
+    size = Size(difference) count = Cast<to = 1>(size) factor = Div(two, count)
+    d_prediction = Mul(difference, factor) scaled_t = Transpose<perm = [1, 0]>(scaled)
+    W_grad = MatMul(scaled_t, d_prediction) axes = Constant<value_ints = [0]>()
+    b_grad = ReduceSum<keepdims = 0>(d_prediction, axes) W_sum = Add(W_grad_buffer, W_grad)
+    W_grad_out = Where(lazy_reset_grad, W_grad, W_sum) b_sum = Add(b_grad_buffer, b_grad)
     b_grad_out = Where(lazy_reset_grad, b_grad, b_sum)
-    batch_mean = ReduceMean<axes = [0], keepdims = 0>(input)
-    old = Mul(mean, keep)
-    new = Mul(batch_mean, take)
-    mean_update_out = Add(old, new)
+    batch_mean = ReduceMean<axes = [0], keepdims = 0>(input) old = Mul(mean, keep)
+    new = Mul(batch_mean, take) mean_update_out = Add(old, new)
 }}"""
 
 REGRESSION_EVAL = f"""{HEADER}
@@ -69,23 +58,14 @@ training (float[batch, 4] input, int64[batch] labels, float[4, 3] W,
       => (float loss, float[batch, 3] probabilities, float[4, 3] W_grad_out)
    <int64 depth = {{3}}, float[2] values = {{0.0, 1.0}}>
 {{
-    logits = MatMul(input, W)
-    probabilities = Softmax<axis = 1>(logits)
-    hot = OneHot(labels, depth, values)
-    log_p = LogSoftmax<axis = 1>(logits)
-    picked = Mul(hot, log_p)
-    axes = Constant<value_ints = [1]>()
-    per_sample = ReduceSum<keepdims = 0>(picked, axes)
-    negative = Neg(per_sample)
-    loss = ReduceMean<keepdims = 0>(negative)
-    count_int = Size(labels)
-    count = Cast<to = 1>(count_int)
-    error = Sub(probabilities, hot)
-    d_logits = Div(error, count)
-    input_t = Transpose<perm = [1, 0]>(input)
-    W_grad = MatMul(input_t, d_logits)
-    W_sum = Add(W_grad_buffer, W_grad)
-    W_grad_out = Where(lazy_reset_grad, W_grad, W_sum)
+    logits = MatMul(input, W) probabilities = Softmax<axis = 1>(logits)
+    hot = OneHot(labels, depth, values) log_p = LogSoftmax<axis = 1>(logits)
+    picked = Mul(hot, log_p) axes = Constant<value_ints = [1]>()
+    per_sample = ReduceSum<keepdims = 0>(picked, axes) negative = Neg(per_sample)
+    loss = ReduceMean<keepdims = 0>(negative) count_int = Size(labels)
+    count = Cast<to = 1>(count_int) error = Sub(probabilities, hot) d_logits = Div(error, count)
+    input_t = Transpose<perm = [1, 0]>(input) W_grad = MatMul(input_t, d_logits)
+    W_sum = Add(W_grad_buffer, W_grad) W_grad_out = Where(lazy_reset_grad, W_grad, W_sum)
 }}"""
 
 ADAMW = f"""{HEADER}
@@ -96,39 +76,23 @@ optimizer (float[1] learning_rate, int64[1] step, float[n] params, float[n] grad
     float beta2 = {{0.999}}, float rest2 = {{0.001}}, float log2 = {{-0.0010005003335835344}},
     float one = {{1.0}}, float epsilon = {{0.000001}}, float decay = {{0.01}}>
 {{
-    m_old = Mul(first_order_moments, beta1)
-    m_new = Mul(gradients, rest1)
-    first_order_moments_out = Add(m_old, m_new)
-    v_old = Mul(second_order_moments, beta2)
-    g_square = Mul(gradients, gradients)
-    v_new = Mul(g_square, rest2)
-    second_order_moments_out = Add(v_old, v_new)
-    t = Cast<to = 1>(step)
-    t1 = Mul(t, log1)
-    power1 = Exp(t1)
-    bias1 = Sub(one, power1)
-    t2 = Mul(t, log2)
-    power2 = Exp(t2)
-    bias2 = Sub(one, power2)
-    root2 = Sqrt(bias2)
-    scaled_rate = Mul(learning_rate, root2)
-    rate = Div(scaled_rate, bias1)
-    root = Sqrt(second_order_moments_out)
-    denominator = Add(root, epsilon)
-    direction = Div(first_order_moments_out, denominator)
-    change = Mul(direction, rate)
-    moved = Sub(params, change)
-    shrink_by = Mul(learning_rate, decay)
-    keep = Sub(one, shrink_by)
-    params_out = Mul(moved, keep)
+    m_old = Mul(first_order_moments, beta1) m_new = Mul(gradients, rest1)
+    first_order_moments_out = Add(m_old, m_new) v_old = Mul(second_order_moments, beta2)
+    g_square = Mul(gradients, gradients) v_new = Mul(g_square, rest2)
+    second_order_moments_out = Add(v_old, v_new) t = Cast<to = 1>(step) t1 = Mul(t, log1)
+    power1 = Exp(t1) bias1 = Sub(one, power1) t2 = Mul(t, log2) power2 = Exp(t2)
+    bias2 = Sub(one, power2) root2 = Sqrt(bias2) scaled_rate = Mul(learning_rate, root2)
+    rate = Div(scaled_rate, bias1) root = Sqrt(second_order_moments_out)
+    denominator = Add(root, epsilon) direction = Div(first_order_moments_out, denominator)
+    change = Mul(direction, rate) moved = Sub(params, change) shrink_by = Mul(learning_rate, decay)
+    keep = Sub(one, shrink_by) params_out = Mul(moved, keep)
 }}"""
 
 SGD = f"""{HEADER}
 optimizer (float[1] learning_rate, int64[1] step, float[n] params, float[n] gradients)
        => (float[n] params_out)
 {{
-    change = Mul(gradients, learning_rate)
-    params_out = Sub(params, change)
+    change = Mul(gradients, learning_rate) params_out = Sub(params, change)
 }}"""
 
 

@@ -25,11 +25,9 @@ forward (float[batch, 3] input) => (float[batch, 2] prediction)
    <float[3, 2] W = {{0.1, 0.2, 0.3, 0.4, 0.5, 0.6}}, float[3] scale = {{1, -2, 0.5}},
     float[2] b = {{0.7, 0.8}}>
 {{
-    scaled = Mul(input, scale)
-    product = MatMul(scaled, W)
-    prediction = Add(product, b)
+    scaled = Mul(input, scale) product = MatMul(scaled, W) prediction = Add(product, b)
 }}"""
-TRAINING = models.REGRESSION_TRAINING.split("    batch_mean")[0] + "}"
+TRAINING = models.REGRESSION_TRAINING.split("batch_mean =")[0] + "}"
 for old, new in (
     ("float[2] b, float[3] mean,", "float[2] b,"),
     (", float[3] mean_update_out)", ")"),

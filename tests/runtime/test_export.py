@@ -66,20 +66,15 @@ evaluation (float[batch, 3] input, float[batch, 2] target, float[3, 2] W, float[
             float[2] b)
         => (float loss, float[batch, 2] prediction)
 {{
-    scaled = Mul(input, scale)
-    total = ReduceSum<keepdims = 0>(scaled)
-    half = Constant<value_float = 0.5>()
-    positive = Greater(total, half)
-    unused = Add(b, b)
+    scaled = Mul(input, scale) total = ReduceSum<keepdims = 0>(scaled)
+    half = Constant<value_float = 0.5>() positive = Greater(total, half) unused = Add(b, b)
     prediction = If (positive) <
         then_branch = positive_branch () => (float[batch, 2] p) {{ p = MatMul(scaled, W) }},
         else_branch = negative_branch () => (float[batch, 2] q) {{
-            r = MatMul(scaled, W)
-            q = Add(r, b)
+            r = MatMul(scaled, W) q = Add(r, b)
         }}
     >
-    difference = Sub(prediction, target)
-    square = Mul(difference, difference)
+    difference = Sub(prediction, target) square = Mul(difference, difference)
     loss = ReduceMean<keepdims = 0>(square)
 }}"""
 

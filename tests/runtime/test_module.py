@@ -292,17 +292,11 @@ training (string[batch] words, float[batch] target, float[1] W, float[1] W_grad_
       => (float loss, float[1] W_grad_out)
    <string[1] yes = {{"yes"}}>
 {{
-    hit_flag = Equal(words, yes)
-    hit = Cast<to = 1>(hit_flag)
-    prediction = Mul(hit, W)
-    difference = Sub(prediction, target)
-    square = Mul(difference, difference)
-    loss = ReduceMean<keepdims = 0>(square)
-    error = Mul(difference, hit)
-    mean_error = ReduceMean<keepdims = 1>(error)
-    W_grad = Add(mean_error, mean_error)
-    W_sum = Add(W_grad_buffer, W_grad)
-    W_grad_out = Where(lazy_reset_grad, W_grad, W_sum)
+    hit_flag = Equal(words, yes) hit = Cast<to = 1>(hit_flag) prediction = Mul(hit, W)
+    difference = Sub(prediction, target) square = Mul(difference, difference)
+    loss = ReduceMean<keepdims = 0>(square) error = Mul(difference, hit)
+    mean_error = ReduceMean<keepdims = 1>(error) W_grad = Add(mean_error, mean_error)
+    W_sum = Add(W_grad_buffer, W_grad) W_grad_out = Where(lazy_reset_grad, W_grad, W_sum)
 }}""".replace('"" : 17', '"" : 19')
 
 

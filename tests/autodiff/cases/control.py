@@ -1,62 +1,21 @@
 """Models with If, Loop and Scan, each with the same function in PyTorch."""
 
-import dataclasses
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import onnx.parser
-import onnx_ir as ir
 import torch
 from torch.nn import functional as F
 
-from odtpack import targets
-from odtpack.model.loading import load_model
-from tests.autodiff.oracle import Array, ints, normal, spread
+from tests.autodiff import oracle
+from tests.autodiff.oracle import Array, Case, ints, normal, spread
 
 Tensor = torch.Tensor
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A model with control flow.
-
-    Attributes:
-        label: Name of the case.
-        text: Inputs, outputs and nodes in ONNX text.
-        feeds: Inputs by name; floats are differentiated unless in ``fixed``.
-        torch: The same function of the same inputs, by name.
-        opset: Opset of the model.
-        fixed: Float inputs whose gradients are not wanted.
-        double: Whether ONNX Runtime has the operators in float64.
-    """
-
-    label: str
-    text: str
-    feeds: Mapping[str, Array]
-    torch: Callable[..., Any]
-    opset: int = 17
-    fixed: Sequence[str] = ()
-    double: bool = True
-
-    @property
-    def wrt(self) -> list[str]:
-        return [n for n, a in self.feeds.items() if a.dtype.kind == "f" and n not in self.fixed]
-
-    def model(self, floats: type = np.float32) -> ir.Model:
-        text = self.text if floats is np.float32 else re.sub(r"\bfloat\b", "double", self.text)
-        header = f'<ir_version: 8, opset_import: ["" : {self.opset}]>\n'
-        model = ir.from_proto(onnx.parser.parse_model(header + text))
-        targets.stamp(model)
-        return load_model(model)
-
-
-def cases(label: str, text: str, feeds: Mapping[str, Array], function: Callable[..., Any],
+def cases(name: str, text: str, feeds: Mapping[str, Array], function: Callable[..., Any],
           opsets: Sequence[int] = (17,), **options: Any) -> list[Case]:  # fmt: skip
-    return [
-        Case(f"{label}-opset{opset}", text, feeds, function, opset, **options) for opset in opsets
-    ]
+    return oracle.cases(name, feeds, function, opsets, text=text, **{"double": True} | options)
 
 
 EVERY = (12, 13, 16, 19, 21, 24, 26)
@@ -478,9 +437,9 @@ CASES = [
            (13, 21)),
     *cases("Scan-one-turn", rnn_text("time", "batch"), {"x": X[:1], "h": H, "w": W, "b": B}, rnn),
     *cases("Scan-weights-only", rnn_text(), {"x": X, "h": H, "w": W, "b": B}, rnn,
-           fixed=["x", "h"]),
+           const=["x", "h"]),
     *cases("Scan-data-only", rnn_text(), {"x": X, "h": H, "w": W, "b": B}, rnn,
-           fixed=["w", "b", "h"]),
+           const=["w", "b", "h"]),
     *cases("Scan-both-ways", BOTH_WAYS.replace("AXIS", "-1"),
            {"x": normal(2, 3, 4), "z": normal(4, 2, 3, seed=1), "h": H}, both_ways, (12, 16, 24)),
     *cases("Scan-both-ways-axis2", BOTH_WAYS.replace("AXIS", "2"),
@@ -493,7 +452,7 @@ CASES = [
     *cases("Scan-no-state", PLAIN_MAP, {"x": X, "w": W},
            lambda x, w: (x @ w.T).exp() * (x @ w.T), EVERY),
     *cases("Scan-nothing-to-keep", SUM_ONLY, {"x": X, "b": B},
-           lambda x, b: (5 * b).expand(2, 3), fixed=["x"]),
+           lambda x, b: (5 * b).expand(2, 3), const=["x"]),
     *cases("Scan-passed-through", PASSED_THROUGH, {"x": X, "h": V}, passed_through),
     *cases("Loop", POWERS, {"m": times(4), "h": H, "w": W}, powers, (15, 16, 19, 21, 24, 26)),
     *cases("Loop-no-turn", POWERS, {"m": times(0), "h": H, "w": W}, powers, (15, 26)),
