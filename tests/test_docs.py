@@ -282,8 +282,10 @@ PASSED_ON = {
 def raised() -> Iterator[tuple[str, int, str | None]]:
     """File, line and code of every place that makes an error; None for a computed code."""
     for path in [*ROOT.glob("packager/**/*.py"), *ROOT.glob("runtime/**/*.py")]:
-        where = path.relative_to(ROOT).as_posix()
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        where, text = path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
+        if not any(name in text for name in (*ERRORS, "_console")):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if not isinstance(node, ast.Call):
                 continue
             if isinstance(node.func, ast.Attribute):

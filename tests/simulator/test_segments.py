@@ -2,10 +2,12 @@
 
 import collections
 import dataclasses
+import functools
 import re
 import statistics
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ import pytest
 
 from benchmarks.decoder.model import Shape, write_model
 from odtpack.adapters import AdapterSpec
-from odtpack.build import build_package
 from odtpack_runtime import Package
 from odtpack_simulator.device.app import APP_FOOTPRINTS, MARGIN
 from odtpack_simulator.device.kits import Kit, kit_of
@@ -32,6 +33,7 @@ from odtpack_simulator.reports import render_report
 from odtpack_simulator.reports.simulation import key_figures, mapped_words
 from odtpack_simulator.result import Policy, SimulationResult
 from odtpack_simulator.simulation import simulate
+from tests.packaging_tools import built_package
 from tests.simulator.packages import job_on
 from tests.simulator.profiles import make_profile
 
@@ -41,23 +43,29 @@ SHAPE = Shape("medium", 3, 256, 4, 2, 704, 2000)
 LINEARS = AdapterSpec("lora", ("*_proj",), (), 8, 16.0)
 
 
+WAYS: dict[str, dict[str, Any]] = {
+    "int4": {"base": "int4"},
+    "float32": {},
+    "small": {"base": "int4", "sessions": "small"},
+    "kept": {"base": "int4", "keep_products": 9},
+}
+Built = Callable[[str], Package]
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Packages of a decoder of three blocks: int4, float32, without an arena, products kept."""
     folder = tmp_path_factory.mktemp("decoder")
     model = write_model(SHAPE, folder / "model")
-    ways: dict[str, dict[str, Any]] = {
-        "int4": {"base": "int4"},
-        "float32": {},
-        "small": {"base": "int4", "sessions": "small"},
-        "kept": {"base": "int4", "keep_products": 9},
-    }
-    for name, more in ways.items():
-        build_package(
-            model, folder / name, loss="next_token", segments=True, loss_options={"words": 500},
-            adapter=LINEARS, **more,
+
+    @functools.cache
+    def build(name: str) -> Package:
+        return built_package(
+            model, folder / name, "next_token", segments=True, loss_options={"words": 500},
+            adapter=LINEARS, **WAYS[name],
         )  # fmt: skip
-    return folder
+
+    return build
 
 
 def job_of(package: Package, batch: int, tokens: int, folder: Path) -> Job:
@@ -70,11 +78,11 @@ def shapes(batch: int, tokens: int) -> dict[str, tuple[int, ...]]:
     return dict.fromkeys(("input_ids", "labels"), (batch, tokens))
 
 
-def test_predicted_and_measured(folder: Path, tmp_path: Path) -> None:
+def test_predicted_and_measured(built: Built, tmp_path: Path) -> None:
     """The peak of every kind of sessions and size; the mapped weights count in neither."""
     errors = {}
-    for name in ("int4", "float32", "small", "kept"):
-        package = Package.open(folder / name)
+    for name in WAYS:
+        package = built(name)
         for size in ((1, 128), (1, 512), (4, 96)):
             plan = plan_memory(package, shapes(*size))
             # Without an arena a peak is over in a moment: more steps, to be seen in one.
@@ -87,8 +95,8 @@ def test_predicted_and_measured(folder: Path, tmp_path: Path) -> None:
     assert statistics.median(map(abs, errors.values())) <= 0.03, errors
 
 
-def test_what_the_child_measures_is_seen_from_outside(folder: Path, tmp_path: Path) -> None:
-    package = Package.open(folder / "float32")
+def test_what_the_child_measures_is_seen_from_outside(built: Built, tmp_path: Path) -> None:
+    package = built("float32")
     assert sum(w.nbytes for w in package.manifest.segments.tensors) > 10**7
     seen: list[int] = []
     started: list[int] = []
@@ -109,8 +117,8 @@ def test_what_the_child_measures_is_seen_from_outside(folder: Path, tmp_path: Pa
     assert max(seen) - started[0] == pytest.approx(found, rel=0.06)
 
 
-def test_operators_are_counted_as_often_as_their_piece_runs(folder: Path, tmp_path: Path) -> None:
-    package = Package.open(folder / "int4")
+def test_operators_are_counted_as_often_as_their_piece_runs(built: Built, tmp_path: Path) -> None:
+    package = built("int4")
     job = dataclasses.replace(job_of(package, 1, 32, tmp_path), task="time")
     timing = measure_host(job)
     calls = collections.Counter[str]()
@@ -130,9 +138,9 @@ def test_operators_are_counted_as_often_as_their_piece_runs(folder: Path, tmp_pa
     assert timing.model_bytes == sum(files.values()) - others
 
 
-def test_what_it_takes_for_another_run(folder: Path, tmp_path: Path) -> None:
+def test_what_it_takes_for_another_run(built: Built, tmp_path: Path) -> None:
     """Other frozen weights are another training, though no model differs."""
-    package = Package.open(folder / "int4")
+    package = built("int4")
     before = run_digest(job_of(package, 1, 32, tmp_path))
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -145,15 +153,16 @@ def test_what_it_takes_for_another_run(folder: Path, tmp_path: Path) -> None:
     assert run_digest(job_of(changed, 1, 32, tmp_path)) != before
 
 
-def test_layers_of_all_segments(folder: Path) -> None:
-    graph = whole_graph(Package.open(folder / "int4"))
+def test_layers_of_all_segments(built: Built) -> None:
+    package = built("int4")
+    graph = whole_graph(package)
     made = {name for node in graph.node for name in node.output}
     read = {name for node in graph.node for name in reads(node) if name}
     outside = read - made
-    weights = {w.name for w in Package.open(folder / "int4").manifest.segments.tensors}  # type: ignore[union-attr]
+    weights = {w.name for w in package.manifest.segments.tensors}  # type: ignore[union-attr]
     assert weights - outside == set()
     assert len([name for name in outside if name.endswith("lora_A.weight")]) == 7 * SHAPE.blocks
-    layers = trained_layers(graph, Package.open(folder / "int4").manifest)
+    layers = trained_layers(graph, package.manifest)
     blocks = [re.findall(r"layers\.(\d)", each.name)[0] for layer in layers for each in layer]
     assert blocks == sorted(blocks)
 
@@ -172,8 +181,8 @@ def simulated(
 JUDGED = {"learning_rate": 0.001, "judge": lambda found: judge(found, None)}
 
 
-def test_a_simulation(folder: Path, tmp_path: Path) -> None:
-    package = Package.open(folder / "int4")
+def test_a_simulation(built: Built, tmp_path: Path) -> None:
+    package = built("int4")
     peak = plan_memory(package, shapes(2, 64)).peak.nbytes
     profiles = [make_profile("enough", int(1.2 * peak)), make_profile("tiny", int(0.7 * peak))]
     result = simulated(package.path, tmp_path, 20, profiles, interruptions=2, **JUDGED)
@@ -202,18 +211,20 @@ def test_a_simulation(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("system", ["ios", "macos"])
 def test_apps_in_swift_are_held_to_the_limit_as_those_in_cpp(
-    system: OsClass, folder: Path, tmp_path: Path
+    system: OsClass, built: Built, tmp_path: Path
 ) -> None:
     """Apps of these systems train with the Swift kit unless the user names another."""
-    package = folder / "int4"
-    peak = plan_memory(Package.open(package), shapes(2, 64)).peak.nbytes
+    package = built("int4")
+    peak = plan_memory(package, shapes(2, 64)).peak.nbytes
     more = APP_FOOTPRINTS[system].nbytes - APP_FOOTPRINTS["linux"].nbytes
     profiles = [
         make_profile(name, int(share * peak) + more).model_copy(update={"os": system})
         for name, share in (("enough", 1.2), ("tiny", 0.7))
     ]
     kits: list[Kit | None] = [None, "cpp"]
-    swift, cpp = (simulated(package, tmp_path, 8, profiles, policy=Policy(kit=kit)) for kit in kits)
+    swift, cpp = (
+        simulated(package.path, tmp_path, 8, profiles, policy=Policy(kit=kit)) for kit in kits
+    )
     for one, other in zip(swift.devices, cpp.devices, strict=True):
         assert (one.memory.kit, other.memory.kit) == ("swift", "cpp")
         assert one.memory.sharing == other.memory.sharing == "shared"
@@ -226,10 +237,10 @@ def test_apps_in_swift_are_held_to_the_limit_as_those_in_cpp(
 
 @pytest.mark.parametrize("size", [(1, 256), (4, 96)])
 def test_of_a_kit_that_cannot_share_an_arena(
-    size: tuple[int, int], folder: Path, tmp_path: Path
+    size: tuple[int, int], built: Built, tmp_path: Path
 ) -> None:
     """Its sessions have none: with one each they would hold the peaks of all at once."""
-    package = Package.open(folder / "int4")
+    package = built("int4")
     use = session_use(package.manifest, "kotlin")
     assert use.sharing == "none"
     job = with_sessions(job_of(package, *size, tmp_path), package, use)
@@ -242,8 +253,8 @@ def test_of_a_kit_that_cannot_share_an_arena(
     assert plan_memory(package, shapes(*size), SessionUse("own", False)).peak.nbytes > 1.3 * found
 
 
-def test_a_simulation_of_an_app_in_kotlin(folder: Path, tmp_path: Path) -> None:
-    package = Package.open(folder / "int4")
+def test_a_simulation_of_an_app_in_kotlin(built: Built, tmp_path: Path) -> None:
+    package = built("int4")
     peak = plan_memory(package, shapes(2, 64), SessionUse("none", False)).peak.nbytes
     limit = int(1.3 * peak) + 3 * 10**7  # with what the JVM takes besides
     phones, policy = [make_profile("phone", limit)], Policy(kit=kit_of("android"))
@@ -255,10 +266,10 @@ def test_a_simulation_of_an_app_in_kotlin(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("system", ["linux", "web"])
 def test_a_simulation_of_an_app_in_javascript(
-    system: OsClass, folder: Path, tmp_path: Path
+    system: OsClass, built: Built, tmp_path: Path
 ) -> None:
     """Its kit reads the weights of a segment into memory; a page has all of them there too."""
-    package = Package.open(folder / "float32")
+    package = built("float32")
     sizes = {each.name: each.nbytes for each in package.manifest.segments.tensors}
     # The segments with the most hold three matrices of an MLP and a norm.
     mlp = [name for name in sizes if ".0.mlp." in name or ".0.post_attention" in name]
