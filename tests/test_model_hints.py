@@ -178,7 +178,7 @@ def test_labels_of_the_model_say_where_the_classes_are(
 
 
 @pytest.mark.parametrize(("loss", "options", "scores"), [
-    ("cross_entropy", {}, 1), ("cross_entropy", {"layout": "NLC"}, None),
+    ("cross_entropy", {}, 1), ("cross_entropy", {"layout": "NLC"}, 2),
     ("next_token", {}, None), ("ctc", {}, None),
 ])  # fmt: skip
 def test_an_accuracy_is_of_classes_that_are_known_to_be_on_axis_1(
@@ -188,6 +188,27 @@ def test_an_accuracy_is_of_classes_that_are_known_to_be_on_axis_1(
     model = _model(SEQUENCE % (5, 5), w=(4, 5))
     manifest = build_package(model, tmp_path, loss=loss, loss_options=options, outputs=("y",))
     assert accuracy_inputs(manifest)[0] == scores
+
+
+@pytest.mark.parametrize(("length", "options"), [("sequence", {}), (6, {"layout": "NLC"})])
+def test_the_accuracy_of_a_token_classifier(
+    length: str | int, options: dict[str, str], tmp_path: Path, run: Run
+) -> None:
+    """The model gives [batch, sequence, classes], and some labels do not count."""
+    model = _model(SEQUENCE % (length, length), w=(4, 5))
+    manifest = build_package(
+        model, tmp_path / "package", loss="cross_entropy",
+        loss_options={"ignore_index": -1, **options},
+    )  # fmt: skip
+    x, labels = RANDOM.standard_normal((32, 6, 4), np.float32), RANDOM.integers(-1, 5, (32, 6))
+    np.savez(tmp_path / "data.npz", x=x, labels=labels)
+    train = ("train", tmp_path / "package", "--data", tmp_path / "data.npz", "--holdout", "0")
+    found = run(*train, "--epochs", "1", "--out", tmp_path / "ck", "--json", code=0).json()
+    named = (x @ numpy_helper.to_array(model.graph.initializer[0])).argmax(-1)
+    assert found["accuracy_before"] == pytest.approx(np.mean((named == labels)[labels >= 0]))
+    assert [(o.name, o.role) for o in manifest.all_outputs][1:] == [("loss/scores", "prediction")]
+    run("export", tmp_path / "package", "--out", tmp_path / "model.onnx", code=0)
+    assert [value.name for value in onnx.load(tmp_path / "model.onnx").graph.output] == ["y"]
 
 
 def test_cross_entropy_refuses_classes_of_any_number(tmp_path: Path) -> None:

@@ -580,6 +580,8 @@ class BuildSpec:
             value = getattr(self, each.name)
             if each.name == "inputs" and isinstance(value, Mapping):  # as a recipe has them
                 object.__setattr__(self, each.name, _read_inputs(value))
+            if each.name == "like" and isinstance(value, Path):
+                object.__setattr__(self, each.name, str(value))
             if each.parse is not None and not each.many and value is not None:
                 object.__setattr__(self, each.name, each.parse(value))
             elif each.parse is not None and isinstance(value, list | tuple):

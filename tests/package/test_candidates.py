@@ -1,14 +1,17 @@
 """Which initializers are taken for parameters when nothing is named."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
+from odtpack.build import build_package
 from odtpack.model.loading import load_model
 from odtpack.package.candidates import candidates
 from tests.model_text import parsed
+from tests.refused import refused
 
 RANDOM = np.random.default_rng(0)
 
@@ -134,6 +137,29 @@ def test_a_setting_that_is_also_used_as_a_value() -> None:
     values = {"scale": np.ones(3), "bias": np.zeros(3), "mean": _random(3), "var": np.ones(3)}
     body = "n = BatchNormalization(h, scale, bias, mean, var) y = Mul(n, mean)"
     assert _candidates(body, **values) == {"w", "scale", "bias", "mean"}
+
+
+def test_a_pattern_says_what_it_leaves_out(tmp_path: Path) -> None:
+    model = _model(
+        'a = Mul(h, "gate.bins") b = Mul(a, "gate.scale") y = Add(b, "gate.bias")', w=_random(3, 8),
+        **{"gate.bins": np.linspace(0, 1, 8), "gate.scale": 2.0, "gate.bias": np.zeros(8)},
+    )  # fmt: skip
+
+    def said(*train: str) -> list[str]:
+        found: list[str] = []
+        build_package(model, tmp_path, loss="mse", train=train, remark=found.append)
+        return found
+
+    text = "--train leaves out what looks like a buffer: "
+    bins, scale = "gate.bins (evenly spaced numbers)", "gate.scale (a setting)"
+    which = "; the exact name trains one, as in --train 'gate"
+    assert said("gate.*") == [f"{text}{bins}, {scale}{which}.bins'"]
+    assert said("gate.*", "gate.bins") == [f"{text}{scale}{which}.scale'"]
+    assert said("gate.b*s") == [f"{text}{bins}{which}.bins'"]
+    assert said("w", "gate.bias") == []
+    with refused("unknown-parameter", what="only what looks like a buffer: gate.bins",
+                 hint="--train 'gate.bins'"):  # fmt: skip
+        said("gate.bin*")
 
 
 def test_what_the_exporter_noted_decides() -> None:

@@ -175,9 +175,8 @@ def _outputs(package: Package, wanted: list[str]) -> list[str]:
 
     available, predictions = forward_values(package)
     manifest = package.manifest
-    several = manifest.loss_options or {} if manifest.loss == "several" else {}
-    parts = {f"{stem}.{part}" for part in several for stem in ("loss", "accuracy")}
-    own = [i.name for i in manifest.all_outputs if i.role != "loss" and i.name not in parts]
+    known = {*available}  # what reads labels, as the parts of several losses, is not there
+    own = [i.name for i in manifest.all_outputs if i.role != "loss" and i.name in known]
     names = wanted or own or predictions
     near = ", ".join(available[:6]) + (", ..." if len(available) > 6 else "")
     if not names:

@@ -87,6 +87,17 @@ def candidates(model: ir.Model) -> list[str]:
     return reached(model, look_alikes(model))
 
 
+def _passed_over(graph: ir.Graph, alike: Collection[str]) -> list[str]:
+    """Tensors of modules that are no parameters by their looks alone."""
+    known = {*alike, *made_up(graph), *running_statistics(graph), *carried(graph), *kinds(graph)}
+    return [
+        name
+        for name, value in graph.initializers.items()
+        if name not in known and value.dtype in TRAINABLE_TYPES and _PATH.fullmatch(name)
+        and "." in name and not is_lifted_constant(value)
+    ]  # fmt: skip
+
+
 def reached(model: ir.Model, names: Sequence[str], read: Sequence[str] = ()) -> list[str]:
     """Those of some initializers that a gradient reaches."""
     graph = model.graph
@@ -183,6 +194,13 @@ def choose(
             shown = some([f"{name} ({why})" for name, why in doubts.items()])
             option = " ".join(f"--freeze {quoted(name)}" for name in [*doubts][:4])
             remarks.append(f"trained, and may be buffers: {shown}; if so, {option}")
+    left = _passed_over(model.graph, (*alike, *trained, *frozen)) if spec.train else []
+    if left := [name for name in left if any(matching(p, [name], {}) for p in spec.train)]:
+        shown = some([f"{name} ({buffers.get(name, 'a setting')})" for name in left])
+        remarks.append(
+            f"--train leaves out what looks like a buffer: {shown}; the exact name trains one, as "
+            f"in --train {quoted(left[0])}"
+        )
     made = folded(model.graph)
     changed = [
         f"{name} ({', '.join(made[name].by)} of {', '.join(made[name].parameters)})"
@@ -472,10 +490,14 @@ def _matched(
         if not hits:
             shown = [*dict.fromkeys(next(iter(known.get(n, ())), n) for n in names)]
             listed = f"its parameters are {', '.join(map(repr, shown[:4]))}"
+            left = matching(pattern, _passed_over(model.graph, (*names, *still)), {})
             raise UnknownNameError(
                 "unknown-parameter",
-                f"{option} {pattern!r} matches no parameter of the model",
-                hint=near_names(
+                f"{option} {pattern!r} matches no parameter of the model"
+                + (f", only what looks like a buffer: {some(left)}" if left else ""),
+                hint=f"name it exactly: {option} {quoted(left[0])}"
+                if left
+                else near_names(
                     pattern,
                     shown,
                     f"{listed}{', ...' if shown[4:] else ''}; odtpack inspect MODEL.onnx lists "

@@ -197,15 +197,22 @@ def _name_sizes(graph: ir.Graph, prediction: ir.Value) -> None:
             value.shape = ir.Shape([names.get(d, d) if d else d for d in found])
 
 
-def returns_scores(graph: ir.Graph, name: str, *, append: bool) -> bool:
-    """Whether a value with a number of classes is an output, or was made one."""
+def returned_scores(graph: ir.Graph, name: str, loss: losses.Loss | None, *, append: bool) -> str:
+    """The output with a value's scores of classes, on axis 1; "" if there is and becomes none."""
     value = {value.name: value for node in graph for value in node.outputs}.get(name)
-    dims = None if value is None else dims_of(value)
-    if value is None or dims is None or len(dims) < 2 or not isinstance(dims[1], int):
-        return False
+    shape = None if value is None else dims_of(value)
+    if value is None or shape is None or len(shape) < 2:
+        return ""
+    axis = loss.class_axis(value) if isinstance(loss, Classes) else 1
+    if not isinstance(shape[axis], int) or (axis != 1 and not append):
+        return ""
+    if isinstance(loss, Classes) and axis != 1:
+        op = Ops(graph, "loss/")
+        (moved,) = loss.arranged(op, [value])
+        moved.name, moved.type, value = op.fresh_name("loss/scores"), value.type, moved
     if append and not value.is_graph_output():
         graph.outputs.append(value)
-    return value.is_graph_output()
+    return str(value.name) if value.is_graph_output() else ""
 
 
 def select(
@@ -299,14 +306,11 @@ def prepare(task: Task) -> tuple[Graphs, ir.Model]:
     if states:
         kept = [v for v in evaluation.graph.outputs if not str(v.name).endswith(STATE_SUFFIX)]
         evaluation.graph.outputs[:] = kept
-    scores, loss = info.prediction or prediction, losses.LOSSES.get(info.name)
-    if (
-        (loss is not None and not loss.classifies)
-        or info.options.get("layout") == "NLC"
-        or "labels" not in info.roles.values()
-        or not returns_scores(evaluation.graph, scores, append=spec.prediction)
-    ):
-        scores = ""
+    loss, scores = make_loss(info.name, info.options) if info.name in losses.LOSSES else None, ""
+    if "labels" in info.roles.values() and (loss is None or loss.classifies):
+        scores = returned_scores(
+            evaluation.graph, info.prediction or prediction, loss, append=spec.prediction
+        )
     return Graphs(forward, evaluation, parameters, task, info, scores), plain
 
 
