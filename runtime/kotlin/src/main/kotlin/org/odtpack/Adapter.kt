@@ -162,7 +162,8 @@ internal fun onnxAdapter(tensors: Map<String, Tensor>): ByteBuffer {
 }
 
 private fun readOnnxAdapter(file: File): MutableMap<String, Tensor> {
-    val source = FlatBuffer(mapped(file, "adapter-not-found", "pass a file that saveAdapter wrote"), file.path, "adapter")
+    val bytes = mapped(file, "adapter-not-found", "pass a file that saveAdapter wrote")
+    val source = FlatBuffer(bytes, file.path, "adapter")
     val root = source.root("TORT")
     source.check(root.int(0) == 1) { "its format is not 1" }
     val tensors = HashMap<String, Tensor>()
