@@ -443,7 +443,7 @@ def test_errors(trained: Any, llama_file: Path, tmp_path: Path) -> None:
         ("bad-argument", lambda: generator.generate(PROMPT, top_p="1")),
         ("bad-argument", lambda: generator.generate(PROMPT, stop=2)),
         ("bad-argument", lambda: generator.generate(PROMPT, stop=[None])),
-        ("adapter-corrupt", lambda: generator.add_adapter("x", tmp_path / "x.onnx_adapter")),
+        ("adapter-not-found", lambda: generator.add_adapter("x", tmp_path / "x.onnx_adapter")),
     ):
         with refused(code) as caught:
             action()

@@ -109,6 +109,32 @@ def test_elements_inside_of_a_branch_have_the_shape_of_a_run() -> None:
         np.testing.assert_array_equal(found, normal(3, 6)[:, [0, 0]])
 
 
+@pytest.mark.parametrize(("new_axis", "part"), [(0, "float[1, 3]"), (1, "float[3]")])
+def test_what_a_loop_appends_in_each_turn_is_stacked(new_axis: int, part: str) -> None:
+    text = f"""g (int64 m, {part} h, float[3] w) => (float[n, 3] y, {part} last, float[q] sums) {{
+      empty = SequenceEmpty()
+      last, list, sums = Loop <body = turn (int64 i, bool go, {part} a, seq({part}) s)
+          => (bool on, {part} b, seq({part}) t, float c) {{
+        on = Identity(go) b = Mul(a, w) t = SequenceInsert(s, b)
+        c = ReduceSum <keepdims = 0> (a) }}> (m, , h, empty)
+      y = ConcatFromSequence <axis = 0, new_axis = {new_axis}> (list) }}"""
+    live, names = add_gradients(expand(load_model(parsed(text, 17)), ["w"]), ["w"])
+    h, w = torch.tensor(normal(3)), torch.tensor(normal(3, seed=1), requires_grad=True)
+    powers = torch.stack([h * w**k for k in range(5)])
+    seeds = {"y": normal(4, 3, seed=2), "last": normal(3, seed=3), "sums": normal(4, seed=4)}
+    expected = {"y": powers[1:], "last": powers[4], "sums": powers[:4].sum(1)}
+    sum((expected[name] * torch.tensor(seed)).sum() for name, seed in seeds.items()).backward()
+    first = h.numpy() if new_axis else h.numpy()[None]
+    feeds = {f"seed_{name}": seed for name, seed in seeds.items()}
+    feeds["seed_last"] = feeds["seed_last"].reshape(first.shape)
+    for level in LEVELS:
+        found = run(live, {"m": np.array(4), "h": first, "w": w.detach().numpy(), **feeds}, level)
+        for name, value in expected.items():
+            ours = found[name].reshape(value.shape)
+            np.testing.assert_allclose(ours, value.detach(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found[names["w"]], w.grad, rtol=1e-4, atol=1e-5)
+
+
 POSITIONS = {
     "SequenceInsert": "t = SequenceInsert(s, z, p) y = ConcatFromSequence <axis = 0> (t)",
     "SequenceErase": "t = SequenceErase(s, p) y = ConcatFromSequence <axis = 0> (t)",

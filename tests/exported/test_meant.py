@@ -35,6 +35,7 @@ from odtpack_runtime.package.package import Package
 from odtpack_runtime.training import loop
 from tests.exported.export import Exporter, export
 from tests.onnxblock.nets import Train, run
+from tests.packaging_tools import open_training
 from tests.refused import refused
 from tests.sweep import split_rows
 from tests.torch_twins import losses_of
@@ -302,12 +303,20 @@ def test_names_do_not_match_what_was_computed_from_several(tmp_path: Path) -> No
     assert "conv.parametrizations.weight.original1" in " ".join(notes)
 
 
-def test_a_bag_of_embeddings_of_the_newer_exporter_names_the_older(tmp_path: Path) -> None:
-    module = nn.EmbeddingBag(12, 4, mode="mean")
+@pytest.mark.parametrize(
+    "options", [{"mode": "sum"}, {"mode": "mean"}, {"mode": "max"}, {"padding_idx": 2}], ids=str
+)
+def test_a_bag_of_embeddings_of_the_newer_exporter_trains(options: Any, tmp_path: Path) -> None:
+    """It is a loop that appends a row to a list in each turn."""
+    module = nn.EmbeddingBag(12, 4, **options)
     feeds = {"x": torch.randint(0, 12, (6, 3))}
     model = export(module, feeds, tmp_path / "model.onnx", "dynamo")
-    with refused("no-gradient", "ConcatFromSequence", hint="dynamo=False"):
-        build_package(model, tmp_path / "package", loss="mse")
+    build_package(model, tmp_path / "package", loss="mse", optimizer="sgd")
+    y = module(feeds["x"])
+    ((y - 1) ** 2).mean().backward()
+    state, training, _ = open_training(tmp_path / "package")
+    training(feeds["x"].numpy(), np.ones(y.shape, np.float32))
+    assert_equal({"weight": state.parameters["weight"].grad}, module, {"weight"})
 
 
 def half(name: str) -> str:

@@ -402,7 +402,7 @@ def hostile(good: Path, folder: Path) -> dict[Path, str]:
     """Adapters that are short, damaged or another's, and the error of each."""
     tensors = read_onnx_adapter(good / FORMS[0])
     *most, last = sorted(tensors)
-    found: dict[Path, str] = {folder / "none" / FORMS[0]: "adapter-corrupt",
+    found: dict[Path, str] = {folder / "none" / FORMS[0]: "adapter-not-found",
                               folder / "none" / "peft": "peft-not-found"}  # fmt: skip
     for name, changed in {
         "fewer": {name: tensors[name] for name in most},

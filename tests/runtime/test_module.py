@@ -469,13 +469,21 @@ def test_an_optimizer_whose_state_another_took_over_refuses(tmp_path: Path) -> N
     batch = np.ones((2, 6), np.float32), np.array([0, 1])
     module(*batch)
     optimizer.step()
-    other = Optimizer(Package.open(tmp_path / "package").optimizer_model, module)
+    package = Package.open(tmp_path / "package")
+    second = Module(package.training_model, state)
+    other = Optimizer(package.optimizer_model, second)
     for use in (optimizer.step, lambda: optimizer.step_on(*batch)):
-        with refused("optimizer-mismatch", "Another Optimizer"):
+        with refused("optimizer-mismatch", "Another Optimizer", hint="a new Optimizer"):
             use()
     other.step()
     assert state.optimizer is not None
     assert state.optimizer.step == 2
+    second.close()
+    with refused("optimizer-mismatch", hint="a new Optimizer if its Module is closed"):
+        optimizer.step()
+    again = Optimizer(package.optimizer_model, module)
+    again.step()
+    assert again.step_count == 3
 
 
 def test_one_batch_is_no_step_of_several(tmp_path: Path) -> None:

@@ -222,10 +222,7 @@ def _no_gradient(
     )
     if node.op_type == "ConcatFromSequence":
         hint = (
-            "export it with dynamo=False, which writes EmbeddingBag without sequences"
-            if any(key.startswith("pkg.torch") for key in node.metadata_props)
-            else "write the loop that fills the list with torch's scan, and export it with "
-            "dynamo=True"
+            "write the loop that fills the list with torch's scan, and export it with dynamo=True"
         )
     return OdtpackError(
         "no-gradient",

@@ -21,9 +21,12 @@ from odtpack.graph.graphs import (
     constant,
     dims_of,
     nodes_of,
+    operand,
+    producer,
     reads,
     replace,
     subgraphs,
+    typed,
 )
 from odtpack.graph.inference import infer_shapes
 
@@ -287,6 +290,8 @@ def _resolved(op: Ops, node: ir.Node, known: dict[ir.Value, Members]) -> Members
         return ()
     if node.op_type == "SplitToSequence":
         return _split(op, node)
+    if members is None and node.op_type == "ConcatFromSequence":
+        return _stacked(op, node)
     if members is None or node.op_type == "Identity":
         return members
     count = len(members)
@@ -307,6 +312,39 @@ def _resolved(op: Ops, node: ir.Node, known: dict[ir.Value, Members]) -> Members
         return None
     erased = members[:place] + members[place + 1 :]
     return members[place] if node.op_type == "SequenceAt" else erased
+
+
+def _stacked(op: Ops, node: ir.Node) -> ir.Value | None:
+    """What a node joins of a sequence that a Loop appends to once in each turn: a stack of it."""
+    # PyTorch's exporter writes EmbeddingBag in this way.
+    sequence = operand(node, 0)
+    loop, axis = producer(sequence, "Loop"), node.attributes.get_int("axis", 0)
+    if loop is None or axis or len(sequence.uses()) > 1 or sequence.is_graph_output():
+        return None
+    place, body = loop.outputs.index(sequence), loop.attributes["body"].as_graph()
+    first, before, after = loop.inputs[2 + place], body.inputs[2 + place], body.outputs[1 + place]
+    append = producer(after, "SequenceInsert")
+    if producer(first, "SequenceEmpty") is None or append is None or after.uses():
+        return None
+    if append.inputs[0] is not before or append.inputs[2:] or len(before.uses()) > 1:
+        return None
+    part, new_axis = operand(append, 1), node.attributes.get_int("new_axis", 0)
+    if not new_axis and (dims_of(part) or (None,))[0] != 1:
+        return None
+    del body.inputs[2 + place], body.outputs[1 + place]
+    body.remove(append, safe=True)
+    body.outputs.append(typed(op.inside(body).Identity(part), part))
+    inputs = [*loop.inputs[: 2 + place], *loop.inputs[3 + place :]]
+    others = [value for value in loop.outputs if value is not sequence]
+    with op.before(loop):
+        attribute = ir.AttrGraph("body", body)
+        *results, stack = op.emit("Loop", inputs, outputs=len(others) + 1, body=attribute)
+    for old, new in zip(others, results, strict=True):
+        replace(old, new, [])
+    stack.type = part.type
+    node.replace_input_with(0, first)
+    op.graph.remove(loop, safe=True)
+    return stack if new_axis else op.squeeze(stack, 1)
 
 
 def _position(value: ir.Value | None, count: int, last: int) -> int | None:

@@ -83,7 +83,7 @@ export async function saveAdapter(
 function checkReplaced(path: string | URL, isOurs: (bytes: Uint8Array) => boolean): void {
   const bytes = platform.fileAt(path);
   demand(!bytes || isOurs(bytes), 'file-not-written',
-    `${path} would be replaced, and odtpack did not write what is there.`, '',
+    `${path} would be replaced, and is no adapter as this package saves it.`, '',
     'move the file, or choose another name or a new folder');
 }
 
@@ -105,8 +105,8 @@ function isOwnConfig(bytes: Uint8Array | undefined, own: Uint8Array): boolean {
  *
  * @param source A path or address of a file that ends in `.onnx_adapter` or of a folder with PEFT's
  *   files, the content of such a file, or PEFT's files by name.
- * @throws OdtpackError `adapter-corrupt`, `peft-invalid`, `peft-not-found` or `peft-unsupported` if
- *   it cannot be read, `adapter-mismatch` if it does not fit.
+ * @throws OdtpackError `adapter-not-found`, `adapter-corrupt`, `peft-not-found`, `peft-invalid` or
+ *   `peft-unsupported` if it cannot be read, `adapter-mismatch` if it does not fit.
  */
 export async function loadAdapter(
   opened: TrainingPackage, state: CheckpointState, source: FileSource | PeftFiles,
@@ -168,8 +168,8 @@ export async function readAdapter(
     if (own !== theirs) mismatch(`The adapter is ${theirs}, the package's ${own}.`);
     found = readSafetensors(await part(TENSORS));
   } else {
-    const bytes = await content(source as FileSource, 'adapter-corrupt', where || 'The adapter',
-      'save or export the adapter again');
+    const bytes = await content(source as FileSource, 'adapter-not-found', where || 'The adapter',
+      'pass a file that saveAdapter wrote');
     found = readOnnxAdapter(bytes, where || 'The adapter');
   }
   const values = new Map<string, TypedArray>();

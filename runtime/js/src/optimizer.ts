@@ -122,7 +122,8 @@ export class Optimizer {
   requireOwn(): void {
     const { optimizer } = this.shared;
     demand(!optimizer || optimizer === this.#state, 'optimizer-mismatch',
-      "A later session has the state's moments and step count.", '', 'make the steps with that one');
+      "A later session has the state's moments and step count.", '',
+      'make the steps with that one, or with a new one if it is released');
   }
 
   get stepCount(): number {

@@ -25,7 +25,7 @@ from odtpack_runtime.checkpoint.flatbuffer import Source
 from odtpack_runtime.checkpoint.format import DTYPE_CODES, DTYPES, MAX_RANK
 from odtpack_runtime.checkpoint.parameters import nominal_error
 from odtpack_runtime.checkpoint.state import CheckpointState
-from odtpack_runtime.errors import OdtpackError
+from odtpack_runtime.errors import OdtpackError, unreadable
 from odtpack_runtime.files.atomic import atomic_write, open_regular, refuse_link, write_whole
 from odtpack_runtime.files.folder_update import check_finished, update_folder
 from odtpack_runtime.package.manifest import AdapterInfo, Manifest
@@ -82,8 +82,9 @@ def load_adapter(package: Package, state: CheckpointState, source: str | os.Path
         source: A file of :func:`save_adapter`, or a folder of it or of PEFT.
 
     Raises:
-        OdtpackError: A file cannot be read (``adapter-corrupt``, ``peft-invalid``,
-            ``peft-not-found``, ``peft-unsupported``), or does not fit (``adapter-mismatch``).
+        OdtpackError: A file cannot be read (``adapter-not-found``, ``adapter-corrupt``,
+            ``peft-not-found``, ``peft-invalid``, ``peft-unsupported``), or does not fit
+            (``adapter-mismatch``).
     """
     values = read_adapter(package, Path(source))
     with state.lock:
@@ -223,9 +224,7 @@ def read_onnx_adapter(path: Path) -> dict[str, np.ndarray[Any, Any]]:
                 content = source.read(data.position, data.length)
                 tensors[name] = np.frombuffer(content, dtype).reshape(shape)
     except OSError as error:
-        raise OdtpackError(
-            "adapter-corrupt", f"{path} cannot be read: {error.strerror or error}", where=str(path)
-        ) from error
+        raise unreadable("adapter-not-found", path, error) from error
     _check_finite(tensors, "adapter-corrupt", path)
     return tensors
 

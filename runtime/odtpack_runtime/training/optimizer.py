@@ -285,7 +285,8 @@ class Optimizer:
             raise OdtpackError(
                 "optimizer-mismatch",
                 "Another Optimizer was made on this state, and has its moments and step count now.",
-                hint="make the steps with that one; evaluate with a Module alone",
+                hint="make the steps with that one, or with a new Optimizer if its Module is "
+                "closed; evaluate with a Module alone",
             )
 
     def _require_private(self, privatized: bool) -> None:

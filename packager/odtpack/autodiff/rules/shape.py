@@ -98,9 +98,9 @@ def slice_(ctx: Context) -> Cotangents:
     op, x, rank, starts = ctx.op, ctx.x(), ctx.rank(ctx.x()), ctx.constant(1)
     bounds = [ctx.constant(i) if ctx.maybe_x(i) is not None else () for i in (2, 3, 4)]
     ends, axes, steps = (None if b is None else [int(i) for i in b] for b in bounds)
-    if axes is None or steps is None:
+    count = len(axes or ()) or (ctx.dims(ctx.x(1))[0] if starts is None else len(starts))
+    if axes is None or steps is None or not isinstance(count, int):
         return _from_positions(ctx)
-    count = len(axes) or (0 if starts is None else len(starts)) or ctx.size(ctx.x(1), 0)
     axes = [axis % rank for axis in axes] or list(range(count))
     steps = steps or [1] * count
     sizes = [ctx.dims(x)[axis] for axis in axes]

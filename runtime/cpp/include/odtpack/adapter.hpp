@@ -316,8 +316,9 @@ inline Tensors ReadAdapter(const Package& package, const Tensors& trained, const
     try {
       found = ReadOnnxAdapter(source);
     } catch (const std::system_error& error) {
-      throw Error("adapter-corrupt",
-                  source.string() + " cannot be read: " + error.code().message());
+      throw Error("adapter-not-found",
+                  source.string() + " cannot be read: " + error.code().message(), "",
+                  "pass a file that SaveAdapter wrote");
     }
   } else {
     names = PeftNames(package, trained);
@@ -381,7 +382,8 @@ inline void CheckReplaced(const fs::path& path, bool ours) {
   std::error_code unseen;  // the write says what is wrong with the name
   if (!ours && fs::is_regular_file(path, unseen))
     throw Error("file-not-written",
-                path.string() + " would be replaced, and odtpack did not write what is there.", "",
+                path.string() + " would be replaced, and is no adapter as this package saves it.",
+                "",
                 "move the file, or choose another name or a new folder");
 }
 

@@ -120,7 +120,7 @@ class Optimizer {
   void RequireOwn() const {
     if (state_.optimizer && state_.optimizer != own_)
       throw Error("optimizer-mismatch", "A later session has the state's moments and step count.",
-                  "", "make the steps with that one");
+                  "", "make the steps with that one, or with a new one if it is closed");
   }
 
   void Step() {

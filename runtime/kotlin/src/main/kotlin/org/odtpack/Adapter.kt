@@ -62,7 +62,7 @@ private fun isOwnConfig(file: File, own: String): Boolean = file.isFile && try {
 /** Refuse to replace a file, unless it is ours. */
 private fun checkReplaced(file: File, isOurs: Boolean) {
     if (isOurs || !file.isFile) return
-    fail("file-not-written", "${file.path} would be replaced, and odtpack did not write what is there.",
+    fail("file-not-written", "${file.path} would be replaced, and is no adapter as this package saves it.",
         "move the file, or choose another name or a new folder")
 }
 
@@ -162,7 +162,8 @@ internal fun onnxAdapter(tensors: Map<String, Tensor>): ByteBuffer {
 }
 
 private fun readOnnxAdapter(file: File): MutableMap<String, Tensor> {
-    val source = FlatBuffer(mapped(file, "adapter-corrupt"), file.path, "adapter")
+    val bytes = mapped(file, "adapter-not-found", "pass a file that saveAdapter wrote")
+    val source = FlatBuffer(bytes, file.path, "adapter")
     val root = source.root("TORT")
     source.check(root.int(0) == 1) { "its format is not 1" }
     val tensors = HashMap<String, Tensor>()

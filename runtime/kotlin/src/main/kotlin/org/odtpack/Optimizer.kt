@@ -69,7 +69,7 @@ internal class Optimizer(
     fun requireOwn() {
         if (state.optimizer != null && state.optimizer !== own) {
             fail("optimizer-mismatch", "A later session has the state's moments and step count.",
-                "make the steps with that one")
+                "make the steps with that one, or with a new one if it is closed")
         }
     }
 

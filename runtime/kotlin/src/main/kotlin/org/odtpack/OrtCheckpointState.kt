@@ -156,7 +156,7 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
      * Set the trained parameters to those of such a file or folder, all of them or none. What the
      * optimizer carries stays as it is.
      *
-     * @throws OdtpackException `adapter-corrupt`, `peft-not-found`, `peft-invalid` or
+     * @throws OdtpackException `adapter-not-found`, `adapter-corrupt`, `peft-not-found`, `peft-invalid` or
      *   `peft-unsupported` if it cannot be read, `adapter-mismatch` if it does not fit.
      */
     @Throws(OrtException::class)
