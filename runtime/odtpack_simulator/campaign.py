@@ -31,6 +31,7 @@ from odtpack_simulator.result import (
     Policy,
 )
 from odtpack_simulator.values.part import first_problem
+from odtpack_simulator.values.text import counted
 from odtpack_simulator.values.units import Interval, Unknown, format_duration
 
 # The virtual clock: sessions of a training on a device, exact to the nanosecond.
@@ -301,7 +302,7 @@ def run_campaign(
             return figures.campaign(_never_finishes(typical), endless="typical", **rest)
         why = (
             f"in the worst case {_never_finishes(stuck[0])}; typically it takes "
-            f"{typical.sessions} window{'s' * (typical.sessions != 1)} and "
+            f"{counted(typical.sessions, 'window')} and "
             f"{format_duration(typical.active / NS)} of work"
         )
         return figures.campaign(why, endless="worst case", **rest)
@@ -452,7 +453,7 @@ def _never_finishes(course: SimulatedRun) -> str:
         f"it never finishes: the window of "
         f"{format_duration(pace.window / NS)} ends before a checkpoint is written; "
         f"{format_duration(needed / NS)} are needed for session and checkpoint "
-        f"({format_duration(begin / NS)}), {least} step{'s' * (least > 1)} and the next checkpoint"
+        f"({format_duration(begin / NS)}), {counted(least, 'step')} and the next checkpoint"
         + (", on a device that is still warm from the session before" if heat else "")
     )
 

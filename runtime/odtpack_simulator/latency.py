@@ -44,7 +44,8 @@ from odtpack_simulator.result import (
     OperatorCost,
 )
 from odtpack_simulator.values.figure import quantile_interval
-from odtpack_simulator.values.units import Interval, Quantity, bounds
+from odtpack_simulator.values.text import counted
+from odtpack_simulator.values.units import Interval, Quantity, bounds, format_percent
 
 # Times steps on this machine, and judges whether it was quiet enough.
 
@@ -102,9 +103,9 @@ def steadiness(
     quiet = [step for step, wait in zip(steps_ms, lost, strict=True) if wait <= QUIET_SHARE * step]
     drift = max((max(pair) / min(pair) for pair in rates if min(pair) > 0), default=1.0)
     signs = (
-        (waited > 0.01, f"steps waited {100 * waited:.0f} % of their time for a processor"),
-        (stolen > 0.02, f"the host of this virtual machine took {100 * stolen:.0f} %"),
-        (others > 0.1, f"other programs had {100 * min(others, 1):.0f} % of the other cores"),
+        (waited > 0.01, f"steps waited {format_percent(waited)} of their time for a processor"),
+        (stolen > 0.02, f"the host of this virtual machine took {format_percent(stolen)}"),
+        (others > 0.1, f"other programs had {format_percent(min(others, 1))} of the other cores"),
         (drift > 1.1, f"its speed varied by a factor of {drift:.2g}"),
     )
     seen = ", ".join(text for is_seen, text in signs if is_seen)
@@ -532,10 +533,8 @@ def _sum(parts: Iterable[Interval]) -> Interval:
 def _basis(host: HostTiming, device: DeviceRates, profile: DeviceProfile) -> str:
     times = host.class_ms()
     total = sum(times.values()) or 1.0
-    shares = ", ".join(f"{kind} {100 * ms / total:.0f} %" for kind, ms in times.items())
-    threads = (
-        f" with {device.threads} thread{'s' * (device.threads != 1)}" if device.threads else ""
-    )
+    shares = ", ".join(f"{kind} {format_percent(ms / total)}" for kind, ms in times.items())
+    threads = f" with {counted(device.threads, 'thread')}" if device.threads else ""
     gemm, copy = (
         figure.kind if isinstance(figure, Quantity) else "by its data sheet"
         for figure in (

@@ -24,9 +24,9 @@ from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.device.app import judged_peak
 from odtpack_simulator.device.kits import Kit, Loop, Sharing
 from odtpack_simulator.device.profile import AppState, OsClass, ProfileFigure
-from odtpack_simulator.values.figure import Check, Text, Verdict
-from odtpack_simulator.values.part import Part, first_problem
-from odtpack_simulator.values.text import last_part, read_bounded
+from odtpack_simulator.values.figure import Check, Text, Unit, Verdict
+from odtpack_simulator.values.part import Part, all_problems, first_problem
+from odtpack_simulator.values.text import counted, last_part, read_bounded
 from odtpack_simulator.values.units import Interval, SourceKind, format_bytes
 
 
@@ -483,6 +483,11 @@ class TrainingInfo(Part):
         """Whether any loss was not finite: of a step, or on held-out samples after a step."""
         return None in self.losses or any(point.step and point.loss is None for point in self.curve)
 
+    @property
+    def metric_unit(self) -> Unit:
+        """Unit of the metric."""
+        return "share" if self.metric_name == "accuracy" else "1"
+
 
 class DeviceTraining(Part):
     """How the replay under this device's limits ended."""
@@ -604,7 +609,7 @@ class DataInfo(Part):
         if self.held_out_samples >= self.batch_size:
             return None
         count = 0 if self.evaluated_samples == 0 else self.held_out_samples
-        of = f"evaluations of {count} sample{'s' * (count != 1)}" if count else "no evaluation"
+        of = f"evaluations of {counted(count, 'sample')}" if count else "no evaluation"
         return f"memory is that of {of}, and an app that evaluates whole batches may need more"
 
     @property
@@ -612,7 +617,7 @@ class DataInfo(Part):
         """What is said where no batch or step is as large as was asked for; None where one is."""
         if self.asked_batch_size != self.batch_size:
             return (
-                f"the largest batch has {self.batch_size:,} sample{'s' * (self.batch_size != 1)}, "
+                f"the largest batch has {counted(self.batch_size, 'sample')}, "
                 f"not the {self.asked_batch_size:,} asked for: memory and times are those of this "
                 "one"
             )
@@ -779,11 +784,13 @@ def read_record(path: str | os.PathLike[str], record: type[Record], most_bytes: 
                 what = f"this is a result of {writer}"
                 raise OdtpackError("result-invalid", what, where=str(file), hint=hint) from error
         key, problem = first_problem(error, record)
-        if key == "schema_version":
-            problem += f"; this odtpack reads version {record.model_fields[key].default}"
+        version = dict(all_problems(error, record)).get("schema_version")
+        if version is not None:  # what else is wrong may come of it
+            key, reads = "schema_version", record.model_fields["schema_version"].default
+            problem = f"{version}; this odtpack reads version {reads}"
         writer = next(of for own, (of, _) in _KINDS.items() if own in record.model_fields)
         raise OdtpackError(
-            "result-invalid",
+            "result-invalid" if version is None else "result-version",
             f"the result file is wrong at {key}: {problem}",
             where=str(file),
             hint=f"run {writer} again, which writes a whole result of this version",

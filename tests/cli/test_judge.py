@@ -197,7 +197,8 @@ class TestBadInput:
             "base": ("compare", path, base), "head": ("compare", base, path),
         }[place]  # fmt: skip
         before = tree(tmp_path)
-        assert_refused(run(*arguments), "result-invalid", str(path), "odtpack simulate")
+        code = "result-version" if kind == "version" else "result-invalid"
+        assert_refused(run(*arguments), code, str(path), "odtpack simulate")
         assert tree(tmp_path) == before
 
     def test_an_absent_result(self, run: Run, base: Path) -> None:

@@ -97,7 +97,7 @@ def test_part_of_a_name_gets_the_devices_that_contain_it(
 
 @pytest.mark.parametrize(
     ("encoding", "words"),
-    [("cp1252", "loss 2.32 -> 0.114, accuracy 9.4 -> 96.6\xa0%"), ("ascii", "over 10 us")],
+    [("cp1252", "loss 2.32 -> 0.114, accuracy 9.4 -> 96.6 %"), ("ascii", "over 10 us")],
 )
 def test_what_an_encoding_lacks_has_a_plain_form(tmp_path: Path, encoding: str, words: str) -> None:
     result, budget = tmp_path / "result.json", tmp_path / "budgets.toml"

@@ -15,7 +15,7 @@ from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.reports.html_report import Again, render_html
 from odtpack_simulator.result import SimulationResult, load_result
-from odtpack_simulator.values.units import Interval
+from odtpack_simulator.values.units import Interval, format_percent
 from tests.cli.conftest import Outcome, Run, Shared, assert_refused, tree
 from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
@@ -120,8 +120,8 @@ class TestDemo:
             assert device.latency.step_ms is not None
             assert device.memory.outcome == "fits"
         last = outcome.err[outcome.err.index("accuracy  ") :]
-        assert f"{content['accuracy_before']:.1%} before" in last
-        assert f"{content['accuracy_after']:.1%} after" in last
+        assert f"{format_percent(content['accuracy_before'])} before" in last
+        assert f"{format_percent(content['accuracy_after'])} after" in last
         assert str(out / "report.html") in last
         assert (out / "report.html").is_file()
 

@@ -11,6 +11,7 @@ import pytest
 from odtpack_runtime import CheckpointState, Module
 from odtpack_runtime.package.package import Package
 from odtpack_runtime.package.verify import verify_package
+from odtpack_simulator.values.units import format_percent
 from tests import zoo
 from tests.cli.conftest import Outcome, Run, Shared, arrays, assert_refused
 from tests.model_text import drawn, parsed
@@ -123,7 +124,7 @@ def test_train_shows_loss_and_accuracy_before_and_after(
     for when in ("before", "after"):
         (line,) = [line for line in outcome.err.splitlines() if line.startswith(when)]
         assert f"{figures[f'eval_loss_{when}']:.4f}" in line
-        assert f"accuracy {figures[f'accuracy_{when}']:.1%}" in line
+        assert f"accuracy {format_percent(figures[f'accuracy_{when}'])}" in line
     package = Package.open(shared.package)
     held_out = np.random.default_rng([0, 0]).permutation(60)[48:]
     data = {name: array[held_out] for name, array in arrays().items()}

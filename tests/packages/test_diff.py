@@ -10,6 +10,7 @@ from odtpack.build import build_package
 from odtpack.choices import OrtFormat
 from odtpack.optimizers import SGD, AdamW
 from odtpack.update.diff import PackageDiff, diff_packages, markdown
+from odtpack.update.release import new_key, sign_package
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
@@ -79,6 +80,19 @@ def test_a_model_that_computes_something_else(
     """It takes the same parameters, and they were fitted to another function."""
     found = compared(tmp_path, {}, new).verdict
     assert [note.partition(";")[0].partition(":")[0] for note in found.notes] == notes
+
+
+def test_a_signature_shows(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        build(tmp_path / name)
+    new_key(tmp_path / "key.pem")
+    sign_package(tmp_path / "new", tmp_path / "key.pem")
+    found = diff_packages(tmp_path / "old", tmp_path / "new")
+    assert found.same  # what the manifests say
+    assert [(each.name, each.old, each.new) for each in found.versions] == [
+        ("signature", None, "present")
+    ]
+    assert "| signature | none | present |" in markdown(found)
 
 
 def test_sizes_are_those_of_the_files(tmp_path: Path) -> None:

@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from odtpack_simulator.figures.compare import compare
+from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.limits import parse_budgets
+from odtpack_simulator.reports.comparison import render_comparison
+from odtpack_simulator.reports.history import render_history
 from odtpack_simulator.reports.html_report import render_html
 from odtpack_simulator.result import SimulationResult
 from tests.reports.browser import CHROMIUM, Browser
@@ -136,6 +141,33 @@ def test_it_fits_every_width(
         browser.evaluate(OPEN_ALL)
         whole = browser.evaluate("document.documentElement.scrollWidth")
         assert whole <= width, (width, whole)
+        assert browser.evaluate(STICKS_OUT) == [], width
+
+
+def compared() -> bytes:
+    """Verdicts that changed, checks that fail, and figures in their longest forms."""
+    base = stored_result()
+    names = [device.name for device in base.devices]
+    head = make_result(names, scale=1.4)
+    budgets = parse_budgets(b'[budgets]\npeak_memory = "+5 %"\nstep_latency = "20 ms"\n')
+    return render_comparison(compare(base, head, budgets))
+
+
+def trends() -> bytes:
+    budgets = parse_budgets(b'[budgets]\npeak_memory = "200 MB"\ntime_to_finish = "1 min"\n')
+    return render_history([judge(each, budgets) for each in (stored_result(), hostile_result())])
+
+
+@pytest.mark.parametrize("render", [compared, trends])
+def test_the_other_pages_fit_every_width(
+    browser: Browser, render: Callable[[], bytes], tmp_path: Path
+) -> None:
+    path = tmp_path / "page.html"
+    path.write_bytes(render())
+    for width in WIDTHS:
+        browser.open(path, width=width, phone=width < 700)
+        browser.evaluate(OPEN_ALL)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
         assert browser.evaluate(STICKS_OUT) == [], width
 
 

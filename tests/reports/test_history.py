@@ -8,13 +8,14 @@ from xml.etree import ElementTree
 import pytest
 from markdown_it import MarkdownIt
 
+from odtpack_simulator.figures.compare import compare
 from odtpack_simulator.figures.judge import judge
 from odtpack_simulator.figures.limits import parse_budgets
 from odtpack_simulator.reports.badge import badge_text, render_badge
 from odtpack_simulator.reports.history import render_history
 from odtpack_simulator.reports.markdown_report import render_markdown
 from odtpack_simulator.reports.simulation_page import latency_section
-from odtpack_simulator.result import Origin, SimulationResult
+from odtpack_simulator.result import Origin, SimulationResult, load_result
 from tests.cli.conftest import Run, assert_refused, run
 from tests.reports.demo import stored_result
 from tests.reports.hostile import hostile_result
@@ -89,6 +90,7 @@ def test_dates_are_compared_in_utc_and_what_is_none_comes_first() -> None:
     ('[budgets]\npackage_size = "0 B"\npeak_memory = "250 MB"', "package size over"),
     ("", "pass"),
     ('[budgets]\nenergy = "1 kJ"', "1 not judged"),
+    ("[budgets]\naccuracy_floor = 0.96", "accuracy floor 0.61 % above"),  # on too few samples
 ])  # fmt: skip
 def test_a_badge_names_the_tightest_budget(budgets: str, text: str) -> None:
     result = made(1.0, 1, budgets)
@@ -126,6 +128,39 @@ def test_several_results_are_judged_at_once(run: Run, tmp_path: Path) -> None:
     run("history", *paths, "--budget", tmp_path / "budgets.toml", "--out", page, code=0)
     assert "2 results, the last one: fail" in page.read_text()
     assert_refused(run("history", *paths, "--out", paths[0]), "cannot-write")
+
+
+def test_a_device_of_ones_own_may_be_new(run: Run, tmp_path: Path) -> None:
+    """Budgets name it, and results from before it do not have it."""
+    budget, page = tmp_path / "budgets.toml", tmp_path / "history.html"
+    budget.write_text(f'{BUDGETS}[device."acme/one"]\nstep_latency = "1 us"\n')
+    paths = [tmp_path / f"{name}.json" for name in ("old", "new")]
+    old = made(1.0, 1)
+    own = changed(old.devices[0], name="acme/one", title="Acme One")
+    new = changed(made(1.0, 2), devices=[*old.devices, own])
+    for path, result in zip(paths, (old, new), strict=True):
+        path.write_text(result.to_json())
+    words = "--budget", budget
+    assert [each["verdict"] for each in run("judge", *paths, *words, "--json", code=1).json()] == [
+        "pass", "fail"
+    ]  # fmt: skip
+    run("history", *paths, *words, "--out", page, code=0)
+    assert "Acme One" in page.read_text()
+    for pair in (paths, paths[::-1]):
+        run("compare", *pair, *words)
+        assert compare(*map(load_result, pair), parse_budgets(budget.read_bytes())).devices
+    assert_refused(run("judge", paths[0], *words), "budgets-unknown-device")
+
+
+def test_history_leaves_results_of_other_versions_out(run: Run, tmp_path: Path) -> None:
+    old, new, page = (tmp_path / name for name in ("old.json", "new.json", "history.html"))
+    text = made(1.0, 1).to_json()
+    new.write_text(text)
+    old.write_text(text.replace('"schema_version": 4', '"schema_version": 3'))
+    outcome = run("history", old, new, "--out", page, code=0)
+    assert f"warning: {old} is left out" in outcome.err
+    assert "1 result, the last one" in page.read_text()
+    assert_refused(run("history", old, "--out", page), "result-version", str(old))
 
 
 # Markdown read by an independent parser of CommonMark with tables.

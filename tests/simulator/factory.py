@@ -205,7 +205,7 @@ def _device(
     entitled = profile.memory.app_limit_entitled
     limit_bytes = profile.memory_limit_bytes(policy.state)
     kit = kit_of(profile.os)
-    own = default_footprint(profile) if app else AppFootprint(0, None, "no app")
+    own = default_footprint(profile) if app else AppFootprint(0, "assumed", "no app")
     library = RUNTIME_LIBRARY_BYTES if app else 0
     room = None if limit_bytes is None else max(0, limit_bytes - own.nbytes - library)
     near = room is not None and with_margin(predicted) <= room < 2 * predicted

@@ -138,16 +138,15 @@ def _main(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except _TerminatedError:
         return TERMINATED
-    except SystemExit as ended:  # click and rich end so, with the code of a budget not kept
-        if _stopped_by:
+    except (SystemExit, Exception) as error:
+        if _stopped_by:  # what click, rich, C code and __set_name__ made of the exception
             return _stopped_by[0]
-        if not isinstance(ended.__context__, BrokenPipeError):
+        cause = error.__context__ if isinstance(error, SystemExit) else error
+        if isinstance(cause, BrokenPipeError):
+            return _closed_pipe()
+        if isinstance(error, SystemExit):  # with the code of a budget not kept
             raise
-        return _closed_pipe()
-    except Exception as error:
-        if _stopped_by:  # what C code and __set_name__ made of the exception
-            return _stopped_by[0]
-        return _closed_pipe() if isinstance(error, BrokenPipeError) else _failed(error)
+        return _failed(error)
     return code if isinstance(code, int) else 0
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from odtpack.cli import _console
 from odtpack.errors import some
-from odtpack_simulator.values.text import clean
-from odtpack_simulator.values.units import format_bytes
+from odtpack_simulator.values.text import clean, counted
+from odtpack_simulator.values.units import format_bytes, format_percent
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -137,10 +137,9 @@ def update_lines(manifest: Manifest) -> list[str]:
     if manifest.accumulation_steps > 1:
         lines.append(f"accumulate  {manifest.accumulation_steps} batches per optimizer step")
     for group in manifest.groups:
-        count = len(group.parameters)
-        what = "parameter" if count == 1 else "parameters"
+        what = counted(len(group.parameters), "parameter")
         lines.append(
-            f"group       {count} {what}, learning rate x {group.learning_rate_scale:g}, "
+            f"group       {what}, learning rate x {group.learning_rate_scale:g}, "
             f"weight decay {group.weight_decay:g}"
         )
     if manifest.schedule is not None:
@@ -153,8 +152,8 @@ def count_line(role: str, tensors: Sequence[tuple[str, Sequence[int]]]) -> str:
     """``trainable   6 parameters, 6,250 elements, 25 kB``."""
     elements = sum(math.prod(shape) for _, shape in tensors)
     size = format_bytes(sum(byte_size(*tensor) for tensor in tensors))
-    what = "parameter" if len(tensors) == 1 else "parameters"
-    return f"{role:<10} {len(tensors):>4} {what}, {elements:,} elements, {size}"
+    number, what = counted(len(tensors), "parameter").split()
+    return f"{role:<10} {number:>4} {what}, {elements:,} elements, {size}"
 
 
 _LEAST_SHARE = 0.01  # of a file, below which a part is not shown by itself
@@ -194,4 +193,5 @@ def _line(part: Piece, total: int, depth: int) -> str:
     """Name, size and share, in columns whatever the depth."""
     name = clean(part.name)
     width = max(0, _WIDTH - 4 * depth)
-    return f"{name:<{width}} {format_bytes(part.nbytes):>10} {part.nbytes / total:>7.1%}"
+    share = format_percent(part.nbytes / total)
+    return f"{name:<{width}} {format_bytes(part.nbytes):>10} {share:>8}"

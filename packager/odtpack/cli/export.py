@@ -374,15 +374,15 @@ def _write(out: Path, runs: list[SessionRun], limit: Types, scratch: Path) -> Js
     from odtpack.ort.operator_config import config_of, count_kernels
     from odtpack.ort.session_runs import final_graph
     from odtpack_runtime.files.atomic import write_whole
+    from odtpack_simulator.values.text import counted
 
     graphs = [final_graph(run, scratch / f"{index}.ort") for index, run in enumerate(runs)]
     found = config_of(graphs, limit)
     names = [f"- {name}" for name in dict.fromkeys(str(run) for run in runs)]
     write_whole(out, found.text(["Operators that run in:", *names]).encode())
-    count = len(found.operators)
     kernels = count_kernels(found)
     kept = "" if kernels is None else f", {kernels[0]} of {kernels[1]} kernels"
-    _console.say(f"wrote {out}: {count} operator{'s' if count != 1 else ''}{kept}")
+    _console.say(f"wrote {out}: {counted(len(found.operators), 'operator')}{kept}")
     return {
         "path": str(out),
         "operators": [str(each) for each in sorted(found.operators)],

@@ -75,6 +75,7 @@ def run(
     from odtpack_simulator.fleet.population import make_availability
     from odtpack_simulator.replay.executor import make_executor
     from odtpack_simulator.reports.console import print_result
+    from odtpack_simulator.values.units import format_percent
 
     # Inputs are checked before anything long runs.
     if resume and times is not None:
@@ -117,7 +118,7 @@ def run(
         def show(now: FleetProgress) -> None:
             # Said once a day: a log has a line for each title.
             day, played = int(now.day), len(results)
-            known = "" if now.accuracy is None else f", accuracy {now.accuracy:.1%}"
+            known = "" if now.accuracy is None else f", accuracy {format_percent(now.accuracy)}"
             seed = f"seed {played + 1} of {seeds}, " if seeds > 1 else ""
             title = titles.setdefault((played, day), f"{seed}day {day + 1}{known}")
             done = now.round_number - (now.trained < now.clients)
@@ -330,11 +331,10 @@ def fit(
 
 def _show(result: FleetFitResult) -> None:
     """Print what keeps the budgets, what it beats, and what was dropped."""
+    from odtpack_simulator.values.text import counted
+
     finished = len(result.best) + len(result.beaten) + len(result.over_budget)
-    way = [
-        f"{rung.played} played for {rung.rounds} round{'s' * (rung.rounds != 1)}"
-        for rung in result.rungs
-    ]
+    way = [f"{rung.played} played for {counted(rung.rounds, 'round')}" for rung in result.rungs]
     _console.say(", ".join([*way, f"{finished} to the end, of {result.candidates} candidates"]))
     within = "Within the budgets" if result.judged else "Within the budgets that could be judged"
     for title, rows in (

@@ -238,6 +238,7 @@ def check(
     from odtpack.model.loading import load_model
     from odtpack.package.candidates import look_alikes, resolve, unreached
     from odtpack.package.coverage import find_fallbacks, find_obstacles
+    from odtpack_simulator.values.text import counted
 
     _console.results()
     loaded = load_model(model, named=(*(train or ()), *(freeze or ())))
@@ -253,8 +254,7 @@ def check(
     read, alike = loss_input or outputs[:1], look_alikes(loaded)
     trained, _ = resolve(loaded, train or (), freeze or (), read, alike)
     found = find_obstacles(loaded, trained, read)
-    count = len(found or trained)
-    things = f"{count} {'node' if found else 'parameter'}{'s' if count != 1 else ''}"
+    things = counted(len(found or trained), "node" if found else "parameter")
     if not found:
         _console.say(f"{things}: a gradient reaches each")
         if names := unreached(loaded, alike, read):

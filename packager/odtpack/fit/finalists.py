@@ -32,7 +32,7 @@ from odtpack_simulator.result import DeviceResult, NotJudged, SimulationResult, 
 from odtpack_simulator.simulation import simulate
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.text import toml_key, toml_value
-from odtpack_simulator.values.units import Interval, format_bytes
+from odtpack_simulator.values.units import Interval, format_bytes, format_percent
 
 MEMORY_TOLERANCE: Final = 0.01
 TIME_TOLERANCE: Final = 0.05
@@ -205,7 +205,7 @@ def summarize(
     by_number = {candidate.number: candidate for candidate, _ in simulated}
 
     def recipe(found: Solution, index: int) -> str:
-        metric = "" if found.metric is None else f"accuracy {found.metric:.4g}, "
+        metric = "" if found.metric is None else f"accuracy {format_percent(found.metric)}, "
         remark = (
             f"Found by odtpack fit, candidate {found.number}: {metric}"
             f"peak memory {format_bytes(found.peak_bytes)}."

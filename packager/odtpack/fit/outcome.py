@@ -17,6 +17,7 @@ from odtpack.fit.space import Candidate
 from odtpack_simulator.result import Bytes, Count, Loss, NonNegative, NotJudged
 from odtpack_simulator.values.figure import Check, Text, Verdict
 from odtpack_simulator.values.part import Part
+from odtpack_simulator.values.text import counted
 from odtpack_simulator.values.units import Interval, format_value
 
 SCHEMA_VERSION: Final = 2
@@ -192,9 +193,9 @@ class FitResult(Part):
     left: list[Dropped]
 
     def __repr__(self) -> str:
-        count = len(self.pareto)
+        within = counted(len(self.pareto), "recipe")
         return (
-            f"FitResult({count} recipe{'s' * (count != 1)} within the budgets, {len(self.beaten)} "
+            f"FitResult({within} within the budgets, {len(self.beaten)} "
             f"beaten, {len(self.over_budget)} over a budget, of {self.trained} trained)"
         )
 

@@ -10,6 +10,7 @@ from markupsafe import Markup
 from odtpack.fit.outcome import FitResult, Solution
 from odtpack_simulator.reports.charts import ScatterPoint, scatter_chart
 from odtpack_simulator.reports.html_report import render_page
+from odtpack_simulator.values.text import counted
 
 
 def render_fit(result: FitResult) -> bytes:
@@ -37,7 +38,7 @@ def render_fit(result: FitResult) -> bytes:
 
 
 def _headline(result: FitResult) -> str:
-    on = f"{len(result.devices)} device{'s' * (len(result.devices) != 1)}"
+    on = counted(len(result.devices), "device")
     if not result.found:
         return f"No candidate keeps every budget on {on}"
     count = len(result.pareto)

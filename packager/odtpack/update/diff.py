@@ -26,13 +26,13 @@ from odtpack_runtime.package.manifest import (
     PackageFile,
     ParameterInfo,
 )
-from odtpack_runtime.package.package import Package
+from odtpack_runtime.package.package import Package, signature_path
 from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_runtime.training.optimizer_contract import StateVector, read_contract
 from odtpack_simulator.reports.report import markdown_text
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.text import clean, markdown_row
-from odtpack_simulator.values.units import format_bytes
+from odtpack_simulator.values.units import format_bytes, format_percent
 
 Level = Literal["compatible", "parameters only", "incompatible"]
 ModelName = Literal["training_model", "eval_model", "optimizer_model", "step_model"]
@@ -173,7 +173,8 @@ class PackageDiff(Part):
         new_size: Bytes of the files that the new manifest lists.
         files: Files of either package.
         operators: Operators added and removed.
-        versions: Opsets, IR version and versions of the tools that differ.
+        versions: Opsets, IR version, versions of the tools, and whether there is a signature, where
+            they differ.
         settings: Settings of loss, optimizer and schedule that differ.
         parameters: Parameters that differ.
         unchanged_parameters: Number of those that do not.
@@ -496,7 +497,7 @@ def diff_packages(old: str | os.PathLike[str], new: str | os.PathLike[str]) -> P
         new_size=sum(file.size_bytes for file in after.files.all()),
         files=tuple(_files(before, after)),
         operators=tuple(_operators(before, after)),
-        versions=tuple(_changes(_versions(before), _versions(after))),
+        versions=tuple(_changes(_versions(first), _versions(second))),
         settings=tuple(_changes(_settings(before), _settings(after))),
         parameters=parameters,
         unchanged_parameters=len({p.name for p in after.parameters} - {p.name for p in parameters}),
@@ -540,8 +541,11 @@ def _operators(old: Manifest, new: Manifest) -> Iterator[OperatorChange]:
                 )
 
 
-def _versions(manifest: Manifest) -> dict[str, Any]:
+def _versions(package: Package) -> dict[str, Any]:
+    manifest = package.manifest
+    signed = os.path.lexists(signature_path(package.path / package.manifest_name))
     return {
+        "signature": "present" if signed else None,
         "minimum ONNX Runtime": manifest.minimum_onnxruntime,
         "IR version": manifest.ir_version,
         **{f"opset {domain or 'ai.onnx'}": v for domain, v in manifest.opsets.items()},
@@ -793,5 +797,5 @@ def _change(old: int | None, new: int | None) -> str:
     if old == new:
         return "same size"
     sign = "+" if new > old else "-"
-    share = f" ({sign}{abs(new - old) / old:.1%})" if old else ""
+    share = f" ({sign}{format_percent(abs(new - old) / old)})" if old else ""
     return f"{sign}{format_bytes(abs(new - old))}{share}"

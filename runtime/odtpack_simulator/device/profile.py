@@ -21,8 +21,9 @@ from typing import Any, Final, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from odtpack_runtime.errors import OdtpackError, UnknownNameError
-from odtpack_simulator.values.part import Part, all_problems, meant
+from odtpack_simulator.values.part import Part, VersionOne, all_problems, meant
 from odtpack_simulator.values.text import (
+    counted,
     key_lines,
     nearest_line,
     parse_toml,
@@ -72,7 +73,7 @@ class ProfileFigure(Part):
         if self.low is not None and self.high is not None:
             text += f" ({self.low:g} to {self.high:g})"
         if self.threads is not None:
-            text += f", {self.threads} thread{'' if self.threads == 1 else 's'}"
+            text += f", {counted(self.threads, 'thread')}"
         return text
 
 
@@ -208,7 +209,7 @@ NAME_PATTERN: Final = r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9.-]*"
 class DeviceProfile(Strict):
     """One device. Times it predicts were never compared with it unless ``validated``."""
 
-    schema_version: Literal[1]
+    schema_version: VersionOne
     name: str = Field(pattern=f"^{NAME_PATTERN}$", max_length=100)
     title: str = Field(min_length=1, max_length=100)
     vendor: str = Field(min_length=1, max_length=100)

@@ -23,6 +23,7 @@ from odtpack_simulator.values.units import (
     format_limit,
     format_number,
     format_percent,
+    format_value,
 )
 
 _Z: Final = 1.959964  # of a 95 % interval
@@ -119,7 +120,7 @@ def for_step_latency(result: SimulationResult, limit_ms: float, time: Interval |
     costs = result.latency_host.by_operator
     if costs:
         worst = max(costs, key=lambda cost: cost.share)
-        text = f"{worst.op_type[:100]} takes {round(100 * worst.share)} % of the step"
+        text = f"{worst.op_type[:100]} takes {format_percent(worst.share)} of the step"
         layers = result.package.trained_layers
         if layers > 1:
             text += (
@@ -292,11 +293,11 @@ def _fewer_steps(subject: Subject, limit: float, interval: Interval, shown: str)
     training = subject.result.training
     reached = [p for p in training.curve if 0 < p.step <= steps and p.metric is not None]
     if reached and training.metric_after is not None:
-        last = reached[-1]
+        last, unit = reached[-1], training.metric_unit
         text += (
             f"; after {last.step} steps {shortened(training.metric_name or 'the metric', 100)} is "
-            f"{format_number(last.metric or 0.0)}, at the end "
-            f"{format_number(training.metric_after)}"
+            f"{format_value(last.metric or 0.0, unit)}, at the end "
+            f"{format_value(training.metric_after, unit)}"
         )
     return text
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from pydantic import Field
 
-from odtpack_simulator.figures.judge import judge
+from odtpack_simulator.figures.judge import for_each, judge
 from odtpack_simulator.figures.limits import Budgets
 from odtpack_simulator.figures.metric import Metric, chance, incomparable
 from odtpack_simulator.figures.simulated import CHECKS, METRICS, figures_of
-from odtpack_simulator.result import HostInfo, SimulationResult
+from odtpack_simulator.result import DeviceMemory, HostInfo, SimulationResult
 from odtpack_simulator.values.figure import Check, Figure, Text, Unit, Verdict, shortened
 from odtpack_simulator.values.part import Part
+from odtpack_simulator.values.units import format_bytes
 
 Direction = Literal[
     "better", "worse", "same", "within noise", "not compared", "known now", "unknown now"
@@ -216,22 +216,18 @@ def compare(
 ) -> Comparison:
     """Compare two results."""
     # `base`: The baseline result; its own checks do not count.
-    budgeted = budgets or Budgets()
-    judged = judge(head, budgeted, baseline=base)
-    # Without tables of devices that the base does not have.
-    names = {device.name for device in base.devices}
-    own = {name: section for name, section in budgeted.devices.items() if name in names}
-    judged_before = judge(base, replace(budgeted, devices=own), baseline=base)
+    of_base, of_head = (None, None) if budgets is None else for_each(budgets, (base, head))
+    judged_before, judged = judge(base, of_base, baseline=base), judge(head, of_head, baseline=base)
     before, now = (
         {
-            d.name: Compared(d.title, d.validated, figures_of(result, d), verdict.verdict)
-            for d, verdict in zip(result.devices, after.devices, strict=True)
+            d.name: Compared(d.title, d.validated, figures_of(result, d), d.verdict)
+            for d in result.devices
         }
-        for result, after in ((base, judged_before), (head, judged))
+        for result in (judged_before, judged)
     )
     return Comparison(
         tool_version=head.tool_version,
-        notes=_notes(base, head),
+        notes=_notes(judged_before, judged),
         package=changes(METRICS, figures_of(base), figures_of(head)),
         devices=compared_devices(METRICS, before, now),
         checks=[
@@ -293,15 +289,17 @@ def _notes(base: SimulationResult, head: SimulationResult) -> list[str]:
         ("SHA-256 of the data", lambda r: r.data.sha256),
     )
     notes += differences((name, read(base), read(head)) for name, read in rows)
-    arenas = {device.name: device.memory.sharing for device in base.devices}
-    changed = [
-        (arenas[device.name], device.memory.sharing)
-        for device in head.devices
-        if device.name in arenas and device.memory.sharing != arenas[device.name]
-    ]
-    if changed:
-        before, now = (sorted(set(side)) for side in zip(*changed, strict=True))
-        notes += differences([("arenas of the sessions", before, now)])
+    memories = {device.name: device.memory for device in base.devices}
+    pairs = [(memories[d.name], d.memory) for d in head.devices if d.name in memories]
+    of_memory: tuple[tuple[str, Callable[[DeviceMemory], str]], ...] = (
+        ("arenas of the sessions", lambda memory: memory.sharing),
+        ("app around the training", lambda memory: format_bytes(memory.app_bytes)),
+    )
+    for name, of in of_memory:
+        changed = [sides for each in pairs if (sides := (of(each[0]), of(each[1])))[0] != sides[1]]
+        if changed:
+            before, now = (sorted(set(side)) for side in zip(*changed, strict=True))
+            notes += differences([(name, before, now)])
     if base.package.manifest_sha256 == head.package.manifest_sha256:
         notes.append("both results are of the same package")
     return notes

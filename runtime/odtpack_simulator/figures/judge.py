@@ -20,9 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Final, TypeVar
 
 from odtpack_simulator.device.app import (
+    APP_FOOTPRINTS,
     memory_fit,
     runtime_bytes,
     runtime_words,
@@ -531,14 +533,15 @@ def judge(
 
     Args:
         result: What a replay measured; checks and verdicts in it are replaced.
-        budgets: Limits; without them only what needs none is judged.
+        budgets: Limits, and what the app holds; without them only what needs none is judged, with
+            the app that the result was measured for.
         baseline: An earlier result that limits such as "+5 %" refer to; its own checks
             do not count. Without it such limits are not judged.
 
     Raises:
         OdtpackError: The budgets name a device that is neither in the result nor shipped.
     """
-    budgets = budgets or Budgets()
+    given, budgets = budgets, budgets or Budgets()
     if budgets.devices:
         budgets.check_devices([device.name for device in result.devices] + list_profiles())
     overall = budgets.overall()
@@ -552,40 +555,54 @@ def judge(
             if metric.scope == "device"
         ]
         checks += limit_checks(METRICS, unknown, overall, NO_BASELINE, Subject(result))
-    devices = [_judge_device(result, device, budgets, baseline) for device in result.devices]
+    devices = [_judge_device(result, device, given, baseline) for device in result.devices]
     verdict = worst_of([verdict_of(checks), *(device.verdict for device in devices)])
     return result.model_copy(update={"checks": checks, "devices": devices, "verdict": verdict})
+
+
+def for_each(budgets: Budgets, results: Sequence[SimulationResult]) -> list[Budgets]:
+    """Budgets for each of several results, of which not every one has each device that is named."""
+    devices = [[device.name for device in result.devices] for result in results]
+    budgets.check_devices([*chain(*devices), *list_profiles()])
+    return [budgets.only(names) for names in devices]
 
 
 def _judge_device(
     result: SimulationResult,
     device: DeviceResult,
-    budgets: Budgets,
+    given: Budgets | None,
     baseline: SimulationResult | None,
 ) -> DeviceResult:
-    footprint = budgets.footprint(device.name, device.os)
-    if footprint is not None:  # the budgets say what the app holds
-        said = {
-            "app_bytes": footprint.nbytes,
-            "app_kind": footprint.kind,
-            "app_source": shortened(footprint.source),
-            "runtime_bytes": runtime_bytes(
-                device.memory.kit, device.os, device.memory.predicted_peak_bytes
-            ),
-        }
-        memory = device.memory.model_copy(update=said)
-        device = device.model_copy(update={"memory": memory})
+    device = _with_app(device, given)
+    budgets = given or Budgets()
     checks, device = device_checks(result, device, budgets.defaults.too_close)
     subject, limits = Subject(result, device), budgets.for_device(device.name, device.os)
     base: Sequence[Figure] | str = NO_BASELINE
     if baseline is not None:
         found = [each for each in baseline.devices if each.name == device.name]
         missing = "the baseline does not have this device"
-        base = figures_of(baseline, found[0]) if found else missing
+        base = figures_of(baseline, _with_app(found[0], given)) if found else missing
     own = limit_checks(METRICS, figures_of(result, device), limits, base, subject)
     checks += _stand_in(own, checks, limits)
     checks += _package_limits(result, device, budgets.narrowed(device.name, device.os), baseline)
     return device.model_copy(update={"checks": checks, "verdict": verdict_of(checks)})
+
+
+def _with_app(device: DeviceResult, budgets: Budgets | None) -> DeviceResult:
+    """The device with what the budgets say that the app holds, or as measured without budgets."""
+    memory = device.memory
+    said = None if budgets is None else budgets.footprint(device.name, device.os)
+    if said is None and budgets is not None and memory.app_kind is None:
+        said = APP_FOOTPRINTS[device.os]  # other budgets said it, and they do not count here
+    if said is None:
+        return device
+    update = {
+        "app_bytes": said.nbytes,
+        "app_kind": said.kind,
+        "app_source": shortened(said.source),
+        "runtime_bytes": runtime_bytes(memory.kit, device.os, memory.predicted_peak_bytes),
+    }
+    return device.model_copy(update={"memory": memory.model_copy(update=update)})
 
 
 def _package_limits(

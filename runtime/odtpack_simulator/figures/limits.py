@@ -17,7 +17,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -336,6 +336,10 @@ class Budgets:
         """The same, or what is taken for an app of the device's system."""
         return self.footprint(profile.name, profile.os) or default_footprint(profile)
 
+    def only(self, devices: Iterable[str]) -> Budgets:
+        """The same without the tables of other devices."""
+        return replace(self, devices={k: self.devices[k] for k in devices if k in self.devices})
+
     def check_devices(self, known: list[str]) -> None:
         """Refuse a device table that names no known device: it would never be applied.
 
@@ -409,11 +413,15 @@ def make_budgets(
         says = "the budget file is wrong"
         found = wrong_file(error, _File, "budgets-invalid", says, source, keys)
         first = unknown_first(error)[0]
-        known = [part for part in first["loc"] if part in _Overall.model_fields]
+        known = tuple(part for part in first["loc"] if part in _Overall.model_fields)
         for key in known if first["type"] != "extra_forbidden" else ():
             field = _Overall.model_fields[key]
             example = toml_value((field.examples or [field.default])[0])
             found.hint = f"write for example: {key} = {example}"
+        if first["loc"] in (("budgets", "class"), ("budgets", "device")):
+            found.hint = f"write [{first['loc'][1]}.NAME]: only a recipe has it below [budgets]"
+        elif first["loc"] == known:
+            found.hint = "write it below [budgets]"
         raise found from error
     classes = {str(name): section for name, section in file.classes.items()}
     return Budgets(source, file.budgets, classes, file.device, lines)

@@ -72,7 +72,7 @@ def _metric(subject: Subject) -> Figure:
     name = shortened(training.metric_name or "metric", 100)
     return Figure(
         value=after,
-        unit="share" if name == "accuracy" else "1",
+        unit=training.metric_unit,
         kind="measured",
         basis=Basis(how=name),
         noise=None if after is None or interval is None else (interval[0], after, interval[1]),

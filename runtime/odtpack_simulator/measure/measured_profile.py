@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import onnxruntime
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -36,8 +36,9 @@ from odtpack_simulator.measure.host import (
     measure_storage,
     this_machine,
 )
-from odtpack_simulator.values.part import Part, first_problem
+from odtpack_simulator.values.part import Part, VersionOne, first_problem
 from odtpack_simulator.values.text import read_bounded
+from odtpack_simulator.values.units import format_percent
 
 # Figures of a device profile as they are written: rounded, with kind and source.
 
@@ -145,7 +146,7 @@ class DeviceMeasurements(Part):
         gpu_operator_seconds: Of an elementwise operator on 16 numbers.
     """
 
-    format: Literal[1]
+    format: VersionOne
     kit: _Word
     onnxruntime: _Word
     system: OsClass | None = None
@@ -407,7 +408,7 @@ def measured_profile(
     day = datetime.now(UTC).date().isoformat()
     source = f"odtpack devices measure, ONNX Runtime {onnxruntime.__version__}, {day}"
     if waited > _MOST_WAITED:
-        source += f"; {BUSY}, rates waited {100 * waited:.0f} % of their time for a processor"
+        source += f"; {BUSY}, rates waited {format_percent(waited)} of their time for a processor"
     content = {
         "schema_version": 1,
         "name": name,

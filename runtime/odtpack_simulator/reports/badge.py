@@ -6,7 +6,7 @@ import json
 import math
 from typing import Final, Literal
 
-from odtpack_simulator.figures.simulated import CHECKS
+from odtpack_simulator.figures.simulated import CHECKS, METRICS
 from odtpack_simulator.reports import svg
 from odtpack_simulator.result import SimulationResult
 from odtpack_simulator.values.figure import Check, Verdict
@@ -45,8 +45,9 @@ def in_words(check: Check, left: float) -> str:
 
 def badge_text(result: SimulationResult) -> str:
     """What the badge says: the budget that leaves least, and how much."""
-    # Only limits of the budget file: a device's own are not what a team chose.
-    chosen = [check for _, check in result.all_checks() if check.budget_location is not None]
+    # Only limits of the budget file: a device's own are not what a team chose, nor are samples.
+    own = [check for _, check in result.all_checks() if check.budget_location is not None]
+    chosen = [check for check in own if check.metric in METRICS]
     known = [(left, check) for check in chosen if (left := headroom(check)) is not None]
     unknown = sum(check.status == "not judged" for check in chosen)
     also = f", {unknown} not judged" if unknown else ""

@@ -23,7 +23,7 @@ from odtpack_simulator.reports.html_report import render_page
 from odtpack_simulator.reports.report import SEVERITY, Block, fitted, markdown_text
 from odtpack_simulator.reports.svg import Axis
 from odtpack_simulator.values.figure import WORST_FIRST, Check, Verdict, shortened
-from odtpack_simulator.values.text import clean, markdown_row
+from odtpack_simulator.values.text import clean, counted, markdown_row
 from odtpack_simulator.values.units import format_interval_of, format_percent, format_value
 
 MARKS: Final[dict[Direction, str]] = {
@@ -64,7 +64,7 @@ class Names:
     @property
     def more(self) -> str:
         """How many others there are, such as ``and 18 others``."""
-        return f"and {len(self.others)} other{'s' * (len(self.others) > 1)}"
+        return f"and {counted(len(self.others), 'other')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,8 +287,8 @@ def headline(comparison: Comparison) -> str:
     worse, better = counts.count("worse"), counts.count("better")
     open_ = [f", {n} {each}" for each in _NOT_COMPARED if (n := counts.count(each))]
     compared = sum(each not in _NOT_COMPARED for each in counts)
-    figures = "figure" if compared == 1 else "figures"
-    text = f"{worse} worse, {better} better of {compared} {figures} compared{''.join(open_)}"
+    figures = counted(compared, "figure")
+    text = f"{worse} worse, {better} better of {figures} compared{''.join(open_)}"
     if comparison.verdict is None:
         return text
     said = {

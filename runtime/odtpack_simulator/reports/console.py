@@ -46,7 +46,7 @@ def print_result(result: AnyResult, console: Console | None = None) -> None:
     for verdict, text in report.tally:
         console.print(Text("  ") + _verdict(verdict, text))
     if report.summary:
-        console.print(Text(clean(report.summary).replace(" %", "\N{NO-BREAK SPACE}%")))
+        console.print(Text(clean(report.summary)))
     if report.matrix:
         shown, hidden = _topics(report, console.width)
         console.print(_device_table(report, shown, console.width))

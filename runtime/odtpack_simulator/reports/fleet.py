@@ -22,6 +22,7 @@ from odtpack_simulator.reports.report import (
     tally,
 )
 from odtpack_simulator.reports.svg import Axis, rectangle, row
+from odtpack_simulator.values.text import counted
 from odtpack_simulator.values.units import (
     format_bytes,
     format_duration,
@@ -95,7 +96,7 @@ def headline(result: FleetResult) -> str:
     last = result.last_evaluation
     if not result.rounds:
         return "No round took place"
-    rounds = f"{len(result.rounds):,} round{'s' * (len(result.rounds) != 1)}"
+    rounds = counted(len(result.rounds), "round")
     span = f"{rounds} in {result.days:.1f} simulated days" if result.days >= 0.05 else rounds
     if last is None:
         return f"No loss is known after {span}"

@@ -21,7 +21,7 @@ from odtpack_simulator.reports.report import (
     first_fixes,
 )
 from odtpack_simulator.result import SimulationResult
-from odtpack_simulator.values.text import clean_lines
+from odtpack_simulator.values.text import clean_lines, counted
 from odtpack_simulator.values.units import format_bytes, format_duration, format_number
 
 TEMPLATES: Final = Path(__file__).parent / "templates"
@@ -44,6 +44,7 @@ def render_page(template: str, **values: Any) -> bytes:
     shared = {
         "words": VERDICT_WORDS,
         "not_validated": NOT_VALIDATED,
+        "counted": counted,
         "format_bytes": format_bytes,
         "format_duration": format_duration,
         "format_number": format_number,

@@ -29,7 +29,7 @@ from odtpack_simulator.reports.report import (
 from odtpack_simulator.reports.report import VERDICT_SYMBOLS as _SYMBOLS
 from odtpack_simulator.reports.report import markdown_text as _text
 from odtpack_simulator.values.figure import shortened
-from odtpack_simulator.values.text import clean, markdown_row
+from odtpack_simulator.values.text import clean, counted, markdown_row
 
 MOST_BYTES: Final = 65_000
 """Bytes of the report, counted in UTF-8: never more characters than a comment holds."""
@@ -65,7 +65,7 @@ def _blocks(report: Report) -> Iterator[Block]:
         for wanted in (False, True)
     )
     if opened:
-        yield _details(f"{_checks(opened)} that did not pass", _CHECK_HEAD, opened)
+        yield _details(f"{counted(len(opened), 'check')} that did not pass", _CHECK_HEAD, opened)
     if report.bars:
         yield _details(
             "Memory of the whole process on each device",
@@ -80,11 +80,7 @@ def _blocks(report: Report) -> Iterator[Block]:
     for heading, words in report.notes:
         yield _details(heading, "", [f"{_text(words)}\n"])
     if passed:
-        yield _details(f"{_checks(passed)} that passed", _CHECK_HEAD, passed)
-
-
-def _checks(rows: Sequence[str]) -> str:
-    return f"{len(rows)} check{'s' * (len(rows) != 1)}"
+        yield _details(f"{counted(len(passed), 'check')} that passed", _CHECK_HEAD, passed)
 
 
 _CHECK_HEAD: Final = (

@@ -15,7 +15,7 @@ from odtpack_simulator.figures.metric import CheckKind, worst
 from odtpack_simulator.fleet.result import FleetResult
 from odtpack_simulator.result import SimulationResult
 from odtpack_simulator.values.figure import Check, Verdict, shortened
-from odtpack_simulator.values.text import clean
+from odtpack_simulator.values.text import clean, counted
 from odtpack_simulator.values.units import format_limit, format_value
 
 AnyResult = SimulationResult | FleetResult
@@ -299,7 +299,7 @@ def tally(
         found.append((state, f"{name} itself {words[state][0]}{full}"))
     for verdict, (one, many) in words.items():
         if count := list(devices).count(verdict):
-            what = f"{count} {noun}{'s' * (count > 1)}" if noun else f"{count}"
+            what = counted(count, noun) if noun else f"{count}"
             found.append((verdict, f"{what} {one if count == 1 else many}"))
     return found
 

@@ -33,6 +33,7 @@ from odtpack_simulator.result import (
     SimulationResult,
 )
 from odtpack_simulator.values.figure import Check, Verdict, listed
+from odtpack_simulator.values.text import counted
 from odtpack_simulator.values.units import (
     Interval,
     format_bytes,
@@ -106,9 +107,8 @@ def _summary(result: SimulationResult, learned: Sequence[tuple[str, str, str]]) 
     for name, text, where in learned:
         on.setdefault(where, []).append(f"{name.lower()} {text}")
     parts: list[str] = []
-    count = result.data.steps
     for where, texts in on.items():
-        steps = "" if parts else f" in {count} step{'s' * (count != 1)}"
+        steps = "" if parts else f" in {counted(result.data.steps, 'step')}"
         parts.append(f"on {where}{steps}: {', '.join(texts)}")
     text = "; ".join(
         filter(None, [*parts, result.data.smaller_batch, result.data.small_evaluation])
@@ -237,8 +237,7 @@ def _learned(result: SimulationResult) -> list[tuple[str, str, str]]:
 
 def metric_text(result: SimulationResult, value: float) -> str:
     """A value of the training's metric: an accuracy in percent, any other as a number."""
-    accuracy = result.training.metric_name == "accuracy"
-    return format_percent(value) if accuracy else f"{value:.3g}"
+    return format_value(value, result.training.metric_unit)
 
 
 # One device: each figure with a remark, which is its interval or why it is unknown.
@@ -485,9 +484,9 @@ def policy_words(result: SimulationResult) -> str:
     policy = result.policy
     rate = format_number(policy.sessions_per_day)
     what = "session" if policy.state == "foreground" else "background window"
-    saves = f"a checkpoint every {policy.save_every} step{'s' * (policy.save_every != 1)}"
-    if policy.save_every is None:
-        saves = "a checkpoint at the end of each"
+    saves = "a checkpoint at the end of each"
+    if policy.save_every is not None:
+        saves = f"a checkpoint every {counted(policy.save_every, 'step')}"
     text = f"{rate} {what}{'' if rate == '1' else 's'} a day, {saves}"
     if policy.entitled:
         text += ", with the entitlement for more memory where it is known"
@@ -518,7 +517,7 @@ def interruption_words(info: InterruptionInfo | None) -> str:
         False: ", and did not end with the same weights as without",
         None: "; whether it ended with the same weights was not judged",
     }[info.equal]
-    text = f"{what}; it repeated {repeated} step{'s' * (repeated != 1)}{end}."
+    text = f"{what}; it repeated {counted(repeated, 'step')}{end}."
     if not info.detail:
         return text
     # Only the first letter: units keep theirs.
@@ -582,9 +581,4 @@ def kit_words(memory: DeviceMemory, result: SimulationResult) -> str:
     """The kit, its threads and what its sessions share."""
     options = ", ONNX Runtime's default options" * (result.policy.session_options == "default")
     how = f"{_SHARING[memory.sharing]}, {_LOOPS[memory.loop]}{_NATIVE[memory.native]}{options}"
-    return f"{memory.kit} kit, {thread_words(result.host.threads)}, {how}"
-
-
-def thread_words(count: int) -> str:
-    """A number of threads."""
-    return f"{count} thread{'s' * (count != 1)}"
+    return f"{memory.kit} kit, {counted(result.host.threads, 'thread')}, {how}"

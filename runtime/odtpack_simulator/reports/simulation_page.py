@@ -22,6 +22,7 @@ from odtpack_simulator.result import (
     TimelinePoint,
 )
 from odtpack_simulator.values.figure import verdict_of
+from odtpack_simulator.values.text import counted
 from odtpack_simulator.values.units import (
     Interval,
     format_bytes,
@@ -295,7 +296,7 @@ def _stages(result: SimulationResult) -> list[FigureRow]:
     own = {key: Interval.of(at, at, at) for key, at in known.items()}
     own |= {"step_ms": host.p50_ms, "p90_ms": host.p90_ms}
     stages = [(title, *_stage(own[key])) for key, title in _STAGES.items()]
-    rows = [FigureRow("This host", True, simulation.thread_words(result.host.threads), stages)]
+    rows = [FigureRow("This host", True, counted(result.host.threads, "thread"), stages)]
     for device in result.devices:
         latency = device.latency
         figures = {key: getattr(latency, key) for key in _STAGES}
@@ -304,13 +305,13 @@ def _stages(result: SimulationResult) -> list[FigureRow]:
         total = sum(entry.device_ms.typical for entry in latency.by_class)
         shares = [
             f"{_CLASS_WORDS[entry.operator_class].removesuffix('-bound')} "
-            f"{100 * entry.device_ms.typical / total:.0f} %"
+            f"{format_percent(entry.device_ms.typical / total)}"
             for entry in latency.by_class
             if total
         ]
         stages = [(title, *_stage(figures[key])) for key, title in _STAGES.items()]
         if latency.threads:
-            shares.insert(0, simulation.thread_words(latency.threads))
+            shares.insert(0, counted(latency.threads, "thread"))
         rows.append(FigureRow(device.title, device.validated, ", ".join(shares), stages))
     return rows
 
@@ -451,7 +452,7 @@ def interruption_rows(result: SimulationResult) -> list[Bar]:
         if found:
             events = [(e.step / steps, min(e.resumed_from_step, e.step) / steps) for e in found]
             count = sum(entry.repeated_steps for entry in found)
-            repeated = f"{count} step{'s' * (count != 1)} repeated"
+            repeated = f"{counted(count, 'step')} repeated"
             drawing = charts.event_row(events, _OUTLINES[kind])
             rows.append(Bar(words, "", drawing, f"{len(found)} ×", repeated))
     return rows

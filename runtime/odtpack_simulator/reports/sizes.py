@@ -13,6 +13,7 @@ from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.reports import charts, parse_destination, write_out
 from odtpack_simulator.reports.html_report import render_page
+from odtpack_simulator.values.units import format_percent
 
 _MODELS = ("training_model", "eval_model", "optimizer_model", "step_model")
 
@@ -165,7 +166,7 @@ def render_size_html(root: Piece) -> bytes:
         "size.html.j2",
         root=root,
         files=[(part, list(_rows(_shown(part)))) for part in root.parts],
-        share=lambda part: f"{part.nbytes / root.nbytes:.1%}",
+        share=lambda part: format_percent(part.nbytes / root.nbytes),
         bar=lambda part: charts.share_bar(part.nbytes / root.nbytes),
     )
 
@@ -177,5 +178,5 @@ def _shown(part: Piece) -> Piece:
 def _rows(part: Piece, depth: int = 0) -> Iterator[tuple[int, Piece, str]]:
     """Every part below one, with its depth and its share of the file."""
     for inner in part.parts:
-        yield depth, inner, f"{inner.nbytes / part.nbytes:.1%}"
+        yield depth, inner, format_percent(inner.nbytes / part.nbytes)
         yield from _rows(inner, depth + 1)

@@ -6,9 +6,9 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Tag, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Tag, ValidationError
 
 from odtpack_runtime.errors import OdtpackError
 from odtpack_simulator.values.text import nearest_line
@@ -23,6 +23,16 @@ class Part(BaseModel):
         """The record as JSON text in the order of the fields; the same record, the same bytes."""
         content = self.model_dump(mode="json")
         return json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _number(value: object) -> object:
+    if isinstance(value, bool):  # Python takes true for 1
+        msg = f"must be a whole number, found {shown_value(value)}"
+        raise ValueError(msg)
+    return value
+
+
+VersionOne = Annotated[Literal[1], BeforeValidator(_number)]
 
 
 # Turn a pydantic ``ValidationError`` into one line a person can act on.

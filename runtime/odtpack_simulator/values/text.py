@@ -45,6 +45,11 @@ def clean_lines(text: str) -> str:
     return "\n".join(map(clean, text.split("\n")))
 
 
+def counted(count: int, noun: str) -> str:
+    """A number with what it counts: ``1 step``, ``1,200 steps``."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def markdown_row(cells: Iterable[str]) -> str:
     """A line of a table in Markdown; the cells are escaped already."""
     return f"| {' | '.join(cells)} |"
@@ -106,7 +111,8 @@ def read_bounded(path: Path, *, limit: int, code: str, what: str) -> bytes:
 
     if not path.is_file():
         kind = "is not a regular file" if path.exists() else "does not exist"
-        raise OdtpackError(f"{code}-missing", f"the {what} {path.name!r} {kind}", where=str(path))
+        name = path.name or str(path)
+        raise OdtpackError(f"{code}-missing", f"the {what} {name!r} {kind}", where=str(path))
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -240,6 +240,7 @@ HOSTILE = [
     ("[storage]", "[storege]", "storege", "did you mean 'storage'"),
     ('os = "android"', 'os = "andriod"', "os", "did you mean 'android'"),
     ("schema_version = 1", "schema_version = 2", "schema_version", "not one of 1"),
+    ("schema_version = 1", "schema_version = true", "schema_version", "number, found true"),
     ('name = "acme/phone-1"', 'name = "../../etc/passwd"', "name", "pattern"),
     ("validated = false", 'validated = "no"', "validated", "true or false"),
     ("[memory]", "[[memory]]", "memory", "must be a table"),

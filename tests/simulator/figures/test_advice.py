@@ -99,7 +99,7 @@ def test_a_step_that_is_too_long() -> None:
     text = advised(BASE, "step_latency", f'"{step.typical / 2:.6f} ms"')
     assert figure(r"about (\d+)", text) in (31, 32)
     assert "instead of 64 takes" in text
-    assert "Conv takes 33 %" in text
+    assert "Conv takes 33.1 %" in text
     assert "freeze the first of the 4 trained layers" in text
     for layers in (0, 1):  # then there is nothing more to freeze
         result = changed(BASE, package={"trained_layers": layers})
@@ -110,7 +110,7 @@ def test_fewer_steps_and_what_they_reach() -> None:
     result = campaign(active_s=same(60.0))
     text = advised(result, "time_to_finish", '"45 s"')
     assert "about 180 of the 240 steps" in text
-    assert "after 160 steps accuracy is 0.95, at the end 0.9659" in text
+    assert "after 160 steps accuracy is 95.0 %, at the end 96.6 %" in text
     assert "throttles for 35.0 % of the time" in text
     assert "raise the limit: not even one step" in advised(result, "time_to_finish", '"1 ms"')
     assert "about 120 of the 240" in advised(campaign(energy_j=same(2000.0)), "energy", '"1 kJ"')

@@ -90,6 +90,27 @@ def test_where_the_budgets_say_it_the_report_names_the_line() -> None:
     assert "limits.toml:2" in render_report(found, "html").decode()
 
 
+def test_budgets_say_what_the_app_holds_also_where_others_said_it_before() -> None:
+    """A result that was simulated with other budgets, in a baseline too."""
+    measured = judged(make_result([PIXEL], app=True), '[budgets]\napp_footprint = "50 MB"')
+    assert judge(measured) == measured  # without budgets it is the app that was measured for
+    other = parse_budgets(b'[budgets]\nmemory_headroom = "-0 %"')
+    again = judge(measured, other, baseline=measured)
+    memory = again.devices[0].memory
+    default = make_result([PIXEL], app=True).devices[0].memory
+    assert (memory.app_bytes, memory.app_source) == (default.app_bytes, default.app_source)
+    assert check(again, "memory_headroom").status == "pass"
+    plain = judge(on_devices(make_result([PIXEL], app=True), memory={
+        "runtime_bytes": memory.runtime_bytes
+    }))  # fmt: skip
+    note = "app around the training: 50.0 MB before, 150 MB now"
+    for budgets, notes in ((None, [note]), (other, [])):
+        found = compare(measured, plain, budgets)
+        assert [note for note in found.notes if note.startswith("app ")] == notes
+        (headroom,) = (f for _, f in found.figures() if f.metric == "memory_headroom")
+        assert (headroom.direction == "same") == (budgets is not None)
+
+
 @pytest.mark.parametrize("value", ["50", "50000000", '"50 s"', '"-5 MB"', "[1]"])
 def test_it_needs_a_unit(value: str) -> None:
     text = f"[budgets]\napp_footprint = {value}"

@@ -22,6 +22,7 @@ from odtpack_simulator.figures.simulated import METRICS
 from odtpack_simulator.result import Policy, SimulationResult, Subject
 from odtpack_simulator.values.figure import Check
 from odtpack_simulator.values.units import Interval
+from tests.refused import refused
 from tests.simulator.changed import changed, on_devices
 from tests.simulator.factory import make_result, same
 
@@ -248,6 +249,16 @@ def test_the_help_is_of_the_key(text: str, line: str) -> None:
     with pytest.raises(OdtpackError) as caught:
         parse(f"[budgets]\n{text}")
     assert caught.value.hint == f"write for example: {line}"
+
+
+@pytest.mark.parametrize(("text", "hint"), [
+    ("[budgets.class.ios]\ndays = 1", "write [class.NAME]: only a recipe has it below"),
+    ('[budgets.device."a/b"]\ndays = 1', "write [device.NAME]: only a recipe has it below"),
+    ("days = 1", "write it below [budgets]"),
+])  # fmt: skip
+def test_the_help_says_where_a_table_or_a_key_belongs(text: str, hint: str) -> None:
+    with refused("budgets-invalid", hint=hint):
+        parse(text)
 
 
 def test_wrong_line_is_named() -> None:

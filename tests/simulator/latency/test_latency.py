@@ -456,18 +456,18 @@ STEADY: dict[str, tuple[Steadiness, dict[str, Any]]] = {
     "a neighbour on the core may have doubled every step": (
         judged([10.0] * 10, [0.0] * 10, others=1.3),
         {"low": 0.5, "high": 1, "busy": None,
-         "said": "other programs had 100 % of the other cores"}),
+         "said": "other programs had 100.0 % of the other cores"}),
     "a small neighbour": (judged([10.0] * 10, [0.0] * 10, others=0.05), {"note": ""}),
     "disturbed steps are left out where enough others are left": (
         judged([10.0] * 8 + [40.0] * 4, [0.0] * 8 + [30.0] * 4),
         {"steps_ms": (10.0,) * 8, "low": 1, "high": 1, "busy": None, "waited": 120 / 240,
-         "said": "50 % of their time"}),
+         "said": "50.0 % of their time"}),
     "steps without their waiting widen the interval downwards": (
         judged([14.0] * 10, [4.0] * 10),
         {"steps_ms": (10.0,) * 10, "low": 1 / (1 + 4 / 14), "high": 1, "busy": None}),
     "waiting most of the time is not judged": (
         judged([50.0] * 10, [40.0] * 10),
-        {"why": "this machine was busy: steps waited 80 % of their time"}),
+        {"why": "this machine was busy: steps waited 80.0 % of their time"}),
     # Waiting may begin before the step: it can be all of its time, or more.
     "steps that did little but wait say nothing": (
         judged([10.0] * 6 + [12.0] * 6, [2.0] * 6 + [15.0] * 6), {"least": 8.0, "why": ""}),
@@ -481,7 +481,7 @@ STEADY: dict[str, tuple[Steadiness, dict[str, Any]]] = {
     "a machine that was much slower before than after": (
         judged([10.0] * 10, [0.0] * 10, ((1e11, 3e10), (1e10, 1e10))), {"why": ""}),
     "what the host of a virtual machine took": (
-        judged([10.0] * 10, [0.0] * 10, stolen=0.1), {"high": 1.1, "said": "took 10 %"}),
+        judged([10.0] * 10, [0.0] * 10, stolen=0.1), {"high": 1.1, "said": "took 10.0 %"}),
     "no step is no machine to blame": (judged([0.0], [0.0]), {"steps_ms": (0.0,)}),
 }  # fmt: skip
 

@@ -189,7 +189,9 @@ def test_rates_that_waited_say_that_the_machine_was_busy() -> None:
     for waited, busy in ((0.0, False), (0.3, True)):
         profile = measured_profile(machine, RATES, waited=waited, **EDGE)
         assert isinstance(profile.cpu.fp32_gemm, Quantity)
-        assert ("this machine was busy, rates waited 30 %" in profile.cpu.fp32_gemm.source) == busy
+        assert (
+            "this machine was busy, rates waited 30.0 %" in profile.cpu.fp32_gemm.source
+        ) == busy
 
 
 WITHOUT = reason_without()

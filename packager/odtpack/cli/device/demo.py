@@ -301,9 +301,11 @@ def _write_reports(
 def _finish(
     accuracy: list[float], samples: int, reports: list[Path], out: Path, epochs: int, seconds: float
 ) -> None:
+    from odtpack_simulator.values.units import format_percent
+
+    before, after = map(format_percent, accuracy)
     _console.say(
-        f"accuracy  {accuracy[0]:.1%} before, {accuracy[1]:.1%} after, on {samples} held-out "
-        "digits",
+        f"accuracy  {before} before, {after} after, on {samples} held-out digits",
         style="bold",
     )
     for path in reports:

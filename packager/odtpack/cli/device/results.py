@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal, cast
@@ -58,7 +60,7 @@ def judge(
     from odtpack_simulator.simulation import judge_again
 
     read = [sim.load_result(path) for path in results]
-    budgets = None if budget is None else sim.read_budgets(budget)
+    budgets = _budgets(budget, read)
     base = None if baseline is None else sim.load_result(baseline)
     for text in badge or ():
         if Path(text).suffix not in _BADGES:
@@ -82,7 +84,8 @@ def judge(
         badges=map(Path, chain(*badges)),
     )
     found = [
-        judge_again(each, lambda result: sim.judge(result, budgets, baseline=base)) for each in read
+        judge_again(each, partial(sim.judge, budgets=own, baseline=base))
+        for each, own in zip(read, budgets, strict=True)
     ]
     _console.results(reports=report)
     for index, judged in enumerate(found):
@@ -93,11 +96,20 @@ def judge(
         for path in map(Path, badges[index]):
             form = cast("Literal['svg', 'json']", path.suffix[1:])
             _files.write_file(path, render_badge(judged, form))
-    if budgets is None and single is not None:
+    if budget is None and single is not None:
         say_suggestion(found[0], baseline=base is not None)
     shown = [each.model_dump(mode="json") for each in found]
     no = any(fails(each, strict=strict) for each in found)
     return shown[0] if single is not None else shown, no
+
+
+def _budgets(
+    budget: Path | None, results: Sequence[sim.SimulationResult]
+) -> Sequence[sim.Budgets | None]:
+    """The budgets of a file for each result; None without a file."""
+    from odtpack_simulator.figures.judge import for_each
+
+    return [None] * len(results) if budget is None else for_each(sim.read_budgets(budget), results)
 
 
 # ``odtpack compare``: what changed from one result to another, for a pull request.
@@ -189,7 +201,8 @@ def history(
 ) -> None:
     """Show the trend of each device and budget on one page.
 
-    Results are ordered by the time at which they were made.
+    Results are ordered by the time at which they were made. Those of another schema version are
+    left out.
 
     Parameters:
         budget budgets.toml: Budgets for all of them. [default: those of each result]
@@ -199,11 +212,21 @@ def history(
         odtpack history results/*.json --budget budgets.toml --out history.html
     """
     from odtpack.cli._files import check_writable, write_file
+    from odtpack_runtime.errors import OdtpackError
     from odtpack_simulator.reports.history import render_history
 
     check_writable(out, "--out", [*results, budget])
-    budgets = None if budget is None else sim.read_budgets(budget)
-    read = [sim.load_result(path) for path in results]
-    if budgets is not None:
-        read = [sim.judge(each, budgets) for each in read]
+    read, other = list[sim.SimulationResult](), None
+    for path in results:
+        try:
+            read.append(sim.load_result(path))
+        except OdtpackError as error:
+            if error.code != "result-version":
+                raise
+            other = error
+            _console.warn(f"{path} is left out: {error.what}")
+    if other is not None and not read:
+        raise other
+    if budget is not None:
+        read = list(map(sim.judge, read, _budgets(budget, read)))
     write_file(out, render_history(read))

@@ -98,6 +98,7 @@ def simulate(
     from odtpack_simulator.replay.executor import default_jobs, make_executor
     from odtpack_simulator.replay.replay import load_samples
     from odtpack_simulator.reports.console import print_result
+    from odtpack_simulator.values.text import counted
 
     # Inputs are checked before anything long runs.
     share = check_share(holdout, other=evaluation)
@@ -133,7 +134,7 @@ def simulate(
     wanted, cores = threads or opened.manifest.threads, default_jobs()
     if cores < wanted:
         _console.warn(
-            f"{wanted} threads share {cores} processor{'s' * (cores != 1)} here: the replay is "
+            f"{wanted} threads share {counted(cores, 'processor')} here: the replay is "
             "slow, and step times are probably not judged. Memory is."
         )
     executor = make_executor(jobs, ray)

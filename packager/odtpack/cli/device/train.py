@@ -270,9 +270,12 @@ def _guarantee(record: PrivateRecord, delta: float) -> Json:
 
 
 def _figures(figures: Evaluation) -> str:
+    from odtpack_simulator.values.units import format_percent
+
     if figures.loss is None:
         return "eval loss unknown: fewer samples than a batch"
-    accuracy = "" if figures.accuracy is None else f"   accuracy {figures.accuracy:.1%}"
+    share = figures.accuracy
+    accuracy = "" if share is None else f"   accuracy {format_percent(share)}"
     if figures.perplexity is not None:
         tokens = sum(figures.tokens)
         accuracy += f"   perplexity {figures.perplexity:.4g} of {tokens:,} tokens"
