@@ -140,11 +140,7 @@ def _saves(name: str) -> Action:
 
 
 ACTIONS: dict[str, Action] = {
-    **{
-        name: Action(prepare, act)
-        for name, (prepare, act) in killing.ACTIONS.items()
-        if name != "build in the current folder"
-    },
+    **{name: Action(*both) for name, both in killing.ACTIONS.items()},
     "train and save": Action(_package, _train, _trained, _milestones),
     "train, data outside": Action(_package, _train_outside, _trained, _milestones),
     "resume": Action(_resume_old, _train, _trained, _milestones),

@@ -109,7 +109,7 @@ class Harness:
         if wrong:
             with contextlib.suppress(OSError):
                 wrong += "\n" + self.log.read_text(errors="replace")[-2000:]
-        return {**found, "wrong": wrong}
+        return {**found, "wrong": wrong, "done": left == self.end}
 
     def _said(self) -> bool:
         """Whether an error says that what was to be written is there, or will be."""

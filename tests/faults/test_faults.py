@@ -12,6 +12,7 @@ import pytest
 
 from tests.faults.actions import ACTIONS
 from tests.faults.inject import FAULTS, compile_library, run_faults
+from tests.packages import killing
 
 FEW = {
     "save a checkpoint": 4, "sign": 8, "resume": 19, "train, data outside": 27, "export": 25,
@@ -43,6 +44,19 @@ def check(library: Path, action: str, folder: Path, every: int) -> None:
     assert ends["EIO", 3] > 0
     harmless = {fault.name for fault in FAULTS if fault.harmless}
     assert all(code == 0 for name, code in ends if name in harmless)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("action", killing.ACTIONS)
+def test_a_kill_leaves_the_old_or_the_new(library: Path, action: str, tmp_path: Path) -> None:
+    """At whatever call: what is there once is never gone again."""
+    faults = "killed", "torn write, killed"
+    attempts = list(run_faults(library, action, tmp_path, faults=faults))
+    assert [attempt for attempt in attempts if attempt["wrong"]] == []
+    assert len(attempts) > (5 if action in ("save a checkpoint", "sign") else 40)
+    for fault in faults:
+        done = [attempt["done"] for attempt in attempts if attempt["fault"] == fault]
+        assert done == sorted(done)
 
 
 @pytest.mark.parametrize("action", FEW)

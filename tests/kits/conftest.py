@@ -5,17 +5,16 @@ from typing import Any
 
 import pytest
 
-from tests.kits import cpp_kit, csharp_kit, javascript, swift_kit
+from tests.kits import cpp_kit, csharp_kit, javascript, kotlin_kit, swift_kit
 from tests.kits.ran import RAN, Ran
 from tests.kits.vectors import write_suite
 from tests.once import made_once
 
 _ran = Ran()
-_NATIVE = {"cpp": cpp_kit, "swift": swift_kit}
-_LAYERS = {"swift": swift_kit, "csharp": csharp_kit}
-_SLOWEST = ("layers", "release", "kotlin", "cpp", "gallery", "js_browser", "decoder", "c", "js",
-            "trust", "cpp_calls")  # fmt: skip
-_CORE = {"cpp": cpp_kit, **_LAYERS}
+_SLOWEST = ("layers", "training", "release", "kotlin", "cpp", "gallery", "js_browser", "decoder",
+            "c", "js", "trust", "cpp_calls")  # fmt: skip
+_KITS = {"cpp": cpp_kit, "swift": swift_kit, "csharp": csharp_kit, "kotlin": kotlin_kit,
+         "node": javascript}  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -34,28 +33,23 @@ def _npm(project: Path) -> None:
     javascript.install(project)
 
 
-def _needed(kit: Any) -> Any:
-    if reason := kit.unavailable():
-        pytest.skip(reason)
+def _kits(*names: str) -> Any:
+    """A fixture: the module that builds and runs a kit's programs."""
+
+    @pytest.fixture(params=names)
+    def kit(request: pytest.FixtureRequest) -> Any:
+        module = _KITS[request.param]
+        if reason := module.unavailable():
+            pytest.skip(reason)
+        return module
+
     return kit
 
 
-@pytest.fixture(params=_NATIVE)
-def kit(request: pytest.FixtureRequest) -> Any:
-    """The module that builds and runs a kit's programs."""
-    return _needed(_NATIVE[request.param])
-
-
-@pytest.fixture(params=_LAYERS)
-def layer(request: pytest.FixtureRequest) -> Any:
-    """The same of a kit over the C interface."""
-    return _needed(_LAYERS[request.param])
-
-
-@pytest.fixture(params=_CORE)
-def native(request: pytest.FixtureRequest) -> Any:
-    """The same of each kit on the native core."""
-    return _needed(_CORE[request.param])
+every = _kits(*_KITS)
+native = _kits("cpp", "swift", "csharp")
+"""The kits on the native core; ``layer``: those over its C interface."""
+layer, kit = _kits("swift", "csharp"), _kits("cpp", "swift")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -186,3 +186,8 @@ def measure(job: Task, folder: Path, variant: str = "native") -> dict[str, Any]:
     done = run("measure", job_file(job, folder), variant=variant)
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(json.loads(done.stdout.replace("-nan", "NaN").replace("nan", "NaN")))
+
+
+def train(task: Task, where: str) -> dict[str, Any]:
+    """Train in the kit or in ``python``; both take the same task."""
+    return harness.trained(measure, task, where)

@@ -1,14 +1,16 @@
 """What the tests of the kits share: packages, batches, damaged files, and the same in Python."""
 
 import dataclasses
-import hashlib
 import json
+import os
 import random
 import re
 import resource
 import shutil
 import signal
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,12 +33,15 @@ from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_runtime.session.options import default_session_options
 from odtpack_runtime.training.loop import loss_of
 from tests import zoo
+from tests.kits import python_training
+from tests.kits.vectors import write_suite
 from tests.once import made_once
 from tests.packages import mutations
 from tests.packaging_tools import losses_of_steps, open_training
 from tests.peer import client
 from tests.programs import ran
 
+ROOT = Path(__file__).parents[2]
 STEPS = 18
 OPTIONS: dict[str, dict[str, Any]] = {
     "adamw": {"nominal": True}, "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
@@ -45,6 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)}, "step model": {"step_model": "always"},
     "mixed": {"precision": "mixed"}, "mixed step": {"precision": "mixed", "step_model": "always"},
 }  # fmt: skip
+CNN = zoo.cnn(size=8, width=(4, 8), classes=3)
 OVERFLOWS = mock.patch.dict(precision.STATES, {LOSS_SCALE_NAMES[0]: np.inf})
 """The first step of what is built in mixed precision is skipped."""
 # The emulator takes long: those that say most about arithmetic.
@@ -64,27 +70,17 @@ def needs(*missing: str | None) -> list[pytest.MarkDecorator]:
     return [pytest.mark.kits, *skipped]
 
 
-def packages_of(options: dict[str, dict[str, Any]]) -> Any:
-    """A fixture: packages of a small CNN, by the name of their options."""
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory: pytest.TempPathFactory) -> Packages:
+    """Packages of a small CNN, by the name of their options."""
 
-    @pytest.fixture(scope="module")
-    def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-        model = zoo.cnn(size=8, width=(4, 8), classes=3)
-
-        def built(given: dict[str, Any]) -> Path:
-            name = f"cnn-{hashlib.sha256(repr(given).encode()).hexdigest()[:12]}"
-            return made_once(
-                tmp_path_factory, name,
-                lambda folder: build_package(model, folder, loss="cross_entropy", **given),
-            )  # fmt: skip
-
+    def build(folder: Path) -> None:
         with OVERFLOWS:
-            return {name: built(each) for name, each in options.items()}
+            for name, options in OPTIONS.items():
+                build_package(CNN, folder / name, loss="cross_entropy", **options)
 
-    return packages
-
-
-packages = packages_of(OPTIONS)
+    folder = made_once(tmp_path_factory, "packages", build)
+    return {name: folder / name for name in OPTIONS}
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +116,11 @@ def job(batches: list[Batch], tmp_path: Path) -> dict[str, Any]:
 
 def save_batch(folder: Path, arrays: Batch) -> dict[str, Any]:
     """Write a batch as jobs of C++ and Swift name it; paths are absolute."""
-    saved = save_arrays(folder, **arrays)
+    return inputs_of(save_arrays(folder, **arrays))
+
+
+def inputs_of(saved: Saved) -> dict[str, Any]:
+    """A batch in files as jobs of C++ and Swift name it."""
     return {"inputs": [{"name": name, **each} for name, each in saved.items()]}
 
 
@@ -141,6 +141,15 @@ def write_assets(folder: Path, package: Path, shape: tuple[int, ...] = (1, 8, 8)
     shutil.copytree(package, assets / "package")
     rng.standard_normal((320, *shape), dtype=np.float32).tofile(assets / "images.bin")
     rng.integers(0, 3, 320).tofile(assets / "labels.bin")
+
+
+def filled(template: Path, **pieces: str) -> str:
+    """A program with pieces of a guide in the place of ``/* NAME */``."""
+    text = template.read_text()
+    for name, piece in pieces.items():
+        assert text.count(f"/* {name} */") == 1
+        text = text.replace(f"/* {name} */", piece)
+    return text
 
 
 def train(
@@ -173,56 +182,86 @@ def contents(path: Path) -> dict[str, Any]:
     }
 
 
+def python_on(version: str, module: str, *arguments: object) -> str:
+    """Run a module on a version of ONNX Runtime that ``make kits`` installed; its output."""
+    own = ROOT / "build" / "kits" / f"onnxruntime-{version}"
+    paths = os.pathsep.join(map(str, (own, ROOT / "packager", ROOT / "runtime", ROOT)))
+    environment = {**os.environ, "PYTHONPATH": paths}
+    return ran(sys.executable, "-m", module, *arguments, timeout=900, env=environment).stdout
+
+
+def suite_on(kit: Any) -> Any:
+    """A fixture: the conformance suite, written on the version of ONNX Runtime that a kit has."""
+
+    @pytest.fixture(scope="module")
+    def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        version = kit.runtime_version()
+        words = ["tests.kits.vectors", "--packages"]
+        words += [made_once(tmp_path_factory, "suite", write_suite), "--out"]
+        folder = made_once(
+            tmp_path_factory, f"suite-{version}", lambda folder: kit.python(*words, folder)
+        )
+        assert json.loads((folder / "index.json").read_text())["onnxruntime"] == version
+        return folder
+
+    return suite
+
+
 def passes(suite: Path, done: subprocess.CompletedProcess[str]) -> None:
     """Check that each case of the suite passed, and that there were cases."""
     cases = [case["name"] for case in json.loads((suite / "index.json").read_text())["cases"]]
     failed = [line for line in done.stdout.splitlines() if not line.startswith("passed")]
     assert not failed, failed[0] + done.stderr[-4000:]
     assert done.stdout.splitlines() == [f"passed {name}" for name in cases]
-    assert len(cases) > 80
+    assert len(cases) > 90
 
 
-Train = Callable[[dict[str, Any], str], dict[str, Any]]
-"""Trains as a task says, in the kit of that name or in ``python``."""
+def trained(measure: Callable[[Task, Path], Any], task: Task, where: str) -> dict[str, Any]:
+    """Train as a task for ``js/training.mjs`` says, by a job of a kit on the native core.
+
+    Args:
+        measure: Runs a job, whose files lie in a folder.
+        task: What to train.
+        where: ``python``, for Python in this process, or anything else.
+    """
+    if where == "python":
+        return python_training.run(task)
+    with tempfile.TemporaryDirectory() as folder:
+        job = {key: task[key] for key in ("package", "checkpoint", "whole_steps") if key in task}
+        job |= {"steps": [inputs_of(batch) for batch in task.get("batches") or [task["data"]]]}
+        job |= {"count": task["steps"], "threads": 1}
+        if "rate" in task:
+            job["learning_rate"] = task["rate"]
+        if "evaluate" in task:
+            job["evaluation"] = True
+        if "save" in task:
+            job["save"] = os.path.relpath(task["save"], folder)
+        return dict(measure(job, Path(folder)))
 
 
-def same_bits(
-    train: Train, kit: str, package: Path, batch: Saved, steps: int, folder: Path
-) -> None:
+def same_bits(kit: Any, task: Task, folder: Path) -> None:
     """Check that a training gives the same losses and the same file in a kit and in Python."""
-    task = {"package": package, "data": batch, "steps": steps, "rate": 0.01}
-    found = train({**task, "save": folder / "kit.ckpt"}, kit)
-    wanted = train({**task, "save": folder / "python.ckpt"}, "python")
-    assert found["losses"] == wanted["losses"]
-    assert found["losses"][-1] < found["losses"][0]
+    found, wanted = (
+        kit.train({**task, "evaluate": True, "save": folder / f"{where}.ckpt"}, where)
+        for where in ("kit", "python")
+    )
+    losses, count = found["losses"], len(task["batches"])
+    assert losses == wanted["losses"]
+    assert losses[(len(losses) - 1) // count * count] < losses[0]  # of the same batch
+    assert found["evaluation"] in (wanted["evaluation"], wanted["evaluation"][:1])
     assert contents(folder / "kit.ckpt") == contents(folder / "python.ckpt")
 
 
-def goes_on(
-    train: Train, order: tuple[str, str], package: Path, batch: Saved, steps: int, folder: Path
-) -> None:
-    """Check that a training begun in one and gone on with in the other is that of Python."""
-    task = {"package": package, "data": batch, "steps": steps}
-    whole = train({**task, "rate": 0.01, "save": folder / "whole"}, "python")["losses"]
-    half = {**task, "steps": steps // 2}
-    first = train({**half, "rate": 0.01, "save": folder / "half"}, order[0])
-    rest = train({**half, "checkpoint": folder / "half", "save": folder / "end"}, order[1])
-    assert first["losses"] + rest["losses"] == whole
-    assert contents(folder / "end") == contents(folder / "whole")
-
-
-def goes_on_in_segments(
-    train: Train, kit: str, package: Path, batches: list[dict[str, Any]], folder: Path
-) -> None:
-    """Check that trainings begun in a kit or in Python, and gone on with in the other, are one."""
-    task = {"package": package, "batches": batches, "steps": 3, "rate": 0.01}
-    for first, second in ((kit, "python"), ("python", kit), ("python", "python")):
-        begun = folder / f"{first}-{second}.ckpt"
-        train({**task, "save": begun}, first)
-        train({**task, "checkpoint": begun, "save": f"{begun}.end"}, second)
-    ends = [contents(path) for path in folder.glob("*.end")]
-    assert len(ends) == 3
-    assert ends[0] == ends[1] == ends[2]
+def goes_on(kit: Any, task: Task, folder: Path) -> None:
+    """Check that a training begun in a kit or in Python, and gone on with in the other, is one."""
+    whole = kit.train({**task, "save": folder / "whole"}, "python")["losses"]
+    begun = {**task, "steps": task["steps"] // 2, "save": folder / "half"}
+    rest = {**begun, "checkpoint": folder / "half", "save": folder / "end"}
+    del rest["rate"]  # which the checkpoint has
+    for first, second in (("python", "kit"), ("kit", "python")):
+        losses = kit.train(begun, first)["losses"] + kit.train(rest, second)["losses"]
+        assert losses == whole
+        assert contents(folder / "end") == contents(folder / "whole")
 
 
 def keeps_its_file_on_a_full_disk(words: Sequence[object], path: Path) -> str:
@@ -358,10 +397,15 @@ def answers_to_hostile(
     return answers
 
 
-def readable(path: Path) -> bool:
-    """Whether Python reads a checkpoint."""
+def outcome(path: Path) -> str:
+    """What becomes of a checkpoint in Python: ``loaded``, or a code."""
     try:
         read_checkpoint(path)
-    except OdtpackError:
-        return False
-    return True
+    except OdtpackError as error:
+        return error.code
+    return "loaded"
+
+
+def readable(path: Path) -> bool:
+    """Whether Python reads a checkpoint."""
+    return outcome(path) == "loaded"

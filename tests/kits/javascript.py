@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,30 +48,44 @@ def install(project: Path) -> None:
         (project / "node_modules" / name).symlink_to(KIT / "node_modules" / name)
 
 
-def node(
-    script: str, *arguments: str | Path, options: tuple[str, ...] = (), kit: Path = KIT
-) -> Any:
+def node(script: str, *arguments: object, options: tuple[str, ...] = (), kit: Path = KIT) -> Any:
     """Run a script on the kit; return the JSON that it prints."""
     command = [str(NODE), *options, str(SCRIPTS / script), str(kit), *map(str, arguments)]
     return json.loads(ran(*command, timeout=3600).stdout)
 
 
-def python(module: str, *arguments: str | Path) -> str:
-    """Run a module of the tests on the version of ONNX Runtime that the kit has; its output."""
-    own = ROOT / "build" / "kits" / f"onnxruntime-{runtime_version()}"
-    paths = [own, ROOT / "packager", ROOT / "runtime", ROOT]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
-    command = [sys.executable, "-m", module, *map(str, arguments)]
-    return ran(*command, timeout=900, env=environment).stdout
+def python(module: str, *arguments: object) -> str:
+    """Run a module on the version of ONNX Runtime that the kit has; return its output."""
+    return harness.python_on(runtime_version(), module, *arguments)
 
 
 def train(task: Task, where: str, *, collect: bool = False) -> dict[str, Any]:
-    """Train in ``node`` or in ``python``; both take the same task."""
+    """Train in the kit or in ``python``; both take the same task."""
     text = json.dumps(task, default=str)
-    if where == "node":
-        options = ("--expose-gc",) if collect else ()
-        return dict(node("training.mjs", text, options=options))
-    return dict(json.loads(python("tests.kits.python_training", text)))
+    if where == "python":
+        return dict(json.loads(python("tests.kits.python_training", text)))
+    return dict(node("training.mjs", text, options=("--expose-gc",) if collect else ()))
+
+
+def damaged(folder: Path) -> dict[str, str]:
+    """What becomes of each file and each package of a folder: ``loaded``, or a code."""
+    return dict(node("hostile.mjs", folder, "train"))
+
+
+def refused_export(package: Path, path: Path) -> tuple[str, str]:
+    """Code and message of the error of a package that is exported as one model."""
+    code, message = node("trust.mjs", "export", package, path)
+    return code, message
+
+
+def saving(path: Path, external_above: int, before: str) -> list[str]:
+    """The program that saves until it is killed."""
+    return [str(each) for each in (NODE, SCRIPTS / "saves.mjs", KIT, path, external_above, before)]
+
+
+def benchmark(folder: Path) -> str:
+    """What the benchmark prints."""
+    return json.dumps(node("benchmark.mjs", folder))
 
 
 def reader() -> list[str]:

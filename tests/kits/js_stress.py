@@ -5,13 +5,12 @@
 
 import json
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 from tests import zoo
 from tests.kits import web
-from tests.kits.javascript import SCRIPTS, node
+from tests.kits.javascript import node
 from tests.packages.samples import build
 from tests.reports.browser import Browser
 from tests.training.test_not_finite import rooted
@@ -59,21 +58,12 @@ def js(times: int) -> None:
         check(node("stress.mjs", *packages(Path(folder)), str(times)))
 
 
-_STRESS = """(async () => {
-  const { stress } = await import('/scripts/sessions.mjs');
-  window.results = await stress({ kit, ort, source: '/package', roots: '/roots', times: %d });
-})().catch((error) => { window.results = { failed: [error.stack] }; }), 1"""
-
-
 def chromium(times: int) -> None:
     """In a browser."""
     with tempfile.TemporaryDirectory(prefix="odtpack-stress-") as name:
         folder = Path(name)
         package, roots = packages(folder)
-        folders = {**web.FOLDERS, "package": package, "roots": roots, "scripts": SCRIPTS}
+        folders = {**web.FOLDERS, "package": package, "roots": roots}
         with Browser(folder, served=True) as browser, web.serve(folders) as address:
             web.open_kit(browser, f"{address}?threads=1")
-            browser.evaluate(_STRESS % times)
-            while not (results := browser.evaluate("window.results")):
-                time.sleep(0.2)
-        check(results)
+            check(web.run(browser, "sessions", times))

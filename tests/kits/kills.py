@@ -113,14 +113,9 @@ def _wait_for_temporary(path: Path) -> None:
 
 
 KITS: dict[str, tuple[Callable[[], str | None], Command]] = {
-    "C++": (cpp_kit.unavailable, cpp_kit.saving),
-    "Kotlin": (kotlin_kit.unavailable, lambda path, above, before: kotlin_kit.command(
-        "saves", path, above, before)),
-    "Node.js": (javascript.unavailable, lambda path, above, before: [
-        str(javascript.NODE), str(javascript.SCRIPTS / "saves.mjs"), str(javascript.KIT),
-        str(path), str(above), before]),
-    "Swift": (swift_kit.unavailable, swift_kit.saving),
-    "C#": (csharp_kit.unavailable, csharp_kit.saving),
+    name: (kit.unavailable, kit.saving)
+    for name, kit in (("C++", cpp_kit), ("Kotlin", kotlin_kit), ("Node.js", javascript),
+                      ("Swift", swift_kit), ("C#", csharp_kit))
 }  # fmt: skip
 """Why a kit cannot be run, and its program."""
 

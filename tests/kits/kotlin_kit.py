@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,24 +67,35 @@ def compile_kotlin(target: Path, sources: list[Path], *more: Path) -> None:
     finish([*compiler, "-cp", class_path(*more), *map(str, sources)])
 
 
-def python(module: str, *arguments: str | Path) -> str:
+def python(module: str, *arguments: object) -> str:
     """Run a module on the version of ONNX Runtime that the kit has; return its output."""
-    return finish(python_command(module, *arguments), env=python_environment())
-
-
-def python_command(module: str, *arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", module, *map(str, arguments)]
-
-
-def python_environment() -> dict[str, str]:
-    own = ROOT / "build" / "kits" / f"onnxruntime-{runtime_version()}"
-    paths = [own, ROOT / "packager", ROOT / "runtime", ROOT]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))}
+    return harness.python_on(runtime_version(), module, *arguments)
 
 
 def train(task: Task, where: str) -> dict[str, Any]:
-    """Train in ``kotlin`` or in ``python``; both take the same task."""
+    """Train in the kit or in ``python``; both take the same task."""
     text = json.dumps(task, default=str)
-    if where == "kotlin":
-        return dict(json.loads(run("train", text)))
-    return dict(json.loads(python("tests.kits.python_training", text)))
+    if where == "python":
+        return dict(json.loads(python("tests.kits.python_training", text)))
+    return dict(json.loads(run("train", text)))
+
+
+def damaged(folder: Path) -> dict[str, str]:
+    """What becomes of each file and each package of a folder: ``loaded``, or a code."""
+    return dict(line.split(" ", 1) for line in run("damaged", folder).splitlines())
+
+
+def refused_export(package: Path, path: Path) -> tuple[str, str]:
+    """Code and message of the error of a package that is exported as one model."""
+    code, message = run("export", package, path).split("\n", 1)
+    return code, message
+
+
+def saving(path: Path, external_above: int, before: str) -> list[str]:
+    """The program that saves until it is killed."""
+    return command("saves", path, external_above, before)
+
+
+def benchmark(folder: Path) -> str:
+    """What the benchmark prints."""
+    return run("benchmark", folder)

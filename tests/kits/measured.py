@@ -38,4 +38,5 @@ def check_measurements(
     for name in RATES:
         count = 0 if name in unmeasured else 40 if name == "sync_seconds" else 5
         assert len(found[name]) == count, name
+        assert all(each > 0 for each in found[name]), name
     assert found["gemm_single_flops"] == found["gemm_flops"]

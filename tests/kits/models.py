@@ -45,12 +45,9 @@ def of_tokens() -> onnx.ModelProto:
 def recommender() -> onnx.ModelProto:
     """Users and items as rows of tables; a product of their features and two layers."""
     text = """recommender (int64[batch] user, int64[batch] item) => (float[batch, 1] score) {
-        of_user = Gather(user_table, user)
-        of_item = Gather(item_table, item)
-        product = Mul(of_user, of_item)
-        both = Concat<axis = 1>(of_user, of_item, product)
-        hidden = Gemm<transB = 1>(both, hidden_weight, hidden_bias)
-        active = Relu(hidden)
+        of_user = Gather(user_table, user) of_item = Gather(item_table, item)
+        product = Mul(of_user, of_item) both = Concat<axis = 1>(of_user, of_item, product)
+        hidden = Gemm<transB = 1>(both, hidden_weight, hidden_bias) active = Relu(hidden)
         score = Gemm<transB = 1>(active, score_weight, score_bias)
     }"""
     shapes = {
@@ -63,11 +60,9 @@ def recommender() -> onnx.ModelProto:
 def gru() -> onnx.ModelProto:
     """Letters, a GRU, and its last state classified."""
     text = """gru (int64[batch, time] letters) => (float[batch, 5] output) {
-        embedded = Gather(table, letters)
-        turned = Transpose<perm = [1, 0, 2]>(embedded)
+        embedded = Gather(table, letters) turned = Transpose<perm = [1, 0, 2]>(embedded)
         states, last = GRU<hidden_size = 12, linear_before_reset = 1>(turned, w, r, b)
-        axis = Constant<value_ints = [0]>()
-        state = Squeeze(last, axis)
+        axis = Constant<value_ints = [0]>() state = Squeeze(last, axis)
         output = Gemm<transB = 1>(state, classifier_weight, classifier_bias)
     }"""
     shapes = {
@@ -86,10 +81,7 @@ def _with_values(text: str, shapes: dict[str, tuple[int, ...]], seed: int) -> on
 def roots() -> onnx.ModelProto:
     """A network whose loss is finite for an input of 0, and the gradient of ``scale`` is not."""
     text = """roots (float[batch, 4] input) => (float[batch, 3] output) {
-        scaled = Mul(input, scale)
-        sign = Sign(scaled)
-        size = Mul(scaled, sign)
-        root = Sqrt(size)
+        scaled = Mul(input, scale) sign = Sign(scaled) size = Mul(scaled, sign) root = Sqrt(size)
         output = Gemm<transB = 1>(root, weight, bias)
     }"""
     return _positive(text, scale=(4,), weight=(3, 4), bias=(3,))
@@ -98,8 +90,7 @@ def roots() -> onnx.ModelProto:
 def looked_up() -> onnx.ModelProto:
     """A network with a table of five words, which fails on others."""
     text = """looked_up (int64[batch] words) => (float[batch, 3] output) {
-        found = Gather(table, words)
-        output = Gemm<transB = 1>(found, weight, bias)
+        found = Gather(table, words) output = Gemm<transB = 1>(found, weight, bias)
     }"""
     return _positive(text, table=(5, 4), weight=(3, 4), bias=(3,))
 
@@ -129,8 +120,7 @@ def segmented() -> onnx.ModelProto:
 def speaker() -> onnx.ModelProto:
     """A language model that knows the last word alone, of as many words as positions."""
     text = """speaker (int64[batch, 5] words) => (float[batch, 5, 5] output) {
-        found = Gather(table, words)
-        output = MatMul(found, weight)
+        found = Gather(table, words) output = MatMul(found, weight)
     }"""
     return _with_values(text, {"table": (5, 8), "weight": (8, 5)}, seed=7)
 

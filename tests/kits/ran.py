@@ -7,26 +7,18 @@ from collections import Counter
 from pathlib import Path
 
 RAN = Path(__file__).parents[2] / "build" / "kits" / "ran.json"
+_KITS = {"kotlin": "Kotlin and Java on the JVM", "node": "Node.js", "swift": "Swift on Linux",
+         "csharp": "C# under Mono", "": "C++ on x86-64"}  # fmt: skip
+"""Platforms by what names of the tests of several kits hold."""
+_OF_SEVERAL = ("segments", "kit_device", "kernels", "layers", "telemetry", "training", "trust")
 _PLATFORMS = (
     ("test_cpp", "arm64", "C++ on ARM64, emulated"), ("test_cpp", "", "C++ on x86-64"),
     ("test_js_browser.py", "webgpu", "Chromium, WebGPU in software"),
     ("test_js_browser.py", "", "Chromium, WebAssembly"), ("test_js.py", "", "Node.js"),
-    ("test_js_segments.py", "", "Node.js"), ("test_segments.py", "swift", "Swift on Linux"),
-    ("test_segments.py", "", "C++ on x86-64"), ("test_kotlin", "", "Kotlin and Java on the JVM"),
-    ("test_kit_device.py", "csharp", "C# under Mono"),
-    ("test_kit_device.py", "swift", "Swift on Linux"), ("test_kit_device.py", "", "C++ on x86-64"),
-    ("test_kernels.py", "swift", "Swift on Linux"), ("test_kernels.py", "csharp", "C# under Mono"),
-    ("test_kernels.py", "", "C++ on x86-64"), ("test_layers.py", "[cpp", "C++ on x86-64"),
-    ("test_layers.py", "csharp", "C# under Mono"), ("test_layers.py", "", "Swift on Linux"),
+    ("test_js_segments.py", "", "Node.js"), ("test_kotlin", "", "Kotlin and Java on the JVM"),
     ("test_csharp", "arm64", "C# on ARM64, emulated"), ("test_csharp", "", "C# under Mono"),
-    ("test_swift", "", "Swift on Linux"),
-    ("test_telemetry.py", "kotlin", "Kotlin and Java on the JVM"),
-    ("test_telemetry.py", "node", "Node.js"), ("test_telemetry.py", "swift", "Swift on Linux"),
-    ("test_telemetry.py", "csharp", "C# under Mono"), ("test_telemetry.py", "", "C++ on x86-64"),
-    ("test_trust.py", "arm64", "C++ on ARM64, emulated"),
-    ("test_trust.py", "[kotlin", "Kotlin and Java on the JVM"),
-    ("test_trust.py", "[node", "Node.js"), ("test_trust.py", "[swift", "Swift on Linux"),
-    ("test_trust.py", "[csharp", "C# under Mono"), ("test_trust.py", "", "C++ on x86-64"),
+    ("test_swift", "", "Swift on Linux"), ("test_trust.py", "arm64", "C++ on ARM64, emulated"),
+    *((f"test_{file}.py", *each) for file in _OF_SEVERAL for each in _KITS.items()),
 )  # fmt: skip
 """File of the tests, a part of their names, platform; the first that fits counts."""
 PLATFORMS = tuple(dict.fromkeys(platform for _, _, platform in _PLATFORMS))

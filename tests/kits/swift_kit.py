@@ -136,3 +136,13 @@ def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 def measure(job: Task, folder: Path) -> dict[str, Any]:
     return harness.measured(run, job, folder)
+
+
+def train(task: Task, where: str) -> dict[str, Any]:
+    """Train in the kit or in ``python``; both take the same task."""
+    return harness.trained(measure, task, where)
+
+
+def benchmark(folder: Path) -> str:
+    """What the benchmark prints."""
+    return ran(*command(built(), "benchmark", folder, 1, 5 * 10**8)).stdout

@@ -17,11 +17,12 @@ from tests.kits import cpp_kit, csharp_kit
 from tests.kits.cases import Case
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
 from tests.kits.csharp_kit import run
-from tests.kits.harness import ARM64_CASES, needs, write_assets
+from tests.kits.harness import ARM64_CASES, filled, needs, write_assets
 from tests.packages.samples import build
 from tests.packaging_tools import built_package
 from tests.programs import ran
 
+GUIDE = csharp_kit.PROGRAM / "guide"
 pytestmark = needs(csharp_kit.unavailable())
 
 
@@ -42,41 +43,6 @@ def test_the_conformance_suite_passes_on_arm64(suite: Path) -> None:
     assert sorted(done.stdout.splitlines()) == passed, done.stderr[-4000:]
 
 
-# What the fragments of the guide speak of.
-FRAGMENTS = """using System;
-using System.Collections.Generic;
-using Odtpack;
-class Ed25519PublicKeyParameters {{
-    public Ed25519PublicKeyParameters(byte[] key, int offset) {{ }}
-}}
-class Ed25519Signer {{
-    public void Init(bool signs, Ed25519PublicKeyParameters key) {{ }}
-    public void BlockUpdate(byte[] bytes, int offset, int count) {{ }}
-    public bool VerifySignature(byte[] signature) => false;
-}}
-class Guide {{
-    IReadOnlyList<OrtValue>[] heldOut = null, batches = null;
-    OrtValue[] batch = null;
-    OrtValue image = null;
-    bool isCharging = false;
-    byte[] publicKey = null;
-    void Use(TrainingPackage package, TrainingSession session) {{
-        {use}
-    }}
-    void Generate(TrainingPackage package, TrainingSession session) {{
-        {generate}
-    }}
-    void Sign() {{
-        {sign}
-        package.Dispose();
-    }}
-    void Update(TrainingPackage newer) {{
-        {update}
-    }}
-}}
-"""
-
-
 def test_the_guide_trains_with_the_nuget_package(package: Path, tmp_path: Path) -> None:
     """What the guide shows, as it stands there."""
     text = (csharp_kit.ROOT / "docs" / "guides" / "csharp.md").read_text()
@@ -84,8 +50,8 @@ def test_the_guide_trains_with_the_nuget_package(package: Path, tmp_path: Path) 
     (tmp_path / "Program.cs").write_text(program)
     assert program.count("\n") <= 30
     use, generate, sign, update = fragments
-    filled = FRAGMENTS.format(use=use, generate=generate, sign=sign, update=update)
-    (tmp_path / "Guide.cs").write_text(filled)
+    pieces = filled(GUIDE / "Pieces.cs", use=use, generate=generate, sign=sign, update=update)
+    (tmp_path / "Guide.cs").write_text(pieces)
     app = csharp_kit.compiled(tmp_path / "app.exe", f"-r:{csharp_kit.library()}",
                               tmp_path / "Program.cs", tmp_path / "Guide.cs")  # fmt: skip
     write_assets(tmp_path, package)
@@ -104,21 +70,9 @@ def test_the_guide_trains_with_the_nuget_package(package: Path, tmp_path: Path) 
     assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 90
 
 
-VALIDATE = """using System.Xml;
-static class Validate {
-    static void Main(string[] words) {
-        var settings = new XmlReaderSettings { ValidationType = ValidationType.Schema };
-        settings.Schemas.Add(null, words[0]);
-        using (var reader = XmlReader.Create(words[1], settings)) while (reader.Read()) { }
-    }
-}
-"""
-
-
 def test_the_nuspec_is_as_its_schema_says(tmp_path: Path) -> None:
-    (tmp_path / "Validate.cs").write_text(VALIDATE)
     program = csharp_kit.compiled(tmp_path / "validate.exe", "-r:System.Xml.dll",
-                                  tmp_path / "Validate.cs")  # fmt: skip
+                                  GUIDE / "Validate.cs")  # fmt: skip
 
     def is_valid(text: str) -> bool:
         (tmp_path / "nuspec").write_text(text)

@@ -1,7 +1,6 @@
 """The JavaScript kit in Chromium against Python: WebAssembly on one thread and on two, WebGPU."""
 
 import base64
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,12 +19,11 @@ from odtpack_runtime.checkpoint.format import read_checkpoint
 from tests import zoo
 from tests.kits import javascript, js_fixtures, web
 from tests.kits.harness import Packages, Saved, Task, needs
-from tests.kits.javascript import SCRIPTS, train
+from tests.kits.javascript import train
 from tests.kits.js_fixtures import GUIDE, STEPS, guide_code
 from tests.kits.measured import check_measurements
 from tests.kits.test_decoder import built as built_decoder
-from tests.kits.test_kotlin_segments import built, three_lengths
-from tests.reports import browser
+from tests.kits.test_segments import built, three_lengths
 from tests.reports.browser import CHROMIUM, Browser
 from tests.software_gpu import NETWORKS, TRIED, package_of
 
@@ -46,55 +44,6 @@ def browsers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     )
     with Browser(tmp_path_factory.mktemp("chromium"), served=True, options=options) as opened:
         yield opened
-
-
-TRAIN = """(async () => {
-  const task = %s;
-  const arrays = { float32: Float32Array, int64: BigInt64Array };
-  const session = await kit.TrainingSession.create({ package: '/files/package' }, %s);
-  session.setLearningRate(task.rate);
-  const batches = [];
-  for (const [i, batch] of (task.batches ?? [task.data]).entries()) {
-    batches.push({});
-    for (const [name, { dtype, shape }] of Object.entries(batch)) {
-      const bytes = await (await fetch(`/files/${i}-${name}.bin`)).arrayBuffer();
-      batches[i][name] = new ort.Tensor(dtype, new arrays[dtype](bytes), shape);
-    }
-  }
-  const losses = [];
-  const held = [];
-  for (let step = 0; step < task.steps; step++) {
-    if (task.measure?.includes(step)) {
-      gc();
-      const wasm = memories.reduce((sum, { buffer }) => sum + buffer.byteLength, 0);
-      held.push([wasm, performance.memory.usedJSHeapSize]);
-    }
-    const feeds = batches[step %% batches.length];
-    losses.push(session.lossOf(await session.runTrainStep(feeds)));
-    await session.runOptimizerStep();
-    await session.lazyResetGrad();
-  }
-  const folder = await navigator.storage.getDirectory();
-  const file = await folder.getFileHandle('trained.ckpt', { create: true });
-  await session.saveCheckpoint(file);
-  const before = await folder.getFileHandle('trained.ckpt.previous', { create: true });
-  session.state.properties.set('saves', 2);
-  await session.saveCheckpoint(file, true, { keepPrevious: before });
-  const again = await kit.CheckpointState.load(file, before);
-  const { size } = await file.getFile();
-  const stream = await file.createWritable({ keepExistingData: true });
-  await stream.truncate(size - 1);
-  await stream.close();
-  const old = await kit.CheckpointState.load(file, before);
-  await session.saveCheckpoint(file);
-  const bytes = new Uint8Array(await (await file.getFile()).arrayBuffer());
-  let text = '';
-  for (const byte of bytes) text += String.fromCharCode(byte);
-  return { losses, held, threads: ort.env.wasm.numThreads, isolated: crossOriginIsolated,
-           saved: btoa(text), step: again.optimizer.step, checked: again.checked,
-           recovered: [again.recovered, old.recovered, old.properties.get('saves')],
-           kept: again.properties.get('saves') };
-})().catch((error) => ({ code: error.code, what: String(error) }))"""
 
 
 def trained_as_in_python(
@@ -136,35 +85,12 @@ def test_chromium_trains_segment_by_segment(browsers: Browser, tmp_path: Path) -
     trained_as_in_python(found, wanted, task, tmp_path)
 
 
-GENERATE = """(async () => {
-  const { prompt } = %s;
-  const opened = await kit.TrainingPackage.open('/files/package');
-  const session = await kit.TrainingSession.create({ package: opened }, { ort });
-  session.setLearningRate(0.01);
-  const ids = new BigInt64Array(await (await fetch('/files/0-input_ids.bin')).arrayBuffer());
-  const tokens = new ort.Tensor('int64', ids, [2, 12]);
-  for (let i = 0; i < 3; i++) await session.stepOn({ input_ids: tokens, labels: tokens });
-  const adapter = await kit.onnxAdapter(opened, session.state);
-  const generator = await kit.Generator.open(opened, { ort });
-  const forms = [adapter, await kit.peftAdapter(opened, session.state), session.state];
-  const found = [];
-  for (const form of forms) {
-    await generator.addAdapter('it', form);
-    found.push([]);
-    for await (const token of generator.generate(prompt, { adapter: 'it', maxTokens: 9 })) {
-      found.at(-1).push(token);
-    }
-  }
-  return { found, saved: btoa(String.fromCharCode(...adapter)) };
-})().catch((error) => ({ code: error.code, what: String(error) }))"""
-
-
 def test_chromium_writes_an_adapter_and_generates(browsers: Browser, tmp_path: Path) -> None:
     package = built_decoder("genai-qwen2-int4", tmp_path / "package")
     ids = np.random.default_rng(1).integers(0, 128, (2, 12))
     task = {"package": package.path, "data": javascript.save_batch(tmp_path, input_ids=ids),
             "prompt": [*range(3, 9)]}  # fmt: skip
-    found = in_browser(browsers, task, tmp_path, code=GENERATE)
+    found = in_browser(browsers, task, tmp_path, program="generate")
     (tmp_path / "it.onnx_adapter").write_bytes(base64.b64decode(found["saved"]))
     generator = Generator(package)
     generator.add_adapter("it", tmp_path / "it.onnx_adapter")
@@ -186,9 +112,9 @@ def test_chromium_does_not_grow_with_steps(
 
 def in_browser(
     browser: Browser, task: Task, tmp_path: Path, *, query: str = "",
-    module: str = "ort.wasm.min.mjs", options: str = "{ ort }", code: str | None = None,
+    module: str = "ort.wasm.min.mjs", program: str = "train",
 ) -> dict[str, Any]:  # fmt: skip
-    """Train in a page that is served a package and a batch."""
+    """Run a program of ``js/page.mjs`` in a page that is served a package and a batch."""
     files = tmp_path / "files"
     files.mkdir()
     (files / "package").symlink_to(task["package"])
@@ -198,17 +124,7 @@ def in_browser(
     page = web.PAGE.replace("ort.wasm.min.mjs", module)
     with web.serve({**web.FOLDERS, "files": files}, page) as address:
         web.open_kit(browser, address + query)
-        given = json.dumps(task, default=str)
-        text = TRAIN % (given, options) if code is None else code % given
-        return dict(browser.evaluate(text))
-
-
-SUITE = """(async () => {
-  const { runSuite } = await import('/scripts/conformance.mjs');
-  const at = (path) => new URL(`/suite/${path}`, location.href);
-  const read = async (path) => new Uint8Array(await (await fetch(at(path))).arrayBuffer());
-  window.results = await runSuite({ kit, ort, read, at, exact: false });
-})().catch((error) => { window.results = { failed: String(error) }; }), 1"""
+        return dict(web.run(browser, program, task))
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -216,11 +132,9 @@ def test_chromium_passes_the_conformance_suite(
     threads: int, suite: Path, npm: Path, browsers: Browser
 ) -> None:
     kit = {"odtpack": npm / "odtpack" / "dist", "flatbuffers": npm / "flatbuffers" / "mjs"}
-    with web.serve({**web.FOLDERS, **kit, "scripts": SCRIPTS, "suite": suite}) as address:
+    with web.serve({**web.FOLDERS, **kit, "suite": suite}) as address:
         web.open_kit(browsers, f"{address}?threads={threads}")
-        browsers.evaluate(SUITE)
-        web.wait(browsers, "Boolean(window.results)", 600)
-        results = browsers.evaluate("window.results")
+        results = web.run(browsers, "suite")
     assert len(results) >= 50
     assert {name: result for name, result in results.items() if isinstance(result, str)} == {}
 
@@ -241,8 +155,8 @@ def test_webgpu_trains_right_or_is_refused(
     task = {"package": packages["adamw"], "data": batch, "steps": STEPS, "rate": 0.01}
     wanted = train(task, "python")["losses"]
     browsers.console.clear()
-    options = "{ ort, executionProviders: ['webgpu'] }"
-    found = in_browser(browsers, task, tmp_path, module=module, options=options)
+    task["providers"] = ["webgpu"]
+    found = in_browser(browsers, task, tmp_path, module=module)
     if "code" in found:
         # The provider of ort.all 1.30 passes a limit of storage buffers, without an error.
         assert found["code"] == "unsupported-device"
@@ -264,49 +178,6 @@ def test_the_guides_code_for_a_browser_trains(digits_package: Path, browsers: Br
     assert int(size) > 2_000
 
 
-RESIDENT = """(async () => {
-  const task = %s;
-  let opened = 0;
-  const { create } = ort.InferenceSession;
-  ort.InferenceSession.create = (...given) => (opened++, create.apply(ort.InferenceSession, given));
-  const arrays = { float32: Float32Array, int64: BigInt64Array };
-  const batch = {};
-  for (const [name, { dtype, shape }] of Object.entries(task.data)) {
-    const bytes = await (await fetch(`/files/0-${name}.bin`)).arrayBuffer();
-    batch[name] = new ort.Tensor(dtype, new arrays[dtype](bytes), shape);
-  }
-  const options = { ort, executionProviders: ['webgpu'], loss: 'every' };
-  const session = await kit.TrainingSession.create({ package: '/files/package' }, options);
-  const checked = opened;
-  session.setLearningRate(task.rate);
-  const losses = [];
-  for (let step = 0; step < task.steps; step++) losses.push(await session.trainBatch(batch));
-  const part = await session.runTrainStep(batch).catch(({ code }) => code);
-  const vector = [...(await session.getContiguousParameters()).data];
-  const [first] = Object.keys(task.data);
-  const bad = { ...batch, [first]: batch[first].type !== 'float32' ? batch[first] : new ort.Tensor(
-    'float32', batch[first].data.map(() => 3e38), batch[first].dims) };
-  if (bad[first] !== batch[first]) await session.stepOn(bad);
-  const skipped = session.skippedSteps;
-  const evaluated = session.lossOf(await session.runEvalStep(batch));
-  const blob = await session.state.toBlob(true);
-  await session.release();
-  opened = 0;
-  const state = await kit.CheckpointState.load(blob);
-  const again = await kit.TrainingSession.create(
-    { package: '/files/package', checkpointState: state }, { ...options, loss: 2 });
-  const rest = [];
-  const read = [];
-  for (let step = 0; step < 4; step++) rest.push(await again.trainBatch(batch));
-  for (let step = 0; step < 2; step++) read.push(Object.keys(await again.stepOn(batch)));
-  const { step } = state.optimizer;
-  await again.release();
-  return { losses, part, vector, evaluated, skipped, rest, read, step,
-           checks: [checked, opened], after: [...state.parameters.values()].every(
-             ({ data }) => !(data instanceof Float32Array) || data.every(Number.isFinite)) };
-})().catch((error) => ({ code: error.code, what: String(error) + (error.cause?.stack ?? '') }))"""
-
-
 @pytest.mark.parametrize("network", NETWORKS[:3])
 def test_webgpu_holds_a_training(network: str, browsers: Browser, tmp_path: Path) -> None:
     folder = package_of(network, "webgpu", tmp_path)
@@ -316,7 +187,9 @@ def test_webgpu_holds_a_training(network: str, browsers: Browser, tmp_path: Path
     data = javascript.save_batch(tmp_path / "batch", **dict(zip(names, arrays, strict=True)))
     task = {"package": folder, "data": data, "steps": 4, "rate": 0.01}
     wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")["losses"]
-    found = in_browser(browsers, task, tmp_path, module="ort.webgpu.min.mjs", code=RESIDENT)
+    task["providers"] = ["webgpu"]
+    program = {"module": "ort.webgpu.min.mjs", "program": "resident"}
+    found = in_browser(browsers, task, tmp_path, **program)
     assert "code" not in found, found
     np.testing.assert_allclose(found["losses"], wanted, rtol=2e-5)
     assert found["part"] == "unsupported-device"
@@ -340,36 +213,9 @@ def test_webgpu_holds_a_training(network: str, browsers: Browser, tmp_path: Path
     assert found["after"]
 
 
-STEPS_THERE = """(async () => {
-  const task = %s;
-  const arrays = { float32: Float32Array, int64: BigInt64Array };
-  const batch = {};
-  for (const [name, { dtype, shape }] of Object.entries(task.data)) {
-    const bytes = await (await fetch(`/files/0-${name}.bin`)).arrayBuffer();
-    batch[name] = new ort.Tensor(dtype, new arrays[dtype](bytes), shape);
-  }
-  const found = [];
-  for (const [rate, steps] of task.runs) {
-    const options = { ort, executionProviders: ['webgpu'], loss: 'every' };
-    const session = await kit.TrainingSession.create({ package: '/files/package' }, options);
-    session.setLearningRate(rate);
-    const losses = [];
-    for (let step = 0; step < steps; step++) losses.push(await session.trainBatch(batch));
-    const vector = [...(await session.getContiguousParameters()).data];
-    const model = [...await session.inferenceModel()];
-    await session.release();
-    found.push({ losses, vector, model });
-  }
-  return { found };
-})().catch((error) => ({ code: error.code, what: String(error) + (error.cause?.stack ?? '') }))"""
-
-
 @pytest.mark.parametrize("network", TRIED)
-def test_webgpu_trains_all_networks(
-    network: str, browsers: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_webgpu_trains_all_networks(network: str, browsers: Browser, tmp_path: Path) -> None:
     """Gradients as a step of SGD at a large rate leaves them, then steps of both optimizers."""
-    monkeypatch.setattr(browser, "_PATIENCE_SECONDS", 900)  # shaders are compiled in software
     gradients: dict[str, np.ndarray] = {}
     for target in ("webgpu-sgd", "webgpu"):
         folder, scratch = package_of(network, target, tmp_path), tmp_path / f"files-{target}"
@@ -386,8 +232,9 @@ def test_webgpu_trains_all_networks(
             runs.append((gpu.LARGE_RATE, 1))
         names = [each.name for each in package.manifest.inputs]
         data = javascript.save_batch(scratch, **dict(zip(names, arrays, strict=True)))
-        task = {"package": folder, "data": data, "runs": runs}
-        done = in_browser(browsers, task, scratch, module="ort.webgpu.min.mjs", code=STEPS_THERE)
+        task = {"package": folder, "data": data, "runs": runs, "providers": ["webgpu"]}
+        program = {"module": "ort.webgpu.min.mjs", "program": "trainings"}
+        done = in_browser(browsers, task, scratch, **program)
         assert "code" not in done, done
         here.optimizer.set_learning_rate(1e-3)
         losses = [float(here.optimizer.step_on(*arrays)) for _ in range(runs[0][1])]
@@ -437,8 +284,7 @@ def test_a_pool_that_stores_positions_trains(
     task = {"package": package, "data": javascript.save_batch(tmp_path / "batch", **data),
             "steps": 3, "rate": 0.01}  # fmt: skip
     wanted = train(task, "python")["losses"]
-    options = f"{{ ort, executionProviders: ['{provider}'] }}"
-    module = f"ort.{provider}.min.mjs"
-    found = in_browser(browsers, task, tmp_path, module=module, options=options)
+    task["providers"] = [provider]
+    found = in_browser(browsers, task, tmp_path, module=f"ort.{provider}.min.mjs")
     assert "code" not in found, found
     np.testing.assert_allclose(found["losses"], wanted, rtol=2e-5)

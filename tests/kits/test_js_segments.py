@@ -17,36 +17,14 @@ from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.planning import held_weights
 from odtpack_simulator.memory.process_memory import child_environment
-from tests.kits import javascript, test_kotlin_segments
-from tests.kits.harness import Packages, contents, goes_on_in_segments, needs
-from tests.kits.javascript import KIT, NODE, node, save_batch, train
-from tests.kits.test_kotlin_segments import KINDS
-from tests.kits.test_segments import HOSTILE, built, write_hostile
-from tests.programs import ran
+from tests.kits import javascript, test_segments
+from tests.kits.harness import Packages, contents, needs
+from tests.kits.javascript import node, save_batch, train
+from tests.kits.test_segments import built
 
 pytestmark = needs(javascript.unavailable())
-STEPS = 7
 FORMS = ("it.onnx_adapter", "peft")
-
-
-packages, batches = test_kotlin_segments.packages, test_kotlin_segments.batches
-
-
-@pytest.mark.parametrize("fetched", [False, True])
-@pytest.mark.parametrize("name", KINDS)
-def test_a_training_gives_the_bits_of_python(
-    name: str, fetched: bool, packages: Packages, batches: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    """Whether weights are read from their file for each segment, or lie in memory."""
-    task = {"package": packages[name], "batches": batches, "steps": STEPS, "rate": 0.01,
-            "evaluate": True}  # fmt: skip
-    found = train({**task, "fetched": fetched, "save": tmp_path / "node.ckpt"}, "node")
-    wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")
-    assert found["losses"] == wanted["losses"]
-    assert len(set(found["losses"])) == STEPS
-    assert found["losses"][6] < found["losses"][0]
-    assert found["evaluation"] == wanted["evaluation"]
-    assert contents(tmp_path / "node.ckpt") == contents(tmp_path / "python.ckpt")
+packages, batches = test_segments.packages, test_segments.batches
 
 
 def test_gradients_of_several_batches_make_a_step(
@@ -59,12 +37,6 @@ def test_gradients_of_several_batches_make_a_step(
     assert found[0]["losses"] == found[1]["losses"]
     assert len(set(found[0]["losses"])) == 8
     assert contents(tmp_path / "node") == contents(tmp_path / "python")
-
-
-def test_a_training_begun_in_one_goes_on_in_the_other(
-    packages: Packages, batches: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    goes_on_in_segments(train, "node", packages["int4"], batches, tmp_path)
 
 
 def test_adapters_are_written_and_read_as_python_does(
@@ -141,42 +113,6 @@ def damage(good: Path, bad: Path) -> None:
     narrow = (value.astype(np.float16) for value in tensors.values())
     bits = (value if i % 2 else value.view(np.uint16) for i, value in enumerate(narrow))  # bfloat16
     adapter._write_safetensors(bad / "half" / TENSORS, dict(zip(tensors, bits, strict=True)))
-
-
-def test_segments_that_contradict_themselves_are_refused(
-    packages: Packages, tmp_path: Path
-) -> None:
-    for what in (*HOSTILE, "nothing"):
-        write_hostile(packages["int4"], tmp_path / what.replace(" ", "-"), what)
-    write_hostile(packages["int4"], tmp_path / "changed", "nothing")
-    weights = tmp_path / "changed" / "segments.weights"
-    data = bytearray(weights.read_bytes())
-    data[-1] ^= 1
-    weights.unlink()
-    weights.write_bytes(data)
-    found = node("hostile.mjs", tmp_path, "train")
-    assert found.pop("nothing") == "loaded"
-    assert found.pop("changed") == "package-changed"
-    expected = dict.fromkeys((what.replace(" ", "-") for what in HOSTILE), "segments-invalid")
-    # No shape has such sizes, of a weight or of anything else.
-    for what in ("a-negative-size", "more-bytes-than-numbers-count"):
-        expected[what] = "manifest-invalid"
-    assert found == expected
-
-
-def test_one_model_for_inference_is_refused(packages: Packages, tmp_path: Path) -> None:
-    script = tmp_path / "export.mjs"
-    script.write_text(f"""
-import {{ TrainingSession }} from {json.dumps(str(KIT / "dist" / "index.js"))};
-const session = await TrainingSession.create({{ package: {json.dumps(str(packages["int4"]))} }});
-const path = {json.dumps(str(tmp_path / "model.onnx"))};
-const error = await session.exportModelForInference(path).catch((error) => error);
-console.log(JSON.stringify([error.code, error.hint]));
-""")
-    code, hint = json.loads(ran(NODE, script).stdout)
-    assert code == "segments-unsupported"
-    assert "odtpack adapter export" in hint
-    assert not (tmp_path / "model.onnx").exists()
 
 
 def test_weights_of_one_segment_are_in_memory(

@@ -5,50 +5,34 @@ installs the wheel of the same version in a folder of its own: comparisons to th
 """
 
 import base64
-import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from odtpack.build import build_package
-from odtpack.optimizers import GroupRule, make_optimizer
 from odtpack_runtime.checkpoint.format import CheckpointData, OptimizerState, read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
 from odtpack_runtime.session.native import VARIABLE
-from tests import native_library, zoo
+from tests import native_library
 from tests.hostile.checkpoints import many_tensors
 from tests.kits import harness, kotlin_kit
-from tests.kits.harness import Packages, Saved, contents, needs
-from tests.kits.kills import KITS, loses_nothing
+from tests.kits.harness import Packages, Saved, needs
 from tests.kits.kotlin_kit import KIT, ROOT, SOURCES, finish, run, save_batch, train
-from tests.kits.measured import check_measurements
 from tests.kits.test_kernels import CASES as KERNELS
 from tests.packaging_tools import batch as packaged_batch
+from tests.programs import ran
 
 pytestmark = needs(kotlin_kit.unavailable())
-STEPS = 20
-OPTIONS: dict[str, dict[str, Any]] = {
-    "adamw": {"nominal": True}, "sgd": {"optimizer": make_optimizer("sgd", {"momentum": 0.9})},
-    "adafactor": {"optimizer": make_optimizer("adafactor", {})}, "clipped": {"clip_norm": 0.5},
-    "groups": {"groups": (GroupRule("*bias", 0.1, 0.0),)}, "step model": {"step_model": "always"},
-    "mixed": {"precision": "mixed"}, "mixed step": {"precision": "mixed", "step_model": "always"},
-}  # fmt: skip
-packages, batch = harness.packages_of(OPTIONS), harness.batch
+packages, batch = harness.packages, harness.batch
+suite = harness.suite_on(kotlin_kit)
 
 
-def test_the_conformance_suite_passes_to_the_bit(suite: Path, tmp_path: Path) -> None:
+def test_the_conformance_suite_passes_to_the_bit(suite: Path) -> None:
     """Vectors of the same version of ONNX Runtime, run on the published jar."""
-    packages, suite = suite, tmp_path / "suite"
-    kotlin_kit.python("tests.kits.vectors", "--packages", packages, "--out", suite)
-    index = json.loads((suite / "index.json").read_text())
-    assert index["onnxruntime"] == kotlin_kit.runtime_version()
-    lines = run("conformance", suite).splitlines()
-    assert lines == [f"passed {case['name']}" for case in index["cases"]]
-    assert len(lines) > 90
+    harness.passes(suite, ran(*kotlin_kit.command("conformance", suite)))
 
 
 @pytest.mark.parametrize("kind", ["of the reference", "with digests", "with moments"])
@@ -71,35 +55,6 @@ def test_many_empty_tensors_take_memory_in_proportion_to_the_file(
     most = (10 * path.stat().st_size + (64 << 20)) >> 10
     found = run("load", path, options=(*kotlin_kit.OPTIONS, f"-Xmx{most}k"))
     assert found.splitlines()[0] == ("unchecked" if kind == "of the reference" else "checked")
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_training_gives_the_bits_of_python(
-    name: str, packages: Packages, batch: Saved, tmp_path: Path
-) -> None:
-    harness.same_bits(train, "kotlin", packages[name], batch, STEPS, tmp_path)
-
-
-def test_an_app_may_ask_for_gradients_after_steps_of_the_step_model(
-    packages: Packages, batch: Saved, tmp_path: Path
-) -> None:
-    task = {"package": packages["step model"], "data": batch, "steps": STEPS, "rate": 0.01}
-    found = train({**task, "whole_steps": 3, "save": tmp_path / "kotlin.ckpt"}, "kotlin")
-    wanted = train({**task, "save": tmp_path / "python.ckpt"}, "python")
-    assert found["losses"] == wanted["losses"]
-    assert contents(tmp_path / "kotlin.ckpt") == contents(tmp_path / "python.ckpt")
-
-
-def test_gradients_take_no_memory_with_a_step_model(tmp_path: Path) -> None:
-    widths = (512, 4096, 4)
-    package = tmp_path / "package"
-    build_package(zoo.mlp(widths), package, loss="cross_entropy")
-    rng = np.random.default_rng(3)
-    arrays = {"input": rng.standard_normal((8, widths[0]), dtype=np.float32),
-              "labels": rng.integers(0, widths[-1], 8)}  # fmt: skip
-    task = {"package": package, "data": save_batch(tmp_path, **arrays), "steps": 20}
-    whole, apart = (train({**task, "whole_steps": n}, "kotlin")["resident"][-1] for n in (20, 0))
-    assert apart - whole > 0.7 * 4 * widths[0] * widths[1]
 
 
 @pytest.mark.parametrize("name", ["transformer", "product"])
@@ -129,54 +84,6 @@ def test_a_package_needs_none_of_the_kernels(packages: Packages, batch: Saved) -
     task = {"package": packages["adamw"], "data": batch, "steps": 3, "rate": 0.003}
     with_library = train({**task, "kernels": native_library.library()}, "kotlin")
     assert with_library["losses"] == train(task, "kotlin")["losses"]
-
-
-@pytest.mark.parametrize("order", [("kotlin", "python"), ("python", "kotlin")])
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "step model"])
-def test_a_training_begun_in_one_goes_on_in_the_other(
-    name: str, order: tuple[str, str], packages: Packages, batch: Saved, tmp_path: Path
-) -> None:
-    harness.goes_on(train, order, packages[name], batch, STEPS, tmp_path)
-
-
-@harness.needs_reference
-def test_a_checkpoint_loads_in_the_reference(
-    packages: Packages, batch: Saved, tmp_path: Path
-) -> None:
-    saved = tmp_path / "kotlin.ckpt"
-    train({"package": packages["adamw"], "data": batch, "steps": 3, "save": saved}, "kotlin")
-    harness.loads_in_the_reference(saved)
-
-
-@pytest.mark.parametrize("limit", [2**30, 1000])
-def test_100_kills_in_saves_lose_nothing(limit: int, tmp_path: Path) -> None:
-    loses_nothing(KITS["Kotlin"][1], tmp_path, limit)
-
-
-def test_a_full_disk_leaves_the_checkpoint_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "state"
-    words = kotlin_kit.command("saves", path, 2**30, "replace")
-    said = harness.keeps_its_file_on_a_full_disk(words, path)
-    assert said.splitlines()[-1] == "file-not-written"
-
-
-def test_500_hostile_files_end_in_one_clear_error(
-    packages: Packages, batch: Saved, tmp_path: Path
-) -> None:
-    saved = tmp_path / "good"
-    train({"package": packages["adamw"], "data": batch, "steps": 1, "save": saved}, "kotlin")
-    folder = tmp_path / "hostile"
-    folder.mkdir()
-    checkpoints = harness.damaged_checkpoints(folder, saved.read_bytes())
-    changed = harness.damaged_packages(folder, packages["adamw"], 100, 110)
-    found = dict(line.split(" ", 1) for line in run("damaged", folder).splitlines())
-    found = {name: answer for name, answer in found.items() if name[-3:].isdigit()}
-    assert len(found) == len(checkpoints) + len(changed) >= 500
-    assert [answer for answer in found.values() if answer.startswith("unclear")] == []
-    # What Python does not read is refused; what it reads may differ in a bit of a value only.
-    accepted = [path.name for path in checkpoints if found[path.name] == "loaded"]
-    assert [name for name in accepted if not harness.readable(folder / name)] == []
-    assert sum(answer != "loaded" for answer in found.values()) > 0.6 * len(found)
 
 
 def test_memory_does_not_grow_over_10_000_steps(packages: Packages, batch: Saved) -> None:
@@ -300,13 +207,6 @@ def test_the_pieces_of_the_guides_compile(tmp_path: Path) -> None:
         tmp_path / "out", [tmp_path / "pieces.kt"], coroutines, kotlin_kit.ANDROID
     )
     assert (tmp_path / "out" / "PiecesKt.class").is_file()
-
-
-def test_the_benchmark_writes_every_measurement(tmp_path: Path) -> None:
-    printed = run("benchmark", tmp_path)
-    version = kotlin_kit.runtime_version()
-    check_measurements(printed, "kotlin", version, unmeasured=("read_bytes_per_second",))
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_signature_is_checked(packages: Packages, tmp_path: Path) -> None:

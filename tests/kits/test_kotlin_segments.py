@@ -6,7 +6,6 @@ import subprocess
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,79 +15,14 @@ from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.arena import session_use
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
-from tests.kits import kotlin_kit
-from tests.kits.harness import Packages, Task, contents, goes_on_in_segments, needs
-from tests.kits.kotlin_kit import OPTIONS, command, run, save_batch, train
-from tests.kits.test_segments import HOSTILE, built, built_kinds, pages_of, write_hostile
+from tests.kits import kotlin_kit, test_segments
+from tests.kits.harness import Packages, Task, needs
+from tests.kits.kotlin_kit import OPTIONS, command, save_batch
+from tests.kits.test_segments import built, pages_of
 
+packages = test_segments.packages
 pytestmark = needs(kotlin_kit.unavailable())
-KINDS: dict[str, dict[str, Any]] = {
-    "float32": {}, "int8": {"base": "int8"}, "int4": {"base": "int4"}, "nf4": {"base": "nf4"},
-    "no arena": {"base": "int4", "sessions": "small"}, "kept": {"base": "int4", "keep_products": 4},
-}  # fmt: skip
-STEPS = 7
-LONG = 192
 LARGER = Shape("larger", 3, 256, 4, 2, 704, 2000)
-
-
-@pytest.fixture(scope="module")
-def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A decoder of three blocks, by how its base is stored."""
-    return built_kinds(KINDS, tmp_path_factory.mktemp("segments"))
-
-
-def three_lengths(folder: Path) -> list[dict[str, Any]]:
-    """Batches of sequences of three lengths, two of them of two."""
-    rng = np.random.default_rng(1)
-    found = []
-    for number, size in enumerate(((2, 24), (1, 40), (2, 7))):
-        ids = rng.integers(0, SHAPES["small"].words, size)
-        found.append(save_batch(folder / str(number), input_ids=ids, labels=ids))
-    return found
-
-
-@pytest.fixture
-def batches(tmp_path: Path) -> list[dict[str, Any]]:
-    return three_lengths(tmp_path)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_training_gives_the_bits_of_python(
-    name: str, packages: Packages, batches: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    task = {"package": packages[name], "batches": batches, "steps": STEPS, "rate": 0.01}
-    kotlin, python = (
-        train({**task, "evaluate": True, "save": tmp_path / f"{kit}.ckpt"}, kit)
-        for kit in ("kotlin", "python")
-    )
-    assert kotlin["losses"] == python["losses"]
-    assert len(set(kotlin["losses"])) == STEPS
-    assert kotlin["losses"][6] < kotlin["losses"][0]
-    assert kotlin["evaluation"] == python["evaluation"]
-    assert contents(tmp_path / "kotlin.ckpt") == contents(tmp_path / "python.ckpt")
-
-
-def test_a_training_begun_in_one_goes_on_in_the_other(
-    packages: Packages, batches: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    goes_on_in_segments(train, "kotlin", packages["int4"], batches, tmp_path)
-
-
-def test_one_model_for_inference_is_refused(packages: Packages, tmp_path: Path) -> None:
-    code, message = run("export", packages["int4"], tmp_path / "model.onnx").split("\n", 1)
-    assert code == "segments-unsupported"
-    assert "odtpack adapter export" in message
-    assert not (tmp_path / "model.onnx").exists()
-
-
-def test_segments_that_contradict_themselves_are_refused(
-    packages: Packages, tmp_path: Path
-) -> None:
-    for what in (*HOSTILE, "nothing"):
-        write_hostile(packages["int4"], tmp_path / what.replace(" ", "-"), what)
-    found = dict(line.split(" ", 1) for line in run("damaged", tmp_path).splitlines())
-    assert found.pop("nothing") == "loaded"
-    assert found == dict.fromkeys((what.replace(" ", "-") for what in HOSTILE), "segments-invalid")
 
 
 def test_weights_stay_clean_pages_of_their_file(packages: Packages, tmp_path: Path) -> None:

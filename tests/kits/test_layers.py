@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import pytest
 
 from odtpack.adapters import AdapterSpec
@@ -18,9 +17,7 @@ from tests import zoo
 from tests.kits import harness
 from tests.kits.cases import CASES
 from tests.kits.cpp_stress import TRIED, calls, program_of, write_job
-from tests.kits.harness import OPTIONS, STEPS, Batch, Packages, Task, contents, train
-from tests.kits.kills import loses_nothing
-from tests.kits.measured import check_measurements
+from tests.kits.harness import OPTIONS, Batch, Packages, Task, contents, train
 from tests.packages.samples import build
 from tests.packaging_tools import built_package
 from tests.runtime.checkpoint_samples import Foreign
@@ -32,48 +29,6 @@ batches, job, packages = harness.batches, harness.job, harness.packages
 
 def test_the_conformance_suite_passes_to_the_bit(native: Any, suite: Path) -> None:
     harness.passes(suite, native.run("conformance", suite))
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_training_gives_the_bits_of_python(
-    native: Any, name: str, packages: Packages, batches: list[Batch], job: Task, tmp_path: Path
-) -> None:
-    found = native.measure({**job, "package": packages[name], "save": "kit.ckpt"}, tmp_path)
-    losses, loss = train(packages[name], batches, STEPS, tmp_path / "python.ckpt")
-    assert found["losses"] == losses
-    assert found["evaluation"] == [loss]
-    assert losses[-3] < losses[0]
-    assert contents(tmp_path / "kit.ckpt") == contents(tmp_path / "python.ckpt")
-
-
-def test_an_app_may_ask_for_gradients_after_steps_of_the_step_model(
-    layer: Any, packages: Packages, batches: list[Batch], job: Task, tmp_path: Path
-) -> None:
-    """The first call that asks for them closes the step model; nothing else changes."""
-    task = {**job, "package": packages["step model"], "save": "kit.ckpt"}
-    losses, _ = train(packages["step model"], batches, STEPS, tmp_path / "python.ckpt")
-    for whole in (STEPS, 3):
-        found = layer.measure({**task, "whole_steps": whole}, tmp_path)
-        assert found["losses"] == losses
-        assert found["step_model"] is (whole == STEPS)
-        assert contents(tmp_path / "kit.ckpt") == contents(tmp_path / "python.ckpt")
-
-
-def test_gradients_take_no_memory_with_a_step_model(layer: Any, tmp_path: Path) -> None:
-    widths = (512, 4096, 4)
-    package = tmp_path / "package"
-    build_package(zoo.mlp(widths), package, loss="cross_entropy")
-    rng = np.random.default_rng(3)
-    batch = harness.save_batch(tmp_path / "batch", {
-        "input": rng.standard_normal((8, widths[0]), dtype=np.float32),
-        "labels": rng.integers(0, widths[-1], 8),
-    })  # fmt: skip
-    job = {"package": package, "steps": [batch], "evaluation": batch, "count": 20, "threads": 1}
-    whole, apart = (
-        layer.measure({**job, "whole_steps": n}, tmp_path)["anonymous_bytes_by_tenth"][-1]
-        for n in (20, 0)
-    )
-    assert apart - whole > 0.7 * 4 * widths[0] * widths[1]
 
 
 @pytest.mark.parametrize(
@@ -91,32 +46,6 @@ def test_a_step_model_of_another_optimizer_is_refused(
     assert "code: model-mismatch" in said
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "groups", "step model"])
-def test_a_training_begun_in_one_goes_on_in_the_other(
-    native: Any, name: str, packages: Packages, batches: list[Batch], job: Task, tmp_path: Path
-) -> None:
-    package, half = packages[name], STEPS // 2
-    assert half % len(batches) == 0
-    whole, _ = train(package, batches, STEPS, tmp_path / "whole")
-    first, _ = train(package, batches, half, tmp_path / "half")
-    task = {**job, "package": package, "count": half}
-    rest = native.measure({**task, "save": "end", "checkpoint": "half"}, tmp_path)["losses"]
-    assert first + rest == whole
-    assert contents(tmp_path / "end") == contents(tmp_path / "whole")
-    first = native.measure({**task, "save": "half"}, tmp_path)["losses"]
-    rest, _ = train(package, batches, half, tmp_path / "end", tmp_path / "half")
-    assert first + rest == whole
-    assert contents(tmp_path / "end") == contents(tmp_path / "whole")
-
-
-@harness.needs_reference
-def test_a_checkpoint_loads_in_the_reference(
-    native: Any, packages: Packages, job: Task, tmp_path: Path
-) -> None:
-    native.measure({**job, "package": packages["adamw"], "save": "kit.ckpt"}, tmp_path)
-    harness.loads_in_the_reference(tmp_path / "kit.ckpt")
-
-
 def test_memory_does_not_grow_over_10_000_steps(
     native: Any, packages: Packages, job: Task, tmp_path: Path
 ) -> None:
@@ -125,14 +54,6 @@ def test_memory_does_not_grow_over_10_000_steps(
     assert len(after) == 10
     # One list entry for each step is the program's own: it is allocated before the first.
     assert max(after) - after[0] <= 64 * 2**10, after
-
-
-@pytest.mark.parametrize("external_above", [2**30, 1000])
-def test_100_kills_in_saves_lose_nothing(native: Any, external_above: int, tmp_path: Path) -> None:
-    loses_nothing(native.saving, tmp_path, external_above)
-    names = {path.name for path in tmp_path.iterdir() if path.suffix != ".tmp"}
-    files = {"state"} if external_above > 1000 else {"state", "state.data"}
-    assert names == files | {name.replace("state", "state.previous") for name in files}
 
 
 def test_a_full_disk_leaves_the_checkpoint_as_it_was(
@@ -207,14 +128,6 @@ def test_code_for_the_former_api_compiles_and_trains(
     losses = [float(line) for line in done.stdout.split()]
     assert losses == train(package, batches[:1], 12, tmp_path / "python.ckpt")[0]
     harness.carried_over(package, tmp_path)
-
-
-def test_the_benchmark_writes_every_measurement(layer: Any, tmp_path: Path) -> None:
-    done = layer.run("benchmark", tmp_path, 1, 5 * 10**8)
-    assert done.returncode == 0, done.stderr
-    name = layer.__name__.rpartition(".")[2].removesuffix("_kit")
-    check_measurements(done.stdout, name, onnxruntime.__version__)
-    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_wrong_is_refused_and_changes_nothing(layer: Any, tmp_path: Path) -> None:

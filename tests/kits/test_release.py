@@ -40,43 +40,6 @@ DEPENDENCY = """
     <dependency>
       <groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>
     </dependency>"""
-USES_TYPES = """
-import { TrainingPackage, TrainingSession } from 'odtpack';
-import { trainInWorker, type WorkerSession } from 'odtpack/worker';
-export function apart(folder: string): Promise<WorkerSession> {
-  return trainInWorker({ package: folder }, { numThreads: 2 });
-}
-export async function train(folder: string): Promise<number> {
-  const session = await TrainingSession.create({ package: await TrainingPackage.open(folder) });
-  return session.stepCount;
-}
-export async function ask(opened: TrainingPackage, worker: WorkerSession): Promise<unknown> {
-  // @ts-expect-error: what is open cannot be sent
-  await trainInWorker({ package: opened });
-  await worker.trainBatch({ input: { type: 'float32', data: [1, 2], dims: [2] } });
-  return [(await worker.lastNotFinite())?.parameters, await worker.getLearningRate()];
-}
-"""
-AFTER_THE_GUIDE = """
-import * as ort from 'onnxruntime-web/wasm';
-import { TrainingSession } from 'odtpack';
-
-const { input, labels: label } = batch(0);
-const refused = await session.trainBatch({ input }).catch((error) => error.code);
-const { output } = await session.predict({ input });
-const steps = await session.stepCount();
-const skipped = (await session.lastNotFinite()) ?? null;
-const lost = await trainInWorker({ package: 'public/package', checkpointState: {} }).catch(
-  (error) => error.code);
-await session.release();
-
-// Goes on in the page, with the module that the kit imports itself.
-const own = await TrainingSession.create({ package: 'public/package', checkpointState: file });
-const tensor = ({ type, data, dims }) => new ort.Tensor(type, data, dims);
-losses.push(await own.trainBatch({ input: tensor(input), labels: tensor(label) }));
-const { dims, data } = output;
-window.result = { losses, refused, steps, dims, scores: data.length, skipped, lost };
-"""
 
 
 @pytest.fixture(scope="module")
@@ -131,25 +94,12 @@ def test_a_cmake_project(dist: Path, project: Path) -> None:
     assert refused.stderr == "assets/images.bin is missing, or ends too early.\n"
 
 
-C_PROJECT = """cmake_minimum_required(VERSION 3.21)
-project(c LANGUAGES C CXX)
-find_package(odtpack QUIET)
-if(NOT odtpack_FOUND)
-  message(STATUS "not built: ${odtpack_NOT_FOUND_MESSAGE}")
-  return()
-endif()
-add_executable(train train.c)
-target_link_libraries(train PRIVATE odtpack-native dl pthread)
-"""
-
-
 def test_a_cmake_project_in_c(dist: Path, project: Path) -> None:
     """A C program links the library of an installed kit, which an app may do without."""
     (archive,) = (dist / "cmake").glob("*.tar.gz")
     shutil.unpack_archive(archive, project, filter="data")
     prefix = project / archive.name.removesuffix(".tar.gz")
-    (project / "CMakeLists.txt").write_text(C_PROJECT)
-    shutil.copy(ROOT / "tests" / "kits" / "c" / "train.c", project)
+    shutil.copytree(ROOT / "tests" / "kits" / "c", project, dirs_exist_ok=True)
     words = ["cmake", "-S", str(project), f"-DCMAKE_PREFIX_PATH={prefix}", "-DODTPACK_KERNELS=OFF"]
     assert "not built: ONNX Runtime was not found" in ran(*words, "-B", project / "none").stdout
     finish([*words, "-B", str(project / "out"), *cpp_kit.cmake_options("plain")])
@@ -196,7 +146,7 @@ def test_an_npm_project(npm: Path, project: Path) -> None:
     assert {"LICENSE", "README.md", "package.json", "dist"} == {
         path.name for path in (installed / "odtpack").iterdir()
     }
-    (project / "types.ts").write_text(USES_TYPES)
+    shutil.copy(javascript.SCRIPTS / "types.ts", project)
     options = ["--noEmit", "--strict", "--skipLibCheck", "false", "--module", "nodenext"]
     tsc = [str(installed / "typescript/bin/tsc"), *options, "--types", "node", "types.ts"]
     finish(tsc, cwd=project, env=release.environment())
@@ -216,7 +166,8 @@ def test_an_npm_project_that_vite_bundles_for_chromium(npm: Path, project: Path)
     installed = npm_project(npm, project, "onnxruntime-web", "vite")
     (project / "assets").rename(project / "public")
     code = guide("javascript.md", "main.js").replace("'assets/", "'public/")
-    (project / "main.js").write_text(code + AFTER_THE_GUIDE)
+    after = (javascript.SCRIPTS / "after_the_guide.js").read_text()
+    (project / "main.js").write_text(f"{code}\n{after}")
     (project / "index.html").write_text('<script type="module" src="main.js"></script>')
     vite = [str(installed / "vite/bin/vite.js"), "build", "--base", "./"]
     finish(vite, cwd=project, env=release.environment())

@@ -1,4 +1,4 @@
-"""The kits for C++ and Swift with packages that are trained segment by segment."""
+"""The kits with packages that are trained segment by segment."""
 
 import json
 import subprocess
@@ -17,13 +17,25 @@ from odtpack.build import build_package
 from odtpack_runtime.package.package import Package
 from odtpack_simulator.memory.memory_plan import plan_memory
 from odtpack_simulator.memory.process_memory import child_environment
-from tests.kits import cpp_kit
+from tests.kits import cpp_kit, javascript
 from tests.kits.cpp_kit import save_batch
-from tests.kits.harness import Batch, Packages, Task, contents, job_file, refusal, train
+from tests.kits.harness import (
+    Packages,
+    Saved,
+    Task,
+    goes_on,
+    inputs_of,
+    job_file,
+    refusal,
+    same_bits,
+    save_arrays,
+    train,
+)
+from tests.once import made_once
 
 pytestmark = pytest.mark.kits
 KINDS: dict[str, dict[str, Any]] = {
-    "float32": {}, "int8": {"base": "int8"}, "int4": {"base": "int4"},
+    "float32": {}, "int8": {"base": "int8"}, "int4": {"base": "int4"}, "nf4": {"base": "nf4"},
     "no arena": {"base": "int4", "sessions": "small"}, "kept": {"base": "int4", "keep_products": 4},
     "kept, no arena": {"base": "int4", "keep_products": 4, "sessions": "small"},
 }  # fmt: skip
@@ -32,12 +44,15 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A decoder of three blocks, by how its base is stored."""
-    return built_kinds(KINDS, tmp_path_factory.mktemp("segments"))
 
+    def build(folder: Path) -> None:
+        folder.mkdir()
+        model = write_model(SHAPES["small"], folder / "model")
+        for name, options in KINDS.items():
+            built(model, folder / name, **options)
 
-def built_kinds(kinds: dict[str, dict[str, Any]], folder: Path) -> Packages:
-    model = write_model(SHAPES["small"], folder / "model")
-    return {name: built(model, folder / name, **options) for name, options in kinds.items()}
+    folder = made_once(tmp_path_factory, "segments", build)
+    return {name: folder / name for name in KINDS}
 
 
 def built(model: Path, folder: Path, words: int = 300, **options: Any) -> Path:
@@ -50,49 +65,68 @@ def built(model: Path, folder: Path, words: int = 300, **options: Any) -> Path:
 
 
 @pytest.fixture
-def batches() -> list[Batch]:
+def batches(tmp_path: Path) -> list[Saved]:
     """Sequences of three lengths, two of them in batches of two."""
-    rng = np.random.default_rng(1)
-    ids = [rng.integers(0, SHAPES["small"].words, size) for size in ((2, 24), (1, 40), (2, 7))]
-    return [{"input_ids": each, "labels": each.copy()} for each in ids]
+    return three_lengths(tmp_path)
+
+
+def three_lengths(folder: Path) -> list[Saved]:
+    rng, found = np.random.default_rng(1), []
+    for number, size in enumerate(((2, 24), (1, 40), (2, 7))):
+        ids = rng.integers(0, SHAPES["small"].words, size)
+        found.append(save_arrays(folder / str(number), input_ids=ids, labels=ids))
+    return found
 
 
 @pytest.fixture
-def job(batches: list[Batch], tmp_path: Path) -> dict[str, Any]:
+def job(batches: list[Saved]) -> Task:
     """Seven steps on batches of several lengths, an evaluation and a save."""
-    steps = []
-    for number, batch in enumerate(batches):
-        steps.append(save_batch(tmp_path / str(number), batch))
-    return {"steps": steps, "count": 7, "threads": 1, "learning_rate": 0.01, "evaluation": True,
-            "save": "kit.ckpt"}  # fmt: skip
+    return {"steps": [inputs_of(batch) for batch in batches], "count": 7, "threads": 1,
+            "learning_rate": 0.01, "evaluation": True, "save": "kit.ckpt"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_training_gives_the_bits_of_python(
-    name: str, kit: Any, packages: Packages, batches: list[Batch], job: Task, tmp_path: Path
+    every: Any, name: str, packages: Packages, batches: list[Saved], tmp_path: Path
 ) -> None:
-    found = kit.measure({**job, "package": packages[name]}, tmp_path)
-    losses, evaluated = train(packages[name], batches, 7, tmp_path / "python.ckpt")
-    assert found["losses"] == losses
-    assert losses[6] < losses[0]
-    assert found["evaluation"] == [evaluated]
-    assert contents(tmp_path / "kit.ckpt") == contents(tmp_path / "python.ckpt")
+    task = {"package": packages[name], "batches": batches, "steps": 7, "rate": 0.01}
+    same_bits(every, task, tmp_path)
+    if every is javascript:  # with weights in memory, as a browser has them
+        same_bits(every, {**task, "fetched": True}, tmp_path)
 
 
 def test_a_training_begun_in_one_goes_on_in_the_other(
-    kit: Any, packages: Packages, batches: list[Batch], job: Task, tmp_path: Path
+    every: Any, packages: Packages, batches: list[Saved], tmp_path: Path
 ) -> None:
-    package = packages["int4"]
-    job = {**job, "package": package, "count": 3}
-    kit.measure(job, tmp_path)
-    train(package, batches, 3, tmp_path / "python.ckpt")
-    train(package, batches, 3, tmp_path / "end.ckpt", tmp_path / "kit.ckpt")
-    train(package, batches, 6, tmp_path / "whole.ckpt")
-    whole = contents(tmp_path / "whole.ckpt")
-    assert contents(tmp_path / "end.ckpt") == whole
-    for begun in ("kit.ckpt", "python.ckpt"):
-        kit.measure({**job, "checkpoint": begun, "save": "more.ckpt"}, tmp_path)
-        assert contents(tmp_path / "more.ckpt") == whole
+    task = {"package": packages["int4"], "batches": batches, "steps": 6, "rate": 0.01}
+    goes_on(every, task, tmp_path)
+
+
+@pytest.mark.parametrize("every", ["kotlin", "node"], indirect=True)
+def test_one_model_is_refused(every: Any, packages: Packages, tmp_path: Path) -> None:
+    code, message = every.refused_export(packages["int4"], tmp_path / "model.onnx")
+    assert code == "segments-unsupported"
+    assert "odtpack adapter export" in message
+    assert not (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.parametrize("every", ["kotlin", "node"], indirect=True)
+def test_segments_are_refused_that_contradict_themselves(
+    every: Any, packages: Packages, tmp_path: Path
+) -> None:
+    names = {what: what.replace(" ", "-") for what in (*HOSTILE, "nothing", "changed")}
+    for what, name in names.items():
+        write_hostile(packages["int4"], tmp_path / name, what)
+    weights = tmp_path / "changed" / "segments.weights"
+    data = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    expected = dict.fromkeys(names.values(), "segments-invalid")
+    expected |= {"nothing": "loaded", "changed": "package-changed"}
+    if every is javascript:  # no shape has such sizes, of a weight or of anything else
+        odd = ("a-negative-size", "more-bytes-than-numbers-count")
+        expected |= dict.fromkeys(odd, "manifest-invalid")
+    assert every.damaged(tmp_path) == expected
 
 
 @pytest.mark.parametrize("kit", ["cpp"], indirect=True)

@@ -51,26 +51,12 @@ def test_the_guide_builds_and_trains(package: Path, tmp_path: Path) -> None:
     assert read_checkpoint(tmp_path / "trained.ckpt").optimizer.step == 90
 
 
-TRAIN = """
-import Foundation
-let words = CommandLine.arguments
-var left = Int(words[3])!
-let (package, files) = (URL(fileURLWithPath: words[1]), URL(fileURLWithPath: words[2]))
-let trainer = Trainer(package: package, files: files)
-let isDone = try trainer.run {
-  left -= 1
-  if words.count > 4 && left == 0 { trainer.stop(words[4]) }
-  return words.count > 4 || left > 0
-}
-print(isDone)
-"""
-
-
 def test_the_trainer_of_the_ios_sample_stops_and_goes_on(package: Path, tmp_path: Path) -> None:
     sample = ROOT / "examples" / "ios"
     in_toolchain("swiftc", "-parse", *sorted(sample.glob("*.swift")))  # the rest needs Apple's
     trainer = (sample / "Trainer.swift").read_text()
-    swift_kit.apps(tmp_path, {"train": {"Trainer.swift": trainer, "main.swift": TRAIN}})
+    main = (swift_kit.PROGRAM / "guide" / "train.swift").read_text()
+    swift_kit.apps(tmp_path, {"train": {"Trainer.swift": trainer, "main.swift": main}})
     rng = np.random.default_rng(1)
 
     def run_trainer(files: Path, *arguments: object) -> str:

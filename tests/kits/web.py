@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from examples.web_demo.build import Handler
@@ -18,6 +19,7 @@ FOLDERS = {
     "odtpack": KIT / "dist",
     "flatbuffers": MODULES / "flatbuffers" / "mjs",
     "ort": MODULES / "onnxruntime-web" / "dist",
+    "scripts": Path(__file__).parent / "js",
 }
 IMPORTS = {
     "odtpack": "/odtpack/index.js",
@@ -86,6 +88,16 @@ def open_kit(browser: Browser, address: str) -> None:
     """Open a page, and wait until it has loaded the kit."""
     browser.open(address)
     wait(browser, "Boolean(window.kit)")
+
+
+def run(browser: Browser, program: str, given: Any = None) -> Any:
+    """What a program of ``js/page.mjs`` returns in a page that has the kit, or its error."""
+    browser.evaluate(f"""window.results = null, import('/scripts/page.mjs')
+        .then((page) => page.{program}({json.dumps(given, default=str)}))
+        .catch((error) => ({{ code: error.code, what: `${{error}}${{error.cause?.stack ?? ''}}` }}))
+        .then((found) => {{ window.results = found; }}), 1""")
+    wait(browser, "Boolean(window.results)", 900)  # shaders are compiled in software
+    return browser.evaluate("window.results")
 
 
 def wait(browser: Browser, condition: str, seconds: float = 240) -> None:

@@ -1,22 +1,12 @@
-"""Kill an action at each of its calls of the file system, and look at what it leaves.
-
-``python -m tests.packages.killing ACTION FOLDER EVERY``. Each attempt is a fork of this process, in
-which the k-th call of :mod:`tests.packages.killer` kills, or a write, half of which still
-happens; k goes up by EVERY. Prints what the folder held after each as a line of JSON.
-"""
+"""What tests/faults kills at each of its calls of the file system, and how to see what it left."""
 
 from __future__ import annotations
 
-import gc
+import contextlib
 import hashlib
-import json
-import os
 import shutil
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from odtpack import artifacts
 from odtpack.build import build_package
@@ -25,39 +15,8 @@ from odtpack_runtime import CheckpointState, OdtpackError
 from odtpack_runtime.files import folder_update
 from odtpack_runtime.package.package import Package, check_nothing_else
 from tests import zoo
-from tests.packages.killer import Killer
 
 _MODEL = zoo.mlp((6, 4, 3))
-
-
-def tear_writes(killer: Killer) -> None:
-    """Have every write to a file that is opened from now on counted, and torn by the kill."""
-    original = os.fdopen
-    os.fdopen = lambda *args, **options: Torn(original(*args, **options), killer)  # type: ignore
-
-
-class Torn:
-    """A file whose last write before the kill reaches the disk by half."""
-
-    def __init__(self, stream: Any, killer: Killer) -> None:
-        self._stream, self._killer = stream, killer
-
-    def __enter__(self) -> Torn:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stream.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def write(self, data: Any) -> int:
-        def half() -> None:
-            self._stream.write(bytes(data)[: len(bytes(data)) // 2])
-            self._stream.flush()
-
-        self._killer.tick(half)
-        return int(self._stream.write(data))
 
 
 def _build(folder: Path, beta1: float = 0.8) -> None:
@@ -76,8 +35,8 @@ def _build_without_swap(folder: Path) -> None:
 
 
 def _build_here(folder: Path) -> None:
-    os.chdir(folder / "package")
-    _build(folder)
+    with contextlib.chdir(folder / "package"):
+        _build(folder)
 
 
 def _artifacts(folder: Path, loss: artifacts.LossType = artifacts.LossType.MSELoss) -> None:
@@ -160,55 +119,3 @@ def _tidy(folder: Path) -> None:
             shutil.rmtree(path)
         elif path.match(".manifest.sig.*.tmp"):
             path.unlink()
-
-
-def main(action: str, folder: Path, every: int) -> None:
-    prepare, act = ACTIONS[action]
-    reference = folder / "reference"
-    reference.mkdir()
-    prepare(reference)
-    old = state(reference)
-    template = folder / "template"
-    shutil.copytree(reference, template)
-    pid = os.fork()
-    if pid == 0:
-        act(reference)
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] == 0
-    print(json.dumps({"old": old, "new": state(reference)}), flush=True)
-    gc.freeze()  # no fork walks through what all share
-    call, ended = 1 - every, False
-    while not ended:
-        call += every
-        attempt = folder / "attempt"
-        shutil.copytree(template, attempt)
-        pid = os.fork()
-        if pid == 0:
-            killer = Killer(call)
-            killer.install()
-            tear_writes(killer)
-            act(attempt)
-            os._exit(0)
-        status = os.waitpid(pid, 0)[1]
-        ended = os.WIFEXITED(status)
-        assert status in (0, signal.SIGKILL), status
-        found = state(attempt)
-        act_again = call % 7 == 0 and not ended
-        if act_again:  # whatever a kill left is no hindrance
-            pid = os.fork()
-            if pid == 0:
-                act(attempt)
-                os._exit(0)
-            assert os.waitpid(pid, 0)[1] == 0
-        rubbish = [p.name for p in attempt.rglob(".*") if act_again or ended]
-        print(
-            json.dumps(
-                {"state": found, "again": state(attempt) if act_again else None, "rubbish": rubbish}
-            ),
-            flush=True,
-        )
-        shutil.rmtree(attempt)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

@@ -1,9 +1,7 @@
 """Replacing the files of a folder: what stays, what goes, and what is refused."""
 
-import itertools
 import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest import mock
@@ -14,10 +12,7 @@ from odtpack_runtime import OdtpackError
 from odtpack_runtime.files import folder_update
 from odtpack_runtime.files.folder_update import check_finished, finish_update, update_folder
 from tests.failing import failing
-from tests.packages.killing import ACTIONS
-from tests.programs import ran
 from tests.refused import refused
-from tests.sweep import split_rows
 
 
 def names(folder: Path) -> list[str]:
@@ -312,32 +307,3 @@ def test_a_plan_that_cannot_be_read_is_not_thrown_away(
                 call(folder)
     finish_update(folder)
     assert names(folder) == ["a", "last"]
-
-
-# A process killed at any call of the file system leaves the old state or the new one.
-
-ROOT = Path(__file__).parents[2]
-LEAST_CALLS = {"save a checkpoint": 5, "sign": 5}
-EVERY = 4
-"""In every run at every fourth call, in the sweep at each."""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-@pytest.mark.parametrize(
-    ("action", "every"),
-    split_rows(itertools.product(ACTIONS, (EVERY, 1)), lambda _, every: every == EVERY),
-)
-def test_a_kill_leaves_the_old_or_the_new(tmp_path: Path, action: str, every: int) -> None:
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    done = ran(sys.executable, "-m", "tests.packages.killing", action, tmp_path, every,
-               cwd=ROOT, env=os.environ | {"PYTHONPATH": path})  # fmt: skip
-    reference, *attempts = map(json.loads, done.stdout.splitlines())
-    old, new = reference["old"], reference["new"]
-    assert old != new
-    states = [attempt["state"] for attempt in attempts]
-    assert set(states) == {old, new}
-    assert states == sorted(states, key=lambda state: state == new), "once new, it stays new"
-    assert states[-1] == new
-    assert len(states) > LEAST_CALLS.get(action, 40) / every
-    assert {attempt["again"] for attempt in attempts} <= {new, None}
-    assert [attempt["rubbish"] for attempt in attempts if attempt["rubbish"]] == []

@@ -23,29 +23,19 @@ def tables(opset: int = 17) -> onnx.ModelProto:
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["" : {opset}]> tables (int64[N, 6] input)'
         """ => (float[N, 300] output) {
-            seven = Constant <value = int64[1] {7}> ()
-            three = Constant <value = int64[1] {3}> ()
-            half = Constant <value = float[1] {0.5}> ()
-            near = Mod (input, seven)
+            seven = Constant <value = int64[1] {7}> () three = Constant <value = int64[1] {3}> ()
+            half = Constant <value = float[1] {0.5}> () near = Mod (input, seven)
             around = Sub (near, three)
             places = Constant <value = int64[2, 16]
                 {5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5, 5,
                  5, 5, 5, 5, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 39}> ()
-            a = Gather ("tied.embed", input)
-            b = Gather ("medium.embed", around)
-            c = Gather ("large.embed", around)
-            d = Gather ("twice.embed", around)
-            e = Gather ("twice.embed", near)
-            scaled = Mul ("scaled.embed", half)
-            f = Gather (scaled, around)
-            g = GatherElements <axis = 0> (elements, places)
-            h = ReduceMean <axes = [0], keepdims = 0> (g)
-            bcd = Sum (b, c, d)
-            aef = Sum (a, e, f)
-            both = Mul (bcd, aef)
-            mean = ReduceMean <axes = [1], keepdims = 0> (both)
-            state = Add (mean, h)
-            active = Tanh (state)
+            a = Gather ("tied.embed", input) b = Gather ("medium.embed", around)
+            c = Gather ("large.embed", around) d = Gather ("twice.embed", around)
+            e = Gather ("twice.embed", near) scaled = Mul ("scaled.embed", half)
+            f = Gather (scaled, around) g = GatherElements <axis = 0> (elements, places)
+            h = ReduceMean <axes = [0], keepdims = 0> (g) bcd = Sum (b, c, d) aef = Sum (a, e, f)
+            both = Mul (bcd, aef) mean = ReduceMean <axes = [1], keepdims = 0> (both)
+            state = Add (mean, h) active = Tanh (state)
             output = Gemm <transB = 1> (active, "tied.embed")
         }"""
     )

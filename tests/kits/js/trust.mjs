@@ -19,5 +19,5 @@ try {
   console.log(JSON.stringify([state.checked ? 'checked' : 'unchecked', state.recovered ?? '']));
 } catch (error) {
   if (!(error instanceof kit.OdtpackError)) throw error;
-  console.log(JSON.stringify([error.code, error.what]));
+  console.log(JSON.stringify([error.code, `${error.what} ${error.hint ?? ''}`.trim()]));
 }
