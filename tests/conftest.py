@@ -37,6 +37,22 @@ def pytest_configure(config: pytest.Config) -> None:
     Asked.rest = "not sweep" not in config.option.markexpr
 
 
+class FromBehind(pytest.Dir):
+    """A folder whose last file is collected first."""
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        return [*super().collect()][::-1]
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Dir | None:
+    """Let every other process begin with the last file.
+
+    What one has imported the other finds as bytecode, where a fresh clone has none yet.
+    """
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    return FromBehind.from_parent(parent, path=path) if number % 2 else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the slowest tests to make sweep, and those of kits to make kits.
@@ -58,8 +74,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=[*left_out])
         items[:] = [item for item in items if item not in left_out]
-    # They run for minutes: as the last ones they would run alone.
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    # All processes need one order. Some run for minutes: as the last ones they would run alone.
+    items.sort(key=lambda item: (not item.nodeid.startswith(LONGEST), item.path.parts))
 
 
 def pytest_collection_finish() -> None:

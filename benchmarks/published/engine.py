@@ -16,7 +16,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import least_squares
 
 from odtpack_simulator.device.profile import load_profile
 from odtpack_simulator.latency import DeviceRates, device_rates
@@ -101,6 +100,8 @@ def counted() -> dict[str, Counts]:
 
 def fitted(networks: tuple[str, ...] = CALIBRATION) -> Engine:
     """Least squares of the logarithms, and the interval that holds 95 % of further rows."""
+    from scipy.optimize import least_squares  # takes a second
+
     rates, counts = device_rates(load_profile(DEVICE)), counted()
     rows = [row for row in published() if row.network in networks]
     parts = np.array([counts[row.network].parts_ms(row.batch, rates) for row in rows])

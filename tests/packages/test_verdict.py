@@ -29,7 +29,7 @@ _HEAD = ["fc.*"]
 
 
 def mobilenet(batch_norm: Any) -> onnx.ModelProto:
-    return zoo.mobilenet_v2(32, classes=3, width_mult=0.1, batch_norm=batch_norm, stages=2)
+    return zoo.mobilenet_v2(32, classes=3, width_mult=0.1, batch_norm=batch_norm, stages=1)
 
 
 @dataclasses.dataclass(frozen=True)

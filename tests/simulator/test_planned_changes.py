@@ -98,9 +98,9 @@ def test_frozen_layers_are_planned_as_a_package_that_is_built_so(
     assert change.peak_bytes == pytest.approx(planned(tmp_path, transformer.shapes), rel=0.03)
 
 
-def test_a_weight_that_is_multiplied_by_itself_again_and_again(transformer: Case) -> None:
+def test_a_weight_that_is_multiplied_by_itself_again_and_again(mlp: Case) -> None:
     """It is carried once through every node, not twice as often as through the one before."""
-    manifest = transformer.package.manifest
+    manifest = mlp.package.manifest
     weight = next(p for p in manifest.parameters if len(p.shape) == 2)
     names = [weight.name, *(f"v{depth}" for depth in range(60))]
     nodes = [
