@@ -1,9 +1,10 @@
 """Which tensors of a PyTorch module train: a text file, written beside the export.
 
 A line for each tensor: its name, its shape, ``parameter`` or ``buffer``, and whether it requires a
-gradient::
+gradient; a tied one names the line of the same tensor::
 
     encoder.0.weight [8,6] parameter true
+    decoder.weight [8,6] parameter true of encoder.0.weight
     loss.pos_weight [3] buffer false
 """
 
@@ -17,7 +18,7 @@ from typing import Any, Final
 
 _TITLE: Final = "# odtpack names: name [shape] kind requires_grad\n"
 _SHAPE: Final = r"(?:\d{1,18}(?:,\d{1,18})*)?"
-_LINE: Final = re.compile(rf"(\S.*) \[({_SHAPE})\] (parameter|buffer) (true|false)")
+_LINE: Final = re.compile(rf"(\S.*) \[({_SHAPE})\] (parameter|buffer) (true|false)(?: of (\S.*))?")
 _LIMIT: Final = 2**24
 
 
@@ -29,6 +30,7 @@ class Named:
     shape: tuple[int, ...]
     parameter: bool  # whether it is a parameter, not a buffer
     trained: bool  # whether it requires a gradient
+    tensor: str  # the first of its names
 
 
 def names(module: Any, path: str | os.PathLike[str] | None = None) -> str:
@@ -41,11 +43,13 @@ def names(module: Any, path: str | os.PathLike[str] | None = None) -> str:
     Returns:
         The text: a line for each parameter and buffer, tied ones under each of their names.
     """
-    lines = [_TITLE]
+    lines, first = [_TITLE], dict[int, str]()
     for kind in ("parameter", "buffer"):
         for name, tensor in getattr(module, f"named_{kind}s")(remove_duplicate=False):
             shape = ",".join(map(str, tensor.shape))
-            lines.append(f"{name} [{shape}] {kind} {str(bool(tensor.requires_grad)).lower()}\n")
+            same = first.setdefault(id(tensor), name)
+            trains = str(bool(tensor.requires_grad)).lower()
+            lines.append(f"{name} [{shape}] {kind} {trains}{f' of {same}' * (same != name)}\n")
     text = "".join(lines)
     if path is not None:
         from odtpack_runtime.files.atomic import write_whole
@@ -82,7 +86,8 @@ def read_names(path: Path) -> tuple[Named, ...]:
                 hint="write the list with odtpack.names(module, 'names.txt')",
             )
         shape = tuple(int(size) for size in match[2].split(",") if size)
-        found.append(Named(match[1], shape, match[3] == "parameter", match[4] == "true"))
+        parameter, trained = match[3] == "parameter", match[4] == "true"
+        found.append(Named(match[1], shape, parameter, trained, match[5] or match[1]))
     return tuple(found)
 
 
@@ -106,4 +111,4 @@ def _of_safetensors(path: Path) -> tuple[Named, ...]:
                 where=str(path),
                 hint="write a list: odtpack.names(module, 'names.txt'), then --like names.txt",
             )
-    return tuple(Named(name, shape, True, True) for name, shape in shapes.items())
+    return tuple(Named(name, shape, True, True, name) for name, shape in shapes.items())

@@ -530,6 +530,48 @@ def test_what_the_exporter_changed_is_named(way: str, tmp_path: Path) -> None:
     assert len(notes) == 1
 
 
+class Packed(nn.Module):
+    """What the older exporter packs or unsqueezes, of equal shapes, and a tied matrix."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.GroupNorm(2, 4), nn.GroupNorm(2, 4)
+        self.rnn = nn.GRU(4, 3, num_layers=2, bidirectional=True)
+        self.down, self.up = nn.Linear(6, 6, bias=False), nn.Linear(6, 6, bias=False)
+        self.up.weight = self.down.weight
+        for each in self.parameters():
+            nn.init.normal_(each, std=0.5)  # the older exporter stores equal tensors once
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.second(torch.tanh(self.first(x)))
+        y, _ = self.rnn(y.permute(2, 0, 1))
+        return self.up(torch.tanh(self.down(y))).square().mean()
+
+
+@pytest.mark.parametrize("exporter", ["torchscript", "dynamo"])
+def test_names_of_packed_and_of_tied_tensors(exporter: Exporter, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module, feeds = Packed().eval(), {"x": torch.randn(3, 4, 5)}
+    model = export(module, feeds, tmp_path / "model.onnx", exporter)
+    for norm in (module.first, module.second):
+        norm.requires_grad_(norm is module.first)
+    told, notes, package = listed(module, "names", tmp_path), list[str](), tmp_path / "package"
+    assert "\nup.weight [6,6] parameter true of down.weight\n" in Path(told["like"]).read_text()
+    build_package(model, package, remark=notes.append, optimizer="sgd")
+    apart = "equal, and train apart: down.weight and up.weight; if"
+    assert any(apart in note for note in notes) == (exporter == "torchscript")
+    notes.clear()
+    build_package(model, package, remark=notes.append, optimizer="sgd", **told)
+    assert not [note for note in notes if "not trained" in note or "apart" in note]
+    state, trainer, _ = open_training(package)
+    module(**feeds).backward()
+    assert float(trainer(feeds["x"].numpy())) == pytest.approx(module(**feeds).item(), rel=1e-5)
+    grads = [parameter.grad for _, parameter in state.parameters if parameter.requires_grad]
+    theirs = [each.grad for each in module.parameters() if each.requires_grad]
+    total = sum(float((np.float64(grad) ** 2).sum()) for grad in grads)
+    assert total == pytest.approx(sum(float((grad**2).sum()) for grad in theirs), rel=1e-4)
+
+
 def test_renamed_tensors_are_matched_by_shape_or_named(tmp_path: Path) -> None:
     module, _, model = tagger(tmp_path, "torchscript")
     proto = onnx.load(model)

@@ -1,5 +1,6 @@
 """What ``odtpack diff`` finds in two packages."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from odtpack.update.release import new_key, sign_package
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
+from odtpack_runtime.package.manifest import Manifest
 from odtpack_runtime.package.package import Package
 from tests.model_text import retyped, with_arrays
 from tests.packages.mutations import rehash
@@ -206,8 +208,14 @@ def test_calls(tmp_path: Path, old: dict[str, object], new: dict[str, object], w
 
 
 def test_an_output_may_become_that_of_the_accuracy(tmp_path: Path) -> None:
-    named = {"outputs": ["output"]}
-    found = compared(tmp_path, {**named, "loss_options": {"layout": "NLC"}}, named)
+    named: dict[str, object] = {"outputs": ["output"]}
+    compared(tmp_path, named, named)
+    path = tmp_path / "old" / "manifest.json"
+    manifest = Manifest.from_json(path.read_bytes(), str(path))
+    loss, output = manifest.outputs
+    outputs = (loss, dataclasses.replace(output, role="additional"))  # as without an accuracy
+    path.write_text(dataclasses.replace(manifest, outputs=outputs).to_json())
+    found = diff_packages(tmp_path / "old", tmp_path / "new")
     packages = (Package.open(tmp_path / folder).manifest for folder in ("old", "new"))
     assert [each.outputs[1].role for each in packages] == ["additional", "prediction"]
     assert not found.app.calls_change

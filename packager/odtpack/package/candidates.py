@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -162,7 +163,7 @@ def choose(
                 "--train and --like both say what trains",
                 hint="leave one of them out; --freeze may stand beside --like",
             )
-        said = said_by(model, Path(spec.like), alike, own)
+        said = said_by(model, Path(spec.like), alike, own, bool(spec.untie))
         alike, remarks = said.parameters, [*said.remarks]
         if not wanted:
             freeze = (*freeze, *map(glob.escape, said.frozen))
@@ -181,6 +182,11 @@ def choose(
         remarks.append(
             f"no pattern matches {some([f'{name} of {path}' for name, path in lost.items()])}, and "
             f"the file does not say which module that is in: name it as the file does ({option})"
+        )
+    if spec.like is None and (copies := _equal_matrices(model.graph, trained)):
+        remarks.append(
+            f"equal, and train apart: {some(copies)}; if the module ties them, say so with --like "
+            "names.txt, which odtpack.names(module, 'names.txt') writes"
         )
     if spec.like is None and not wanted:
         if buffers:
@@ -214,6 +220,30 @@ def choose(
         )
     remarks += _folding(model.graph, trained, alike, made, [] if wanted else changed)
     return Chosen(trained, frozen, alike, tuple(remarks))
+
+
+def _equal_matrices(graph: ir.Graph, names: Sequence[str]) -> list[str]:
+    """Pairs of equal matrices that the older exporter stored for two layers, but not of a stack."""
+    seen: defaultdict[tuple[object, ...], list[ir.Value]] = defaultdict(list)
+    for value in (graph.initializers[name] for name in names if name.startswith(COMPUTED)):
+        array = np.zeros(0) if value.const_value is None else value.const_value.numpy()
+        if array.ndim == 2 and np.ptp(array) > 0:
+            seen[array.shape, array[0].tobytes()].append(value)
+    pairs = [p for values in seen.values() for p in itertools.pairwise(values) if _equal(*p)]
+    called = known_names(graph) if pairs else {}
+    found = [[(called.get(str(v.name)) or [str(v.name)])[0] for v in pair] for pair in pairs]
+    return [
+        f"{one} and {other}"
+        for one, other in found
+        if re.sub(r"\d+", "", one) != re.sub(r"\d+", "", other)  # layers begin as copies of one
+    ]
+
+
+def _equal(one: ir.Value, other: ir.Value) -> bool:
+    """Whether two initializers hold the same numbers."""
+    if one.const_value is None or other.const_value is None:
+        return False
+    return np.array_equal(one.const_value.numpy(), other.const_value.numpy())
 
 
 # Operators that an exporter gives weights in another order, and nothing else.
@@ -591,31 +621,43 @@ class Said:
     remarks: tuple[str, ...]  # what could not be matched
 
 
-def said_by(model: ir.Model, path: Path, alike: Sequence[str], own: Collection[str]) -> Said:
+def said_by(
+    model: ir.Model, path: Path, alike: Sequence[str], own: Collection[str], untied: bool
+) -> Said:
     """Match a list of names with the initializers of a model, of which ``own`` are the build's."""
     # By the name, which an exporter may have changed, or by that of what it was computed from; then
-    # by the shape, where one tensor of the list and one initializer are left that have it.
+    # by the shape, where one tensor of the list and one initializer are left that have it. Tied
+    # ones become one again, unless some are to be untied.
     graph = model.graph
     listed = {each.name: each for each in read_names(path)}
     original, computed = module_names(graph), folded(graph)
+    guesses = {name: guess for name, guess in known_names(graph).items() if name in alike}
+    alone = Counter(guess for several in guesses.values() for guess in several)
     found: dict[str, Named] = {}
-    matched = set[str]()
-    for name in graph.initializers:
-        each = listed.get(name) or listed.get(original.get(name, name))
+    matched, tied = set[str](), dict[str, str]()
+    for name, value in [*graph.initializers.items()]:
+        called = guesses.get(name, ())
+        names = (name, original.get(name, name), *(each for each in called if alone[each] == 1))
         sources = computed[name].parameters if name in computed else ()
-        known = [listed[source] for source in sources if source in listed]
+        itself = [listed[n] for n in names if n in listed and _fits(graph, name, listed[n])][:1]
+        known = (
+            [listed[source] for source in sources if source in listed]
+            or _of_a_layer(called, listed.values())
+            or itself
+        )
         if known:
             found[name] = max(known, key=lambda source: source.trained)
-        elif each is not None and _fits(graph, name, each):
-            found[name] = each
-        else:
-            continue
-        matched.update(source.name for source in (known or [found[name]]))
-    rest = [e for e in listed.values() if e.parameter and e.name not in matched]
+            matched.update(source.tensor for source in known)
+        first = tied.setdefault(itself[0].tensor, name) if known == itself != [] else name
+        if first != name and not untied and _equal(graph.initializers[first], value):
+            value.replace_all_uses_with(graph.initializers[first])
+            del graph.initializers[name]
+    lacking = (e for e in listed.values() if e.parameter and e.tensor not in matched)
+    rest = {each.tensor: each for each in lacking}.values()
     open_ = [name for name in alike if name not in found and name not in own]
     unnamed = made_up(graph).intersection(open_)
     for key in (_key, _bare_key):
-        wanted = [(key(e.shape), e) for e in rest if e.name not in matched]
+        wanted = [(key(e.shape), e) for e in rest if e.tensor not in matched]
         left = {n: key(graph.initializers[n].shape.numpy()) for n in open_ if n not in found}  # type: ignore[union-attr] # alike have shapes
         counts, shapes = Counter(left.values()), Counter(shape for shape, _ in wanted)
         for shape, each in wanted:
@@ -624,10 +666,10 @@ def said_by(model: ir.Model, path: Path, alike: Sequence[str], own: Collection[s
             fitting = [name for name in unnamed if left.get(name) == shape]
             if shapes[shape] == counts[shape] == len(fitting) == 1:
                 found[fitting[0]] = each
-                matched.add(each.name)
+                matched.add(each.tensor)
     order = [name for name in graph.initializers if name in found or name in own]
     parameters = tuple(n for n in order if n in own or found[n].parameter)
-    lost = [e.name for e in rest if e.trained and e.name not in matched]
+    lost = [e.name for e in rest if e.trained and e.tensor not in matched]
     unknown = [name for name in open_ if name not in found]
     remarks = []
     if lost:
@@ -641,6 +683,19 @@ def said_by(model: ir.Model, path: Path, alike: Sequence[str], own: Collection[s
         )
     held = (n for n in parameters if n not in own and not found[n].trained)
     return Said(parameters, tuple(held), tuple(remarks))
+
+
+# What the older exporter packs of a recurrent module, by the inputs of the operator.
+_PACKED = {"W": "weight_ih_", "R": "weight_hh_", "B": "bias_"}
+
+
+def _of_a_layer(called: Sequence[str], listed: Collection[Named]) -> list[Named]:
+    """The parameters of a recurrent module that a tensor holds; none if only some train."""
+    for path, _, kind in (name.rpartition(".") for name in called):
+        known = [e for e in listed if e.name.startswith(f"{path}.{_PACKED.get(kind, ' ')}")]
+        if len({e.trained for e in known}) == 1:
+            return known
+    return []
 
 
 def _fits(graph: ir.Graph, name: str, each: Named) -> bool:
