@@ -16,6 +16,7 @@ from odtpack_simulator.result import SimulationResult
 from tests.reports.browser import CHROMIUM, Browser
 from tests.reports.demo import stored_result
 from tests.reports.hostile import hostile_result
+from tests.simulator.changed import changed
 from tests.simulator.factory import make_result
 
 pytestmark = [
@@ -146,9 +147,9 @@ def test_it_fits_every_width(
 
 def compared() -> bytes:
     """Verdicts that changed, checks that fail, and figures in their longest forms."""
-    base = stored_result()
+    base = changed(stored_result(), training={"eval_loss_after": 1.3456e-05})
     names = [device.name for device in base.devices]
-    head = make_result(names, scale=1.4)
+    head = changed(make_result(names, scale=1.4), training={"eval_loss_after": 1.2345e-05})
     budgets = parse_budgets(b'[budgets]\npeak_memory = "+5 %"\nstep_latency = "20 ms"\n')
     return render_comparison(compare(base, head, budgets))
 

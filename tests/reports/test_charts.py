@@ -174,3 +174,14 @@ def test_drawings_of_nothing() -> None:
     assert "<svg" in charts.timeline_chart([0, 0])
     assert "<svg" in charts.curve_chart([(0.0, 0.0), (0.0, 0.0)], "alt")
     assert "<svg" in charts.pair_bar(0.0, None, 0.0)
+
+
+def test_the_name_of_a_narrow_part_stays_within_the_drawing() -> None:
+    parts = [("forward", 0), ("backward", 3), ("update", 27)]
+    drawn = charts.timeline_chart([1_000_000] * 30, parts=parts)
+    found = re.findall(
+        r'<text x="([\d.]+%)"[^>]*text-anchor="(\w+)" class="part-name">(\w+)', drawn
+    )
+    assert found == [
+        ("0%", "start", "forward"), ("50%", "middle", "backward"), ("100%", "end", "update")
+    ]  # fmt: skip

@@ -64,6 +64,12 @@ def test_of_several_limits_the_one_that_fails_is_shown() -> None:
     assert [row.state for row in rows] == ["fail", "fail", ""]
 
 
+def test_a_result_says_what_its_verdict_is_of() -> None:
+    """Also where no limit is drawn."""
+    few = "[budgets]\naccuracy_floor = 0.96"
+    assert ">Small data</span></td>" in render_history([made(1.0, 3, few)]).decode()
+
+
 def test_dates_are_compared_in_utc_and_what_is_none_comes_first() -> None:
     dates = {  # commit -> date, in the order in which they are to stand
         "a000000": "in spring", "b000000": None, "c000000": "0001-01-01T00:00+23:00",

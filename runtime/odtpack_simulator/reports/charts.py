@@ -20,7 +20,7 @@ from odtpack_simulator.values.units import Interval, format_bytes, format_number
 _LABEL_ROOM: Final = 0.1  # share of a plot kept free above its highest value, for the label
 _NEAR: Final = 0.14  # share of a plot in which a label and a line would meet
 _LIMITS_WITHIN: Final = 1.7  # times the peak; a limit above that would flatten the drawing
-_NAMED_PART: Final = 0.1  # share of a plot that the name of a part needs
+_NAMED_PART: Final = 0.2  # share of a plot that the name of a part needs
 _SAME_LINE: Final = 0.09  # share of a plot below which two letters would overlap
 
 
@@ -149,7 +149,8 @@ def _parts(parts: Sequence[tuple[str, int]], count: int) -> list[Markup]:
         middle = (start + end) / 2 / count
         anchor = "middle"
         if end - start < _NAMED_PART * count:
-            middle, anchor = end / count, "end"  # too narrow for its name: it ends with the part
+            # Too narrow for its name: it ends with the part, or begins with the first one.
+            middle, anchor = (end / count, "end") if start else (0.0, "start")
         marks.append(svg.words(name, svg.percent(middle), 0, "part-name", anchor, dy="1em"))
     return marks
 

@@ -56,6 +56,13 @@ def render_history(results: Sequence[SimulationResult]) -> bytes:
                 "package": shortened(each.package.path, 100),
                 "host": shortened(each.host.cpu, 100),
                 "verdict": each.verdict,
+                "open": ", ".join(
+                    dict.fromkeys(
+                        CHECKS[check.metric].title if check.metric in CHECKS else check.metric
+                        for _, check in each.all_checks()
+                        if check.state == each.verdict != "pass"
+                    )
+                ),
             }
             for each in ordered
         ],
