@@ -46,10 +46,6 @@ class ExportedParameters:
         self._made_up = made_up(graph)
         self._folded = folded(graph)
 
-    def named(self, name: str) -> bool:
-        """Whether the exporter listed a parameter or buffer of this name."""
-        return name in self._kinds
-
     def kind(self, name: str) -> str | None:
         """What the exporter listed a name as: PARAMETER or BUFFER."""
         return self._kinds.get(name)

@@ -212,7 +212,7 @@ def _split_tiles(graph: ir.Graph, parameters: ExportedParameters) -> None:
         groups: dict[str, list[Use]] = {}
         for use in node.outputs[0].uses():
             groups.setdefault(parameters.read(*use) or "", []).append(use)
-        if not all(map(parameters.named, groups)):
+        if not all(map(parameters.kind, groups)):
             continue
         for places in list(groups.values())[1:]:
             twin = ir.node("Tile", node.inputs)
@@ -303,7 +303,7 @@ def _are_apart(
 ) -> bool:
     """Whether the groups of places that read a tensor are parameters of their own."""
     name = str(value.name)
-    if all(parameters.named(label) for label in groups if label != name):
+    if all(parameters.kind(label) for label in groups if label != name):
         return True  # the exporter's own list has them all
     computed = name.startswith(COMPUTED)
     factor = name in unnamed and not computed and _is_fill(value)
@@ -378,7 +378,7 @@ def tie(graph: ir.Graph, keep: Collection[str] = ()) -> None:
                 _replace(graph, copy, original)
                 break
         else:
-            if label is not None and parameters.named(label):
+            if label is not None and parameters.kind(label):
                 kept.setdefault(label, (copy, array))
 
 
@@ -390,7 +390,7 @@ def _trained_apart(original: ir.Value, label: str | None, parameters: ExportedPa
     if label in [read for read, _ in reads]:
         return False
     # An embedding may be tied to a layer of another name; a layer has a copy of its own.
-    return parameters.named(label) or any(read and kind for read, kind in reads)
+    return parameters.kind(label) is not None or any(read and kind for read, kind in reads)
 
 
 def _replace(graph: ir.Graph, copy: ir.Value, original: ir.Value) -> None:

@@ -255,20 +255,10 @@ _RESERVED = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Prepared:
-    """A forward graph with its loss, ready to be differentiated."""
-
-    forward: ir.Model  # ends in the loss; its parameters are inputs
-    evaluation: ir.Model  # the same, with the prediction among its outputs if that is returned
-    plain: ir.Model  # the forward model as it was before
-    parameters: tuple[Parameter, ...]  # what became inputs
-    info: LossInfo  # what is known of the loss
-    scores: str  # the output of the evaluation that has the scores of classes on axis 1; "" if none
-
-
-def prepare(task: Task) -> Prepared:
+def prepare(task: Task) -> tuple[Graphs, ir.Model]:
     """Attach the loss to a loaded model, and make inputs of its parameters."""
+    # Returns the graphs, of which that for training is yet to be differentiated, and the forward
+    # model as it was before.
     spec = task.spec
     forward = task.model.clone()
     pipeline.on_reading(forward, targets.newest_opset(spec.onnxruntime))
@@ -317,7 +307,7 @@ def prepare(task: Task) -> Prepared:
         or not returns_scores(evaluation.graph, scores, append=spec.prediction)
     ):
         scores = ""
-    return Prepared(forward, evaluation, plain, parameters, info, scores)
+    return Graphs(forward, evaluation, parameters, task, info, scores), plain
 
 
 def _check_mixed(task: Task, parameters: Sequence[Parameter]) -> None:
@@ -367,17 +357,17 @@ def _carry(op: Ops, graph: ir.Graph, names: Collection[str]) -> list[RunningStat
 
 def build_graphs(task: Task) -> Graphs:
     """Differentiate a loaded model."""
-    ready = prepare(task)
+    ready, plain = prepare(task)
     stock = task.backend.is_stock
-    forward, evaluation, parameters = ready.forward, ready.evaluation, ready.parameters
-    served = _served(ready, task)
+    forward, evaluation, parameters = ready.training, ready.evaluation, ready.parameters
+    served = _served(ready, plain)
     returned = len(evaluation.graph.outputs)
     if not stock:  # its runtime exports values of the evaluation model alone
         values = [value for node in evaluation.graph for value in node.outputs]
         unread = [v for v in values if v.name in served and not v.is_graph_output()]
         evaluation.graph.outputs.extend(unread)
     pipeline.before_gradient(forward, mixed_precision=task.spec.precision == "mixed")
-    for model in (evaluation, *([ready.plain] if served else [])):
+    for model in (evaluation, *([plain] if served else [])):
         pipeline.for_evaluation(model)
     if not served and (states := carried(forward.graph)):
         raise OdtpackError(
@@ -387,19 +377,17 @@ def build_graphs(task: Task) -> Graphs:
             hint="name a value that is not (--output NAME)",
         )
     _differentiate(forward, task)
-    properties = properties_of(ready.info)
+    properties = properties_of(ready.loss)
     level = optimization_level(forward.graph, parameters)
     models = {
         "training": (forward, properties | of_training(task, level)),
         "evaluation": (evaluation, properties),
     }
-    template = None
+    template, states = None, carried(forward.graph)
     if served:
-        inputs, used = detach(
-            ready.plain.graph, served, [p.name for p in parameters], carried(forward.graph)
-        )
-        models["inference"] = (ready.plain, {})
-        template = InferenceTemplate(ready.plain, inputs, served, used)
+        inputs, used = detach(plain.graph, served, [p.name for p in parameters], states)
+        models["inference"] = (plain, {})
+        template = InferenceTemplate(plain, inputs, served, used)
     finish(models)
     evaluation.graph.outputs[:] = evaluation.graph.outputs[:returned]
     if task.backend.on_gpu:
@@ -410,10 +398,12 @@ def build_graphs(task: Task) -> Graphs:
 
         shown = {p.name: p.module or p.name for p in parameters}
         memory = compile_memory(forward, shown, task.memory)
-    for model in (forward, evaluation, *([ready.plain] if served else [])):
+    for model in (forward, evaluation, *([plain] if served else [])):
         # The reference distinguishes values by name.
         compact(model, keep_names=model is not forward or not stock)
-    return Graphs(forward, evaluation, parameters, task, ready.info, ready.scores, template, memory)
+    return dataclasses.replace(
+        ready, training=forward, evaluation=evaluation, inference=template, memory=memory
+    )
 
 
 def properties_of(info: LossInfo) -> dict[str, str]:
@@ -437,14 +427,15 @@ def of_training(task: Task, level: str) -> dict[str, str]:
     return found
 
 
-def _served(ready: Prepared, task: Task) -> tuple[str, ...]:
+def _served(ready: Graphs, plain: ir.Model) -> tuple[str, ...]:
     """Outputs of the model for inference, the forward one as it was before a loss was attached."""
-    own_loss = ready.forward.graph.outputs[0].name if task.loss is None else None
+    task = ready.task
+    own_loss = ready.training.graph.outputs[0].name if task.loss is None else None
     beyond = tuple(() if task.attached is None else task.attached.roles)
     if task.loss is not None:
-        beyond = (*task.spec.loss_inputs[len(task.loss.reads) :], *ready.info.roles)
-    wanted = [*(value.name or "" for value in ready.plain.graph.outputs), *task.spec.outputs]
-    return tuple(select(ready.plain.graph, wanted, own_loss, beyond))
+        beyond = (*task.spec.loss_inputs[len(task.loss.reads) :], *ready.loss.roles)
+    wanted = [*(value.name or "" for value in plain.graph.outputs), *task.spec.outputs]
+    return tuple(select(plain.graph, wanted, own_loss, beyond))
 
 
 def _check_names(graph: ir.Graph) -> None:

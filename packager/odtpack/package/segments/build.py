@@ -190,21 +190,21 @@ def build_segments(task: Task) -> Graphs:
     """Differentiate a loaded model piece by piece."""
     # What is frozen lies in the file of weights, and not in the checkpoint.
     task = dataclasses.replace(task, frozen=())
-    ready = training.prepare(task)
-    parameters = ready.parameters
-    batch_norm.check(ready.forward.graph)
-    _check(ready.forward.graph, parameters)
-    products = frozen_products(ready.forward.graph) if task.spec.keep_products else frozenset()
-    for whole in (ready.forward, ready.evaluation):
+    ready, _ = training.prepare(task)
+    forward, parameters = ready.training, ready.parameters
+    batch_norm.check(forward.graph)
+    _check(forward.graph, parameters)
+    products = frozen_products(forward.graph) if task.spec.keep_products else frozenset()
+    for whole in (forward, ready.evaluation):
         split_rows(whole.graph)
-    pipeline.drop_unused(ready.forward)
-    graph = infer_shapes(ready.forward, new_only=True).graph
+    pipeline.drop_unused(forward)
+    graph = infer_shapes(forward, new_only=True).graph
     names = set(task.train)
     trained = [value for value in graph.inputs if value.name in names]
     *body, last = cut(graph, trained)
     # What a caller feeds and nothing reads is an input all the same.
     unread = [v for v in graph.inputs if not v.uses() and v.name not in names]
-    maker = _Maker(ready.forward, task, {value.name for value in unread})
+    maker = _Maker(forward, task, {value.name for value in unread})
     models: dict[str, ir.Model] = {}
     plan: dict[int, SegmentInfo] = {}
     stored: dict[int, list[str]] = {}
@@ -246,7 +246,7 @@ def build_segments(task: Task) -> Graphs:
         for name, v in head.initializers.items()
         if tensor_of(v).size >= SMALLEST and can_be_lifted(v)
     ]
-    properties = training.properties_of(ready.info)
+    properties = training.properties_of(ready.loss)
     level = optimization_level(graph, parameters)
     result = ready.evaluation.graph
     given = [str(value.name) for value in (*last.inputs, *unread)]
@@ -254,13 +254,11 @@ def build_segments(task: Task) -> Graphs:
     order = [name for index in sorted(stored) for name in stored[index]]
     named = dict.fromkeys([*order, *apart])
     places = {source: place for place, source in reversed([*enumerate(map(part_of, named))])}
-    return Graphs(
-        maker.last(head, apart, last.start, properties | training.of_training(task, level)),
-        maker.forward(ending, apart, "evaluation", properties),
-        parameters,
-        task,
-        ready.info,
-        ready.scores,
+    properties_of_training = properties | training.of_training(task, level)
+    return dataclasses.replace(
+        ready,
+        training=maker.last(head, apart, last.start, properties_of_training),
+        evaluation=maker.forward(ending, apart, "evaluation", properties),
         segments=Segments(
             models,
             tuple(plan[index] for index in sorted(plan)),
