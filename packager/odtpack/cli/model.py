@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 
 from odtpack import __version__
 from odtpack.cli import _console
-from odtpack.cli._options import Json, PositiveCount, command, group, takes_spec
+from odtpack.cli._options import Count, Json, PositiveCount, command, group, takes_spec
 
 
 def head(
@@ -23,7 +23,7 @@ def head(
     pool: Literal["mean", "cls", "none", "global", "flatten"],
     classes: PositiveCount,
     out: Path,
-    seed: Annotated[int, ("min", 0)] = 0,
+    seed: Count = 0,
     name: str | None = None,
 ) -> Json:
     """Add a trainable classification head to an encoder.

@@ -287,8 +287,8 @@ def privacy(
     *,
     noise: Annotated[float, ("min", 0)],
     samples: PositiveCount,
-    batch_size: Annotated[int, ("min", 1)] = 32,
-    epochs: Annotated[int, ("min", 1)] = 5,
+    batch_size: PositiveCount = 32,
+    epochs: PositiveCount = 5,
     delta: float | None = None,
 ) -> Json:
     """Print the epsilon of private training. Nothing is trained.
