@@ -662,8 +662,10 @@ def headline(verdict: Verdict) -> str:
 
 def sections(diff: PackageDiff) -> Iterator[Section]:
     """Yield what there is to say, the most important first."""
-    yield Section("Trained checkpoints", (), tuple(_verdict_lines(diff.verdict)))
-    yield Section("App", (), tuple(_app_lines(diff)))
+    for title, lines in (
+        ("Trained checkpoints", _verdict_lines(diff.verdict)), ("App", _app_lines(diff.app))
+    ):  # fmt: skip
+        yield Section(title, (), tuple((line,) for line in lines))
     files = [(each.file, each.old_size, each.new_size) for each in diff.files if each.changed]
     rows = tuple(
         (file, _size(old), _size(new), _change(old, new))
@@ -725,42 +727,37 @@ def plain(diff: PackageDiff) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _verdict_lines(verdict: Verdict) -> Iterator[tuple[str]]:
-    for problem in verdict.problems:
-        yield (f"'{problem.parameter}': {problem.why}",)
-    for reason in verdict.reset_reasons:
-        yield (f"the optimizer starts afresh: {reason}",)
+def _verdict_lines(verdict: Verdict) -> list[str]:
+    lines = [f"'{problem.parameter}': {problem.why}" for problem in verdict.problems]
+    lines += [f"the optimizer starts afresh: {reason}" for reason in verdict.reset_reasons]
     if verdict.level != "incompatible" and not verdict.opens_as_is:
-        yield (f"carried over: {_names(verdict.carry_over)}",)
+        lines.append(f"carried over: {_names(verdict.carry_over)}")
     if verdict.starts_fresh:
-        yield (f"from the new checkpoint, and trained from there: {_names(verdict.starts_fresh)}",)
+        fresh = _names(verdict.starts_fresh)
+        lines.append(f"from the new checkpoint, and trained from there: {fresh}")
     if verdict.new_frozen_values:
-        yield (f"from the new checkpoint only: {_names(verdict.new_frozen_values)}",)
-    for note in verdict.notes:
-        yield (note,)
+        lines.append(f"from the new checkpoint only: {_names(verdict.new_frozen_values)}")
+    lines += verdict.notes
     if verdict.opens_as_is and not verdict.reset_reasons and not verdict.notes:
-        yield ("nothing to do",)
+        lines.append("nothing to do")
+    return lines
 
 
-def _app_lines(diff: PackageDiff) -> Iterator[tuple[str]]:
-    app = diff.app
-    yield ("calls must change" if app.calls_change else "calls stay as they are",)
-    for call in app.calls:
-        yield (call,)
-    if app.reduced_runtime_rebuild:
-        yield (
-            f"a reduced build of ONNX Runtime must be made again for {_names(app.reduced_runtime)}",
-        )
-    else:
-        yield (
-            "the files need no further operator; for a reduced build of ONNX Runtime see "
-            "odtpack config NEW --check FILE",
-        )
+def _app_lines(app: AppImpact) -> list[str]:
+    operators = (
+        f"a reduced build of ONNX Runtime must be made again for {_names(app.reduced_runtime)}"
+        if app.reduced_runtime_rebuild
+        else "the files need no further operator; for a reduced build of ONNX Runtime see "
+        "odtpack config NEW --check FILE"
+    )
+    calls = "calls must change" if app.calls_change else "calls stay as they are"
+    lines = [calls, *app.calls, operators]
     if app.newer_onnxruntime_needed:
-        yield (
+        lines.append(
             f"ONNX Runtime {app.new_minimum_onnxruntime} or newer is needed, and was "
-            f"{app.old_minimum_onnxruntime}",
+            f"{app.old_minimum_onnxruntime}"
         )
+    return lines
 
 
 def _parameter_row(item: ParameterChange) -> tuple[str, ...]:
