@@ -1,11 +1,10 @@
 """How commands are declared, what parameters mean that several have, and the options of a build.
 
 A command is a function. Its parameters are arguments up to ``*``, and options after it; types and
-defaults are theirs. The docstring says what each is, under "Parameters", a line each: its name, its
-options where they are others than the name, what stands for its value, a colon, and the help. What
-it does not list is in :data:`_SHARED`. A command returns what ``--json`` prints, with an exit code
-where that may be another than 0: true stands for :data:`NOT_MET`. One that returns nothing has no
-``--json``.
+defaults are theirs. The docstring says what each is, under "Parameters": its name, what stands for
+its value, a colon, and the help. What it does not list is in :data:`_SHARED`. A command returns
+what ``--json`` prints, with an exit code where that may be another than 0: true stands for
+:data:`NOT_MET`. One that returns nothing has no ``--json``.
 
 The options of ``odtpack build`` are declared by :class:`odtpack.spec.BuildSpec`.
 
@@ -71,18 +70,27 @@ StyleChoice = Literal["fixed", "runtime", "both"]
 """:class:`odtpack.choices.Style`, or both."""
 
 
-def _texts(section: str) -> dict[str, tuple[list[str], str]]:
-    """Options and metavar of parameters, and their helps, by name, of what lists them."""
+def _texts(section: str) -> dict[str, dict[str, str]]:
+    """Metavar and help of parameters by name, of a text that lists them."""
     found = {}
     for entry in re.split(r"\n(?=\S)", section.strip()) if section else ():
         said, _, text = " ".join(entry.split()).partition(": ")
-        name, *words = said.split()
-        found[name] = words, text.replace(" [default: ", "  [default: ")  # as typer writes its own
+        name, *metavar = said.split()
+        text = text.replace(" [default: ", "  [default: ")  # as typer writes its own
+        found[name] = {"help": text, **({"metavar": metavar[0]} if metavar else {})}
     return found
 
 
+_FLAGS: Final = {
+    "as_json": ["--json"], "encoder_output": ["--input"], "evaluation": ["--eval"],
+    "file_format": ["--format"], "fleet_file": ["--fleet"], "form": ["--format"],
+    "out": ["--out", "-o"], "system": ["--os"], "types": ["--types/--no-types"],
+}  # fmt: skip
+"""Options that are not called as their parameters."""
+
+
 _SHARED: Final = _texts("""
-as_json --json: Print JSON on stdout.
+as_json: Print JSON on stdout.
 base BASE.json: Baseline result.
 batch_size: Samples per batch. [default: 32]
 beta1 X: Adam, AdamW, Lion: decay of the first moment. [default: 0.9]
@@ -93,9 +101,9 @@ data DATA.npz: One array per input of the model, by its name; or texts (.jsonl),
     samples as [data] of the recipe says.
 epochs: Passes over the data.
 epsilon X: Adam, AdamW: added to the denominator. [default: AdamW 1e-6, Adam 1e-8]
-evaluation --eval EVAL.npz: Evaluation data, instead of --holdout.
-fleet_file --fleet fleet.toml: Clients, rounds and budgets.
-form --format: How to print the comparison. [default: text]
+evaluation EVAL.npz: Evaluation data, instead of --holdout.
+fleet_file fleet.toml: Clients, rounds and budgets.
+form: How to print the comparison. [default: text]
 head HEAD.json: New result.
 holdout SHARE: Share of the samples held out for evaluation. [default: 0.2]
 json: Print JSON on stdout.
@@ -158,35 +166,25 @@ class _Callback:
         for name, each in inspect.signature(self._function).parameters.items():
             if each.kind is each.VAR_KEYWORD:
                 continue
-            settings, is_option = _pairs(hints[name]), each.kind is each.KEYWORD_ONLY
-            info = _info(name, kinds[name], texts, settings, is_option=is_option)
+            settings = _pairs(hints[name]) | texts.get(name, {})
+            if each.kind is each.KEYWORD_ONLY:
+                info = _option(name, kinds[name], settings)
+            else:
+                info = typer.Argument(show_default=False, **settings)
             found.append(each.replace(annotation=Annotated[kinds[name], info]))
         before, declared = getattr(self._function, "takes", (None, ()))
         at = next((at for at, each in enumerate(found) if each.name == before), len(found))
         found[at:at] = _parameters(declared)
         if kinds["return"] is not NoneType:
-            info = _info("json", bool, texts, {})
+            info = _option("json", bool, texts["json"])
             found.append(_parameter("json", annotation=Annotated[bool, info], default=False))
         return inspect.Signature([p.replace(kind=p.KEYWORD_ONLY) for p in found])
 
 
-def _info(
-    name: str, kind: object, texts: Mapping[str, tuple[list[str], str]], settings: dict[str, Any],
-    *, is_option: bool = True,
-) -> Any:  # fmt: skip
-    """What typer wants to know of a parameter."""
-    words, text = texts.get(name) or ([], settings["help"])
-    flags = [word for word in words if word.startswith("-")]
-    settings = {"help": text, **settings}
-    if len(words) > len(flags):
-        settings["metavar"] = words[-1]
-    if not is_option:
-        return typer.Argument(show_default=False, **settings)
-    if name == "out":
-        flags = ["--out", "-o"]
-    elif kind is bool and not flags:  # without --no-...
-        flags = [f"--{name.replace('_', '-')}"]
-    return typer.Option(*flags, **settings)
+def _option(name: str, kind: object, settings: Mapping[str, Any]) -> Any:
+    """What typer wants to know of an option."""
+    usual = [f"--{name.replace('_', '-')}"] if kind is bool else []  # without --no-...
+    return typer.Option(*_FLAGS.get(name, usual), **settings)
 
 
 def examples(*lines: str) -> str:
@@ -256,7 +254,7 @@ def _parameters(declared: Iterable[Option]) -> Iterator[inspect.Parameter]:
     """The parameters of a command that takes every option, in the order of the fields."""
     for each in declared:
         made = {
-            name: (kind, _info(name, kind, _SHARED, {}))
+            name: (kind, _option(name, kind, _SHARED[name]))
             for name, kind in _SEVERAL.get(each.name, {}).items()
         }
         if each.flag:

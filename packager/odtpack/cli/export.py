@@ -299,9 +299,9 @@ def config(
         mode: train: training, evaluation and optimizer model. infer: the exported model.
         out FILE: Configuration file to write.
         check FILE: Check this configuration against the kernels that run.
-        types --types/--no-types: Limit operators to the types they need.
+        types: Limit operators to the types they need.
         globally_allowed_types: Limit all operators to the types of the models.
-        file_format --format: Files that the app loads; onnx: at any optimization level. Default:
+        file_format: Files that the app loads; onnx: at any optimization level. Default:
             ort if the package has such files, else onnx.
         platform: Processors of the devices. May be repeated. Default: all.
         data DATA.npz: Samples for --check. [default: generated]

@@ -24,7 +24,7 @@ def head(
     classes: PositiveCount,
     out: Path,
     seed: Count = 0,
-    name: str | None = None,
+    encoder_output: str | None = None,
 ) -> Json:
     """Add a trainable classification head to an encoder.
 
@@ -38,7 +38,8 @@ def head(
         classes: Number of classes.
         out FILE.onnx: Model to write.
         seed S: Seed of the new weight.
-        name --input NAME: Output of the encoder that the head reads. Default: the first that fits.
+        encoder_output NAME: Output of the encoder that the head reads. Default: the first that
+            fits.
 
     Examples:
         odtpack head encoder.onnx --pool mean --classes 4 --out model.onnx
@@ -48,7 +49,7 @@ def head(
     from odtpack.model.head import add_head
 
     check_writable(out, "--out", [model])
-    write_file(out, add_head(model, pool, classes, seed=seed, name=name))
+    write_file(out, add_head(model, pool, classes, seed=seed, name=encoder_output))
     _console.say(
         f"next: odtpack build {shlex.quote(str(out))} --out package --loss cross_entropy "
         "--train 'head.*'"

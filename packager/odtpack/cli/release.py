@@ -30,7 +30,7 @@ def diff(
     Parameters:
         old OLD: Package on the devices now.
         new NEW: New package.
-        form --format: How to print the difference.
+        form: How to print the difference.
         out FILE: File for the difference, instead of standard output.
 
     Examples:

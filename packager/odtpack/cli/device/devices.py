@@ -189,7 +189,7 @@ def import_device(
         out FILE.toml: Profile to write. [default: MEASURED.toml in the current folder]
         name VENDOR/DEVICE: Name of the profile.
         title TEXT: Display name. [default: from the file]
-        system --os: Operating system, if the file does not name it.
+        system: Operating system, if the file does not name it.
         like NAME|FILE: Profile of the same device, for figures that were not measured.
 
     Examples:
