@@ -383,13 +383,16 @@ def build_graphs(task: Task) -> Graphs:
     _differentiate(forward, task)
     properties = properties_of(ready.loss)
     level = optimization_level(forward.graph, parameters)
+    models = {
+        "training": (forward, properties | of_training(task, level)),
+        "evaluation": (evaluation, properties),
+    }
     template, states = None, carried(forward.graph)
-    finish(forward, "training", properties | of_training(task, level))
-    finish(evaluation, "evaluation", properties)
     if served:
         inputs, used = detach(plain.graph, served, [p.name for p in parameters], states)
-        finish(plain, "inference")
+        models["inference"] = (plain, {})
         template = InferenceTemplate(plain, inputs, served, used)
+    finish(models)
     evaluation.graph.outputs[:] = evaluation.graph.outputs[:returned]
     if task.backend.on_gpu:
         forward, evaluation = task.backend.lower(forward), task.backend.lower(evaluation)
