@@ -9,7 +9,7 @@ import pytest
 from odtpack.build import build_package
 from odtpack.choices import OrtFormat
 from odtpack.optimizers import SGD, AdamW
-from odtpack.update.diff import PackageDiff, diff_packages, markdown
+from odtpack.update.diff import PackageDiff, ValueChange, diff_packages, markdown, plain
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import read_checkpoint
 from odtpack_runtime.checkpoint.writer import write_checkpoint
@@ -168,6 +168,13 @@ def test_settings(tmp_path: Path) -> None:
     text = " ".join(found.app.calls)
     assert "input 'labels' is gone" in text
     assert "input 'target' is new: float32[batch, 3] (target)" in text
+    # A list of layers, or the text of a configuration, makes no line of any length.
+    names = [f"layers.{index}.q_proj" for index in range(50)]
+    wide = ValueChange(name="adapter.layers", old=names, new="one\ntwo")
+    shown = plain(found.model_copy(update={"settings": (wide,)}))
+    (row,) = (line for line in shown.splitlines() if "adapter.layers" in line)
+    assert len(row) < 100
+    assert all(part in row for part in ("layers.0.q_proj", "layers.49.q_proj", "one two"))
 
 
 @pytest.mark.parametrize(

@@ -633,6 +633,7 @@ def _compared(old: Array, new: Array) -> tuple[int, float | None]:
 
 
 _MOST_NAMES = 10
+_WIDEST = 60  # characters of a setting in a table; the JSON format has all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -783,7 +784,9 @@ def _names(names: Sequence[str]) -> str:
 
 
 def _json(value: object) -> str:
-    return "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+    text = "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+    text = " ".join(text.split())  # lists of layers or segments would make lines of any length
+    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 21]}…{text[-20:]}"
 
 
 def _size(size: int | None) -> str:
