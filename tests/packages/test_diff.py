@@ -170,11 +170,15 @@ def test_settings(tmp_path: Path) -> None:
     assert "input 'target' is new: float32[batch, 3] (target)" in text
     # A list of layers, or the text of a configuration, makes no line of any length.
     names = [f"layers.{index}.q_proj" for index in range(50)]
-    wide = ValueChange(name="adapter.layers", old=names, new="one\ntwo")
-    shown = plain(found.model_copy(update={"settings": (wide,)}))
-    (row,) = (line for line in shown.splitlines() if "adapter.layers" in line)
-    assert len(row) < 100
-    assert all(part in row for part in ("layers.0.q_proj", "layers.49.q_proj", "one two"))
+    for old, new, parts in (
+        (names, "one\ntwo", ("layers.0.q_proj", "one two")),
+        (names, [*names[:40], "head", *names[41:]], ("layers.40.q_proj", "head")),
+    ):
+        wide = ValueChange(name="adapter.layers", old=old, new=new)
+        shown = plain(found.model_copy(update={"settings": (wide,)}))
+        (row,) = (line for line in shown.splitlines() if "adapter.layers" in line)
+        assert len(row) < 150
+        assert all(part in row for part in parts)
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
 
 
 def _product(value: ir.Value, users: int = 0) -> ir.Node | None:
-    """The product with a matrix that gives an output, or what an Identity makes one, and no more."""
+    """The product with a matrix that an output is, also behind an Identity, and nothing else."""
     node = value.producer()
     if node is None or len(value.uses()) > users:
         return None
