@@ -245,6 +245,8 @@ def test_a_save_replaces_adapters_and_nothing_else(trained: Trained, tmp_path: P
         with refused("file-not-written"):
             save_adapter(package, state, file)
         assert file.read_bytes() == content
+    with refused("file-not-written", "Not a directory"):
+        save_adapter(package, state, tmp_path / "it.onnx_adapter" / "peft")
     for text in (None, "notes", "[]", "{}", json.dumps({**settings, "peft_version": "0.17"})):
         (folder / CONFIG).unlink(missing_ok=True)
         if text is not None:

@@ -10,7 +10,7 @@ import pytest
 from odtpack.build import build_package
 from odtpack.choices import OrtFormat
 from odtpack.optimizers import SGD, AdamW
-from odtpack.update.diff import PackageDiff, diff_packages, markdown
+from odtpack.update.diff import PackageDiff, ValueChange, diff_packages, markdown, plain
 from odtpack.update.release import new_key, sign_package
 from odtpack_runtime.checkpoint import writer
 from odtpack_runtime.checkpoint.format import read_checkpoint
@@ -184,6 +184,17 @@ def test_settings(tmp_path: Path) -> None:
     text = " ".join(found.app.calls)
     assert "input 'labels' is gone" in text
     assert "input 'target' is new: float32[batch, 3] (target)" in text
+    # A list of layers, or the text of a configuration, makes no line of any length.
+    names = [f"layers.{index}.q_proj" for index in range(50)]
+    for old, new, parts in (
+        (names, "one\ntwo", ("layers.0.q_proj", "one two")),
+        (names, [*names[:40], "head", *names[41:]], ("layers.40.q_proj", "head")),
+    ):
+        wide = ValueChange(name="adapter.layers", old=old, new=new)
+        shown = plain(found.model_copy(update={"settings": (wide,)}))
+        (row,) = (line for line in shown.splitlines() if "adapter.layers" in line)
+        assert len(row) < 150
+        assert all(part in row for part in parts)
 
 
 @pytest.mark.parametrize(

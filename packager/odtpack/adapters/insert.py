@@ -13,7 +13,7 @@ from odtpack.adapters.layers import find_layers, without_adapter
 from odtpack.adapters.low_rank import Table, find_tables, take_place
 from odtpack.adapters.modules import Module, by_layer, modules_of, together
 from odtpack.errors import OdtpackError, UnknownNameError, some
-from odtpack.graph.graphs import Ops, dims_of, maker, redirect
+from odtpack.graph.graphs import Ops, dims_of, maker, operand, redirect
 from odtpack.graph.inference import infer_shapes
 from odtpack.model.shared_tensors import weight_array
 from odtpack.spec import AdapterSpec
@@ -230,10 +230,10 @@ def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
         node = value.producer()
         if node is None:
             raise _no_tokens(f"its output {value.name!r} is an input")
-        x, matrix = (*node.inputs, None)[:2]
-        if node.op_type == "MatMul" and x and len(dims_of(matrix) or ()) == 2 and not value.uses():
-            with op.before(node):  # the product is not made where it is not read
-                node.replace_input_with(0, op.slice(x, [1], [count], [np.iinfo(np.int64).max]))
+        if (product := _product(value)) is not None:
+            x = operand(product, 0)
+            with op.before(product):  # it is not made where it is not read
+                product.replace_input_with(0, op.slice(x, [1], [count], [np.iinfo(np.int64).max]))
             continue
         with op.after(node):
             cut = op.slice(value, [1], [count], [np.iinfo(np.int64).max])
@@ -244,6 +244,18 @@ def insert_prompt(model: ir.Model, spec: AdapterSpec) -> tuple[str, str]:
         value.shape = outputs.get(value)
     infer_shapes(model)
     return NAME, embedding.table.name
+
+
+def _product(value: ir.Value, users: int = 0) -> ir.Node | None:
+    """The product with a matrix that an output is, also behind an Identity, and nothing else."""
+    node = value.producer()
+    if node is None or len(value.uses()) > users:
+        return None
+    if node.op_type == "Identity":
+        before = operand(node, 0)
+        return None if before.is_graph_output() else _product(before, 1)
+    is_product = node.op_type == "MatMul" and len(dims_of(operand(node, 1)) or ()) == 2
+    return node if is_product else None
 
 
 def _is_along(value: ir.Value, length: str) -> bool:

@@ -545,14 +545,16 @@ def accumulate_gradients(
     gradient_buffers.zeros_at_run_time(op, graph, reset)
 
 
-def finish(model: ir.Model, name: str, properties: Mapping[str, str] | None = None) -> None:
+def finish(models: Mapping[str, tuple[ir.Model, Mapping[str, str]]]) -> None:
     """Drop what no output needs, stamp versions and record what a runtime must know."""
-    pipeline.finish(model)
-    model.graph.name = name
-    model.producer_name, model.producer_version = "odtpack", None
-    model.metadata_props.clear()
-    model.metadata_props.update(properties or {})
-    targets.stamp(model)
+    # models: each by the name of its graph, with its properties.
+    for name, (model, properties) in models.items():
+        pipeline.finish(model)
+        model.graph.name = name
+        model.producer_name, model.producer_version = "odtpack", None
+        model.metadata_props.clear()
+        model.metadata_props.update(properties)
+        targets.stamp(model)
 
 
 def optimization_level(graph: ir.Graph, parameters: Sequence[Parameter]) -> str:

@@ -30,6 +30,7 @@ from odtpack_runtime.package.package import Package, signature_path
 from odtpack_runtime.session.graph_signature import LOSS_SCALE_NAMES
 from odtpack_runtime.training.optimizer_contract import StateVector, read_contract
 from odtpack_simulator.reports.report import markdown_text
+from odtpack_simulator.values.figure import shortened
 from odtpack_simulator.values.part import Part
 from odtpack_simulator.values.text import clean, markdown_row
 from odtpack_simulator.values.units import format_bytes, format_percent
@@ -637,6 +638,7 @@ def _compared(old: Array, new: Array) -> tuple[int, float | None]:
 
 
 _MOST_NAMES = 10
+_WIDEST = 60  # characters of a setting in a table; the JSON format has all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -690,7 +692,7 @@ def sections(diff: PackageDiff) -> Iterator[Section]:
             yield Section(
                 title,
                 (title[:-1], "Old", "New"),
-                tuple((item.name, _json(item.old), _json(item.new)) for item in changes),
+                tuple(map(_change_row, changes)),
             )
     if diff.parameters:
         yield Section(
@@ -785,6 +787,17 @@ def _names(names: Sequence[str]) -> str:
 
 def _json(value: object) -> str:
     return "none" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _change_row(item: ValueChange) -> tuple[str, str, str]:
+    """A setting and its values, which are cut around what differs where they are long."""
+    old, new = (" ".join(_json(value).split()) for value in (item.old, item.new))
+    if max(len(old), len(new)) > _WIDEST:
+        pairs = enumerate(zip(old, new, strict=False))
+        start = max(0, next((at for at, (a, b) in pairs if a != b), 0) - _WIDEST // 2)
+        dots = "…" if start else ""
+        old, new = (f"{dots}{shortened(text[start:], _WIDEST)}" for text in (old, new))
+    return item.name, old, new
 
 
 def _size(size: int | None) -> str:

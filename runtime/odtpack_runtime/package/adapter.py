@@ -68,9 +68,14 @@ def save_adapter(
             write_onnx_adapter(path, tensors)
             return
         adapter = to_peft(package, state)
-    with update_folder(path, last=CONFIG) as stage:
-        check_peft(path)
-        write_peft(stage, adapter)
+    try:
+        with update_folder(path, last=CONFIG) as stage:
+            check_peft(path)
+            write_peft(stage, adapter)
+    except OdtpackError as error:
+        if error.code == "package-not-written":  # the folder is no package
+            raise OdtpackError("file-not-written", error.what) from error
+        raise
 
 
 def load_adapter(package: Package, state: CheckpointState, source: str | os.PathLike[str]) -> None:

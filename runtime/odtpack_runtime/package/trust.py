@@ -79,7 +79,7 @@ def read_key_file(path: Path) -> bytes:
 
 def key_error(path: Path, kind: str, reason: str) -> OdtpackError:
     """Return the error for a file that is not a key of the wanted kind."""
-    first = reason.splitlines()[0].rstrip(".") if reason else "it cannot be read"
+    first = reason.splitlines()[0].rstrip(".?") if reason else "it cannot be read"
     return OdtpackError("bad-key", f"{path} is not an Ed25519 {kind} key in a PEM file: {first}.")
 
 
