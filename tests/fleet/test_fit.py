@@ -5,6 +5,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -16,6 +17,7 @@ from odtpack.fit.federated import (
     FleetFitResult,
     FleetSettings,
     Tried,
+    _rounds,
     figures_of,
     fit_fleet,
     fleet_space,
@@ -115,6 +117,11 @@ def test_settings_over_a_budget_are_left_early_and_never_among_the_best(folder: 
     none = fit_fleet(request_of(folder, tight, space=[few, *many], trials=3, finalists=1))
     assert not none.best
     assert [bool(each.failed) for each in none.over_budget] == [True]
+
+
+def test_one_round_is_not_many() -> None:
+    said = [_rounds(SimpleNamespace(rounds=count)) for count in (1, 3)]
+    assert said == ["1 round", "3 rounds"]
 
 
 @pytest.mark.parametrize("strict", [False, True])

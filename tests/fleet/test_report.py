@@ -22,7 +22,7 @@ from odtpack_simulator.fleet.judge import compare_fleets, judge_fleet
 from odtpack_simulator.fleet.result import FleetResult, load_fleet_result
 from odtpack_simulator.memory.arena import SessionUse
 from odtpack_simulator.reports import render_report as render_fleet_report
-from odtpack_simulator.reports.fleet import key_figures, way
+from odtpack_simulator.reports.fleet import fleet_sections, key_figures, way
 from odtpack_simulator.reports.report import FigureRow
 from odtpack_simulator.result import load_result
 from odtpack_simulator.values.units import format_interval_of
@@ -93,9 +93,21 @@ def test_the_page_is_whole_and_shows_the_figures(result: FleetResult) -> None:
     assert "10 answers of 15 chosen, at least 1, deadline" in text
     low, _, high = result.devices[0].round_s
     assert text.count(format_interval_of(low, high, "s")) == 2
-    plan = result.plan.model_copy(update={"per_round": 1500, "clients": 10_000})
-    many = render_fleet_report(result.model_copy(update={"plan": plan}), "html").decode()
-    assert "1500 answers of 2250 chosen" in Page(many).text
+    other = {"per_round": 1500, "clients": 10_000, "proximal": 0.5}
+    plan = result.plan.model_copy(update=other)
+    many = Page(render_fleet_report(result.model_copy(update={"plan": plan}), "html").decode()).text
+    assert "1500 answers of 2250 chosen" in many
+    assert "deadline 400 ms, fedavg" in many
+    assert "FedProx with 0.5" in many
+    assert "FedProx" not in text
+
+
+def test_a_loss_that_is_not_finite_is_no_point_of_the_curve(result: FleetResult) -> None:
+    rounds = [each.model_copy(update={"accuracy": None}) for each in result.rounds]
+    known = result.model_copy(update={"accuracy_before": None, "rounds": rounds})
+    unknown = known.model_copy(update={"loss_before": None})
+    lines = [fleet_sections(each)["curves"][0][2].count("L") for each in (known, unknown)]
+    assert lines[0] == lines[1] + 1
 
 
 def test_other_formats_say_the_same(result: FleetResult) -> None:

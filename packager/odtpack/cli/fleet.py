@@ -87,8 +87,6 @@ def run(
     settings, places = read_fleet(fleet_file), budget_places(fleet_file)
     make_availability(settings)
     opened = Package.open(package)
-    opened.require_stock()
-    opened.require_one_model("A fleet")
     check_reports(report or [], outside=opened, inputs=[data, fleet_file, times])
     folder = out or opened.path.with_name(f"{opened.path.name}-fleet")
     before = _times_before(times, settings)

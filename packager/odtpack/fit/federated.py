@@ -371,7 +371,7 @@ class _Search:
         others = []
         for index in sorted(set(range(len(good))) - {*chosen}, key=lambda i: points[i]):
             by = [good[i].settings.number for i in chosen if beats(points[i], points[index])]
-            reason = f"after {good[index].rounds} rounds others did better"
+            reason = f"after {_rounds(good[index])} others did better"
             self.left.append(self._tried(good[index], reason, sorted(by)))
             others.append(good[index])
         return [good[index].settings for index in chosen], [] if hopeless else others
@@ -379,7 +379,7 @@ class _Search:
     @staticmethod
     def _already_over(played: _Played) -> str:
         return "; ".join(
-            f"after {played.rounds} rounds: {check.message}"
+            f"after {_rounds(played)}: {check.message}"
             for check in played.result.checks
             if check.metric in _GROWING and check.status == "fail"
         )
@@ -402,6 +402,10 @@ class _Search:
             reason=reason,
             beaten_by=list(by),
         )
+
+
+def _rounds(played: _Played) -> str:
+    return f"{played.rounds} round{'s' * (played.rounds != 1)}"
 
 
 def _play(trial: _Trial) -> FleetResult:

@@ -47,11 +47,9 @@ from odtpack_simulator.fleet.round_clock import (
     ANSWERED,
     ENDS,
     BufferedClock,
-    End,
     PlayedRound,
     RoundClock,
     Visit,
-    count_ends,
 )
 from odtpack_simulator.fleet.state import FleetState, StateRecord, Visits, visit_rows
 from odtpack_simulator.fleet.updates import (
@@ -288,9 +286,6 @@ class Federation:
         state.visits.append(rows)
         evaluated = self._evaluate(state.arrays) if federation.evaluated(number) else None
         every = 0 if federation.every is None else int(federation.every * NS)
-        ends: dict[End, int] = count_ends(played.visits)
-        ends["averaged"] -= len(refused)
-        ends["refused"] += len(refused)
         told = [update for update in kept if update.examples and math.isfinite(update.loss)]
         record = RoundRecord(
             number=number,
@@ -298,7 +293,7 @@ class Federation:
             duration_s=played.duration / NS,
             looked_at=played.looked_at,
             absent=played.absent,
-            ends={end: count for end, count in ends.items() if count},
+            ends=_ends(rows),
             training_loss=sum(u.loss * u.examples for u in told) / sum(u.examples for u in told)
             if told
             else None,
@@ -437,10 +432,15 @@ def _count_models(population: Population) -> list[int]:
     return [int(count) for count in counts]
 
 
+def _ends(visits: Visits) -> dict[str, int]:
+    """How many visits came to each end."""
+    counts = np.bincount(visits["end"], minlength=len(ENDS))
+    return {end: int(counts[place]) for place, end in enumerate(ENDS) if counts[place]}
+
+
 def _outcome(federation: Federation, index: int, visits: Visits, clients: int) -> DeviceOutcome:
     own = visits[visits["model"] == index]
     device = federation.devices[index]
-    counts = np.bincount(own["end"], minlength=len(ENDS))
     answered = np.isin(own["end"], [ENDS.index(end) for end in ENDS if end in ANSWERED])
     quantiles = None
     if answered.any():
@@ -451,7 +451,7 @@ def _outcome(federation: Federation, index: int, visits: Visits, clients: int) -
         device=device,
         clients=clients,
         took_part=len(np.unique(own["client"][own["end"] == ENDS.index("averaged")])),
-        ends={end: int(counts[i]) for i, end in enumerate(ENDS) if counts[i]},
+        ends=_ends(own),
         energy_j=None if np.isnan(energy) else energy,
         traffic_bytes=int(own["bytes"].sum()),
         round_s=quantiles,

@@ -263,12 +263,6 @@ class RoundClock:
         return at if at < down + duration else None
 
 
-def count_ends(visits: Sequence[Visit]) -> dict[End, int]:
-    """How many came to each end, also where it is none."""
-    counts = Counter(visit.end for visit in visits)
-    return {end: counts[end] for end in ENDS}
-
-
 class _Place(NamedTuple):
     """One of the places for clients at work; the order is that in which they become free."""
 

@@ -52,6 +52,15 @@ _BOUNDS = {
 }
 """Words for pydantic's types of error, and where it keeps the bound."""
 
+_KINDS = {
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    "bool_type": "true or false",
+    "string_type": "a string",
+    "finite_number": "a finite number",
+}
+"""What each of pydantic's types of error asks for."""
+
 _Loc = tuple[int | str, ...]
 
 
@@ -140,21 +149,22 @@ def _sentence(problem: Mapping[str, Any], loc: _Loc, model: type[BaseModel]) -> 
             allowed = _allowed_keys(loc, model)
             keys = f" with the keys {', '.join(allowed)}" if allowed else ""
             return f"must be a table{keys}, found {shown}"
-        case "float_type" | "float_parsing":
-            return f"must be a number, found {shown}"
-        case "int_type" | "int_parsing" | "int_from_float":
-            return f"must be a whole number, found {shown}"
-        case "bool_type":
-            return f"must be true or false, found {shown}"
-        case "string_type":
-            return f"must be a string, found {shown}"
+        case kind if kind in _KINDS:
+            return f"must be {_KINDS[kind]}, found {shown}"
         case "value_error":
             return str(problem["msg"]).removeprefix("Value error, ")
         case kind if kind in _BOUNDS:
             words, bound = _BOUNDS[kind]
             return f"must be {words}{problem['ctx'][bound]:.10g}, found {shown}"
-        case "finite_number":
-            return f"must be a finite number, found {shown}"
+        case "tuple_type" | "list_type":
+            tables = f" of tables, each under [[{_key(loc)}]]"
+            is_table = isinstance(problem["input"], Mapping)
+            return f"must be a list{tables if is_table else ''}, found {shown}"
+        case "too_short" | "too_long":
+            has, short = problem["ctx"], problem["type"] == "too_short"
+            count = has["min_length" if short else "max_length"]
+            words = f"at {'least' if short else 'most'} {count} value{'s' * (count != 1)}"
+            return f"must have {words}, found {has['actual_length']}"
         case _:
             message = str(problem["msg"])
             return f"{message[:1].lower()}{message[1:]}, found {shown}"

@@ -444,7 +444,7 @@ class _Maker:
     def _finished(
         self, model: ir.Model, apart: Sequence[str], name: str, properties: Mapping[str, str]
     ) -> ir.Model:
-        training.finish(model, name, properties)
+        training.finish({name: (model, properties)})
         graph = model.graph
         self._lift(graph, apart)
         graph.inputs[:] = [v for v in graph.inputs if v.uses() or v.name in self.unread]
