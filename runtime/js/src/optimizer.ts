@@ -37,9 +37,10 @@ export class Optimizer {
   ) {
     const { layout, groups } = manifest;
     const taken = new Set([...session.inputNames, ...layout.state.map(({ name }) => name)]);
-    demand(taken.size === session.inputNames.length && layout.inputs.every((name) => taken.has(name)),
-      'model-mismatch',
-      'The manifest names inputs or a state of the optimizer that its model does not have.', '', TAMPERED);
+    const known = layout.inputs.every((name) => taken.has(name));
+    demand(known && taken.size === session.inputNames.length, 'model-mismatch',
+      'The manifest names inputs or a state of the optimizer that its model does not have.', '',
+      TAMPERED);
     const { slots, nbytes: whole } = flat.layout;
     demand(slots.length, 'nothing-trainable', 'The package marks no parameter as trainable.');
     this.#gradients = view(flat.gradients, layout.dtype, 0, whole) as Float32Array;
@@ -122,7 +123,8 @@ export class Optimizer {
   requireOwn(): void {
     const { optimizer } = this.shared;
     demand(!optimizer || optimizer === this.#state, 'optimizer-mismatch',
-      "A later session has the state's moments and step count.", '', 'make the steps with that one');
+      "A later session has the state's moments and step count.", '',
+      'make the steps with that one');
   }
 
   get stepCount(): number {
@@ -172,7 +174,7 @@ export class Optimizer {
   }
 }
 
-/** Before which axis a parameter is cut into rows and columns: the fewest of both, the first of equal ones. */
+/** Before which axis a parameter is cut into the fewest rows and columns; the first of them. */
 function matrixAxis(dims: Dims): number {
   let best = 0;
   let fewest = Infinity;
