@@ -77,7 +77,7 @@ inline std::optional<Tensor> TensorOf(Type type, const Shape& shape, const char*
 }
 
 inline Tensors ReadOnnxAdapter(const fs::path& path) {
-  const auto bytes = Map(path);
+  const auto bytes = Map(path, "adapter-corrupt", "save the adapter again");
   FlatBuffer source(*bytes, path.string(), "adapter");
   if (bytes->size() < 8 || bytes->substr(4, 4) != "TORT")
     source.Fail("it does not carry the identifier TORT");
@@ -159,11 +159,8 @@ auto ReadPeftJson(const fs::path& path, std::string_view text, const Read& read)
   ThrowPeft(path, "it is not JSON as it should be");
 }
 
-inline std::shared_ptr<const std::string_view> MapPeft(const fs::path& path) try {
-  return Map(path);
-} catch (const std::system_error& error) {
-  throw Error("peft-not-found", path.string() + " cannot be read: " + error.code().message(), "",
-              "pass the folder that model.save_pretrained(folder) wrote");
+inline std::shared_ptr<const std::string_view> MapPeft(const fs::path& path) {
+  return Map(path, "peft-not-found", "pass the folder that model.save_pretrained(folder) wrote");
 }
 
 /// All tensors, in float32.
@@ -313,12 +310,7 @@ inline Tensors ReadAdapter(const Package& package, const Tensors& trained, const
   std::map<std::string, std::string> names;
   if (is_file) {
     for (const auto& each : trained) names[each.first] = each.first;
-    try {
-      found = ReadOnnxAdapter(source);
-    } catch (const std::system_error& error) {
-      throw Error("adapter-corrupt",
-                  source.string() + " cannot be read: " + error.code().message());
-    }
+    found = ReadOnnxAdapter(source);
   } else {
     names = PeftNames(package, trained);
     const auto& peft = package.Manifest()["adapter"]["peft"];
