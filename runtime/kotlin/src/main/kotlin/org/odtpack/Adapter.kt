@@ -162,7 +162,7 @@ internal fun onnxAdapter(tensors: Map<String, Tensor>): ByteBuffer {
 }
 
 private fun readOnnxAdapter(file: File): MutableMap<String, Tensor> {
-    val source = FlatBuffer(mapped(file, "adapter-corrupt"), file.path, "adapter")
+    val source = FlatBuffer(mapped(file, "adapter-corrupt", "save the adapter again"), file.path, "adapter")
     val root = source.root("TORT")
     source.check(root.int(0) == 1) { "its format is not 1" }
     val tensors = HashMap<String, Tensor>()
