@@ -17,7 +17,7 @@ from odtpack_runtime.training.schedules import Cosine, ScheduleSpec
 from tests.kits import javascript, js_stress, web
 from tests.kits.harness import needs
 from tests.kits.javascript import node
-from tests.kits.models import looked_up, roots, scores
+from tests.kits.models import cnn, looked_up, roots, scores
 from tests.packages.samples import build
 from tests.reports.browser import CHROMIUM, Browser
 
@@ -52,6 +52,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "accumulating": (roots(), {"accumulation_steps": 3}),
         "cosine": (roots(), {"schedule": cosine}),
         "words": (looked_up(), {}),
+        "narrow": (cnn(), {"train": ["fc.*"], "frozen_storage": "float16"}),
         "scores": (scores(), {}),
     }.items():
         build_package(model, folder / name, loss="cross_entropy", step_model="never", **options)
@@ -67,6 +68,10 @@ def test_gradients_of_a_step_that_is_void_are_never_used(
     """Nor by another session of the state; optimizer steps count again after a good one."""
     steps = 2 if kind == "shared" else 1
     assert found[kind] == [code, True, True, steps, True, steps + 1]
+
+
+def test_a_buffer_with_a_value_beyond_float16_changes_nothing(found: dict[str, Any]) -> None:
+    assert found["narrow"] == ["value-out-of-range", True]
 
 
 def test_a_reset_begins_the_count_of_batches_again(found: dict[str, Any]) -> None:

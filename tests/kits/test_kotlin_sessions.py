@@ -128,10 +128,10 @@ def test_every_call_after_close_is_closed_and_the_state_remains(app: App) -> Non
 def test_a_thread_that_is_interrupted_saves_and_loads(app: App) -> None:
     """An executor that is shut down interrupts its threads, which then save what they trained."""
     save, interrupt = app.save("it"), {"do": "interrupt"}
-    files = (save, {**save, "do": "load"}, app.save("it.onnx", do="export"))
+    files = (save, {**save, "do": "load"}, app.save("it.onnx", do="export"), *calls("predict"))
     asked = (each for action in files for each in (interrupt, action, {"do": "interrupted"}))
     found = app.act("plain", {"do": "batch"}, *asked, app.save("again", do="interrupted saves"))
-    assert found["results"][1:] == [None, None, "1"] * 3 + [None]
+    assert found["results"][1:] == [None, None, "1"] * 4 + [None]
     assert app.same("it", "again")
     assert (app.folder / "it.onnx").is_file()
 
@@ -406,6 +406,12 @@ def test_a_rate_that_is_negative_or_not_finite_is_refused(rate: str, app: App) -
     asked = [{"do": "rate", "rate": rate}, linear, *calls("scheduler"), good]
     found = app.act("roots", *asked)
     assert found["results"] == ["bad-learning-rate", "bad-learning-rate", "bad-schedule", None]
+
+
+def test_a_schedule_that_no_file_can_hold_is_refused(app: App) -> None:
+    linear = {"do": "linear", "warmup": 0, "rate": "0.1"}
+    found = app.act("roots", *({**linear, "total": total} for total in (2**53, 2**53 - 1)))
+    assert found["results"] == ["bad-schedule", None]
 
 
 def test_a_saved_schedule_of_another_version_is_refused(app: App) -> None:

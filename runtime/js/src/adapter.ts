@@ -10,7 +10,7 @@ import { trainable } from './manifest.js';
 import type { TrainingPackage } from './package.js';
 import { type FileSource, inMemory } from './platform.js';
 import {
-  ARRAYS, bytesOf, CODES, type Dims, type DType, DTYPES, join, product, sameDims, type Stored,
+  ARRAYS, bytesOf, CODES, type DType, DTYPES, join, product, sameDims, type Stored,
   type TypedArray, view,
 } from './tensors.js';
 
@@ -83,7 +83,7 @@ export async function saveAdapter(
 function checkReplaced(path: string | URL, isOurs: (bytes: Uint8Array) => boolean): void {
   const bytes = platform.fileAt(path);
   demand(!bytes || isOurs(bytes), 'file-not-written',
-    `${path} would be replaced, and is no adapter as this package saves it.`, '',
+    `${path} would be replaced, and it is not an adapter of this package.`, '',
     'move the file, or choose another name or a new folder');
 }
 
@@ -129,11 +129,12 @@ export async function trainedOf(
   await state.refresh();
   const all = [...state.parameters].filter(([, { requiresGrad }]) => requiresGrad);
   const trained = new Map(all.sort(([a], [b]) => (a < b ? -1 : 1)));
-  const text = (dtype: DType, dims: Dims): string => `${dtype}[${dims}]`;
-  const own = new Map([...trained].map(([name, { dtype, dims }]) => [name, text(dtype, dims)]));
-  const wanted = new Map(trainable(manifest).map(({ name, dtype, shape }) => [name, text(dtype, shape)]));
+  const own = new Map([...trained].map(([name, { dtype, dims }]) => [name, `${dtype}[${dims}]`]));
+  const wanted = new Map(trainable(manifest).map(({ name, dtype, shape }) =>
+    [name, `${dtype}[${shape}]`]));
   const odd = [...wanted.keys(), ...own.keys()].find((name) => own.get(name) !== wanted.get(name));
-  demand(odd === undefined, 'adapter-mismatch', `State and package do not train the same '${odd}'.`, '',
+  demand(odd === undefined, 'adapter-mismatch',
+    `State and package do not train the same '${odd}'.`, '',
     'use a checkpoint that was trained with this package');
   return trained;
 }
@@ -198,7 +199,8 @@ function isFile(path: string | URL): boolean {
 }
 
 function inFolder(folder: string | URL, name: string): string | URL {
-  return folder instanceof URL ? new URL(name, folder.href.replace(/\/?$/, '/')) : `${folder}/${name}`;
+  if (typeof folder === 'string') return `${folder}/${name}`;
+  return new URL(name, folder.href.replace(/\/?$/, '/'));
 }
 
 async function content(
@@ -228,7 +230,8 @@ function layOnnxAdapter(tensors: Named): Uint8Array {
     const raw = writer.createByteVector(bytesOf(data));
     const shape = writer.int64s(dims);
     const label = writer.createString(name);
-    return writer.table(['Offset', label], ['Offset', shape], ['Int32', CODES[dtype]], ['Offset', raw]);
+    const code = CODES[dtype];
+    return writer.table(['Offset', label], ['Offset', shape], ['Int32', code], ['Offset', raw]);
   });
   const version = ['Int32', FORMAT_VERSION] as const;
   const root = writer.table(version, version, version, ['Offset', writer.offsets(tables)]);

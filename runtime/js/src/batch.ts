@@ -50,10 +50,12 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: Onnx
       const size = data?.length;
       if (size !== product(dims)) {
         refuse('input-shape', `has ${size ?? 'no'} elements for [${dims}]`, size === 0
-          ? 'an array that was transferred to a worker has none: pass a copy, array.slice()' : undefined);
+          ? 'an array that was transferred to a worker has none: pass a copy, array.slice()'
+          : undefined);
       }
-      if (writesInPlace(ort) && String((data as TypedArray).buffer) === '[object SharedArrayBuffer]') {
-        refuse('input-type', 'lies in a SharedArrayBuffer, which ONNX Runtime cannot read in Node.js',
+      const buffer = String((data as TypedArray).buffer);
+      if (writesInPlace(ort) && buffer === '[object SharedArrayBuffer]') {
+        refuse('input-type', 'lies in a SharedArrayBuffer, which ONNX Runtime cannot read in Node',
           'pass a copy: array.slice()');
       }
       const [own, wanted] = [arrayName(data), ARRAYS[type as DType]?.name];
@@ -62,7 +64,7 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: Onnx
         refuse('input-type', `has ${own} data`, `pass ${wanted} data`);
       }
       try {
-        if (isPlain) feeds[spec.name] = new ort.Tensor(type as 'float32', data as Float32Array, dims);
+        if (isPlain) feeds[spec.name] = tensorOver(ort, type as DType, data as TypedArray, dims);
       } catch (error) {
         refuse('input-type', `is not a tensor: ${reason(error).replace(/\.$/, '')}`);
       }
@@ -80,20 +82,29 @@ export function checkBatch(specs: readonly InputInfo[], feeds: Feeds, ort?: Onnx
     }
   }
   for (const { name, dtype, class_count: classes, ignore_index: ignored } of specs) {
-    if (dtype === 'int64' && classes !== undefined) {
-      checkLabels(name, feeds[name]!, classes, ignored);
+    if (dtype !== 'int64') continue;
+    const given = feeds[name]!;
+    const isFar = !(given.location ?? 'cpu').startsWith('cpu');
+    if (classes !== undefined) {
+      if (isFar) {
+        fail('input-type',
+          `Input '${name}' lies in a ${given.location}, where labels cannot be checked.`, '',
+          'pass an array, or what await tensor.getData() gives');
+      }
+      checkLabels(name, given, classes, ignored);
     }
+    if (isFar || (name !== 'input_ids' && name !== 'decoder_input_ids')) continue;
     // ONNX's Gather counts negative ones from the end of its table.
-    const isTokens = dtype === 'int64' && (name === 'input_ids' || name === 'decoder_input_ids');
-    if (!isTokens || feeds[name]!.location === 'gpu-buffer') continue;
-    const token = (feeds[name]!.data as BigInt64Array).find((each) => each < 0);
+    const token = (given.data as BigInt64Array).find((each) => each < 0);
     if (token === undefined) continue;
-    fail('bad-prompt', `Input '${name}' holds ${token}, and tokens are numbered from 0.`);
+    fail('bad-prompt', `Input '${name}' holds ${token}, and tokens are numbered from 0.`, '',
+      'pass the numbers that the tokenizer gives: -100 is for labels only');
   }
 }
 
+/** The name of an array's class; that of a Buffer's own. */
 function arrayName(data: unknown): string | undefined {
-  return ArrayBuffer.isView(data) ? (data as TypedArray)[Symbol.toStringTag] : undefined; // of a Buffer too
+  return ArrayBuffer.isView(data) ? (data as TypedArray)[Symbol.toStringTag] : undefined;
 }
 
 function describe({ name, dtype, shape }: InputInfo): string {
@@ -112,7 +123,8 @@ function checkLabels(
     if (fits || (ignored !== undefined && data[i] === BigInt(ignored))) continue;
     fail('label-out-of-range',
       `Input '${name}' holds the label ${data[i]} at element ${i}, and the model's ${classes} ` +
-        `classes are numbered 0 to ${classes - 1}.`);
+        `classes are numbered 0 to ${classes - 1}.`, '',
+      'number the classes from 0, or set ignore_index for labels to skip');
   }
 }
 
@@ -127,7 +139,8 @@ export function withoutAnswers(ort: OnnxRuntime, specs: readonly InputInfo[], fe
   }
   const whole = byName(Object.entries(feeds));
   for (const spec of specs.filter(({ name, role }) => role !== 'data' && !feeds[name])) {
-    const dims = spec.shape.map((size) => (typeof size === 'number' ? size : sizes.get(size ?? '')));
+    const dims = spec.shape.map((size) =>
+      typeof size === 'number' ? size : sizes.get(size ?? ''));
     if (dims.includes(undefined) || spec.dtype === 'string') continue; // checkBatch names it
     const dtype = spec.dtype as DType;
     const zeros = allocating(

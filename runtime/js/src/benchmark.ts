@@ -27,8 +27,8 @@ export interface BenchmarkOptions {
 /**
  * Measure matrix products, convolutions, copies and storage, each five times: about half a minute.
  *
- * @throws OdtpackError `file-not-written` if `folder` cannot be written to; `model-not-loadable` with
- *   `gpu` where there is no WebGPU.
+ * @throws OdtpackError `file-not-written` if `folder` cannot be written to; `model-not-loadable`
+ *   with `gpu` where there is no WebGPU.
  */
 export async function benchmark(options: BenchmarkOptions = {}) {
   const { ort = await importRuntime(), folder, fileBytes = 2 ** 26, memoryLimit, gpu } = options;
@@ -37,10 +37,11 @@ export async function benchmark(options: BenchmarkOptions = {}) {
   const products = (count: number): Promise<number> =>
     productFlops([256, 512, 1024], (shapes) => operatorSeconds(ort, 'MatMul', shapes, count));
   const found = {
-    gemm_flops: [] as number[], gemm_single_flops: [] as number[], convolution_flops: [] as number[],
-    copy_bytes_per_second: [] as number[], write_bytes_per_second: [] as number[],
-    sync_seconds: [] as number[], gpu_gemm_flops: [] as number[],
-    gpu_copy_bytes_per_second: [] as number[], gpu_operator_seconds: [] as number[],
+    gemm_flops: [] as number[], gemm_single_flops: [] as number[],
+    convolution_flops: [] as number[], copy_bytes_per_second: [] as number[],
+    write_bytes_per_second: [] as number[], sync_seconds: [] as number[],
+    gpu_gemm_flops: [] as number[], gpu_copy_bytes_per_second: [] as number[],
+    gpu_operator_seconds: [] as number[],
   };
   for (let round = 0; round < 5; round++) { // in turns: a slow minute shows in each
     const flops = await products(threads);
@@ -59,7 +60,7 @@ export async function benchmark(options: BenchmarkOptions = {}) {
       found.sync_seconds.push(...times.syncSeconds);
     }
     if (gpu) {
-      const seconds = (shapes: Dims[]): Promise<number> => gpuSeconds(gpu, 'MatMul', shapes, [2, 6]);
+      const seconds = (shapes: Dims[]) => gpuSeconds(gpu, 'MatMul', shapes, [2, 6]);
       found.gpu_gemm_flops.push(await productFlops([256, 1024, 4096], seconds, 0.5 / 64));
       const moved = await gpuSeconds(gpu, 'Neg', [[2 ** 22], [2 ** 22]], [2, 6]);
       found.gpu_copy_bytes_per_second.push(2 ** 24 / moved);
@@ -127,8 +128,9 @@ function operatorSeconds(
 
 /** The best of at least so many runs in at least so many seconds. */
 async function bestSeconds(
-  ort: OnnxRuntime, model: Uint8Array, shapes: readonly Dims[], options: InferenceSession.SessionOptions,
-  runs: number, least: number, ended?: (results: InferenceSession.OnnxValueMapType) => Promise<void>,
+  ort: OnnxRuntime, model: Uint8Array, shapes: readonly Dims[],
+  options: InferenceSession.SessionOptions, runs: number, least: number,
+  ended?: (results: InferenceSession.OnnxValueMapType) => Promise<void>,
 ): Promise<number> {
   const session = await openSession(ort, model, 'operator', options);
   try {
@@ -155,8 +157,8 @@ async function bestSeconds(
 }
 
 /**
- * A model of one operator without attributes on float32 tensors, the last of which is its result; in
- * a longer chain it takes its result again, of the first tensor's shape, in place of that one.
+ * A model of one operator without attributes on float32 tensors, the last of which is its result;
+ * in a longer chain it takes its result again, of the first tensor's shape, in place of that one.
  */
 function chain(kind: string, shapes: readonly Dims[], length = 1): Uint8Array {
   const field = (number: number, content: Iterable<number>): number[] => {

@@ -11,8 +11,8 @@ import { bytesOf, sameDims } from './tensors.js';
  *
  * @param names Parameters to take over: those that were trained by default. Running statistics
  *   of batch normalization are trained as well and must be named.
- * @param optimizerState Also take over step count, learning rate, its schedule and moments; those of
- *   parameters that are not taken over are zero.
+ * @param optimizerState Also take over step count, learning rate, its schedule and moments; those
+ *   of parameters that are not taken over are zero.
  */
 export function carryOver(
   trained: CheckpointState, fresh: CheckpointState, names?: Iterable<string>, optimizerState = true,
@@ -24,7 +24,8 @@ export function carryOver(
   fresh.requireIdle();
   demand(!fresh.flat, 'busy', 'A session is training this state.', '',
     'carry over before a session is made of it');
-  demand(!trained.device, 'busy', 'The trained state lives on a GPU.', '', 'release its session first');
+  demand(!trained.device, 'busy', 'The trained state lives on a GPU.', '',
+    'release its session first');
   trained.requireValues();
   fresh.requireValues();
   const own = [...trained.parameters.values()].filter(({ requiresGrad }) => requiresGrad);

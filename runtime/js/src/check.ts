@@ -61,7 +61,8 @@ export async function requireRight(
   const known = [opened.sha256, ort.env.versions.common, ...names, step, vendor, architecture,
     device, description].join(' ');
   if (remembered().includes(known)) return;
-  const own: SessionOptions = { ...options, trusted: true, ...(step === 'whole' && { loss: 'every' }) };
+  const own: SessionOptions = { ...options, trusted: true };
+  if (step === 'whole') own.loss = 'every';
   await attempt(() => selfCheck(opened, own), 'unsupported-device',
     `Training does not run right on ${names.join(', ')}`, '',
     'leave executionProviders out: the processor trains right');

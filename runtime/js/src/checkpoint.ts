@@ -42,7 +42,8 @@ export class Properties {
     const chosen = kind ?? (typeof value === 'string' ? 'text' : whole ? 'int' : 'float');
     const right = typeof value === 'string' ? chosen === 'text'
       : ['number', 'bigint'].includes(typeof value) && ['int', 'float'].includes(chosen);
-    demand(name && typeof name === 'string' && right && (whole || chosen !== 'int'), 'property-type',
+    const isName = typeof name === 'string' && name !== '';
+    demand(isName && right && (whole || chosen !== 'int'), 'property-type',
       `Property '${String(name)}' cannot be a ${typeof value} of this kind.`);
     demand(name !== OPTIMIZER_PROPERTY, 'property-type',
       `'${name}' is reserved: files keep the optimizer's kind there.`);
@@ -88,7 +89,7 @@ export class CheckpointState {
    * Runtime's own training carry none, and load unchecked.
    */
   readonly checked: boolean;
-  /** What is wrong with the file that was to be loaded, if the save before it was loaded instead. */
+  /** What is wrong with the file, if the save before it was loaded instead. */
   recovered: string | undefined;
   /** The file that was loaded or saved last, which is whole; in a browser with its handle. */
   #whole: string | undefined;
@@ -227,8 +228,8 @@ export class CheckpointState {
       const isWhole = async (): Promise<boolean> => read(target).then(() => true, () => false);
       if (isPath(target)) {
         this.#whole = await platform.writeCheckpoint(target, {
-          nbytes: payloadBytes(data), lay: (from) => layCheckpoint(data, from),
-          regionOf: externalRegion, dataFileAbove, keep: Boolean(keepPrevious), known: this.#whole, isWhole,
+          nbytes: payloadBytes(data), lay: (from) => layCheckpoint(data, from), isWhole,
+          regionOf: externalRegion, dataFileAbove, keep: Boolean(keepPrevious), known: this.#whole,
         });
         this.#handle = undefined;
         return;
@@ -258,7 +259,8 @@ export class CheckpointState {
 
 async function blob(data: CheckpointData): Promise<Blob> {
   const { file, digests } = layCheckpoint(data);
-  return new Blob([...file, ...(await digests())] as BlobPart[], { type: 'application/octet-stream' });
+  const parts = [...file, ...(await digests())] as BlobPart[];
+  return new Blob(parts, { type: 'application/octet-stream' });
 }
 
 function isHandle(source: FileSource): source is FileSystemFileHandle {
@@ -291,7 +293,8 @@ async function replace(target: FileSystemFileHandle, content: Blob): Promise<voi
     const stream = await target.createWritable();
     await stream.write(content);
     await stream.close();
-  }, 'file-not-written', `${target.name} could not be written`, target.name, 'check the space left');
+  }, 'file-not-written', `${target.name} could not be written`, target.name,
+  'check the space left');
 }
 
 async function read(source: FileSource): Promise<CheckpointData> {

@@ -140,7 +140,8 @@ class Reader {
     this.#nominal = module.boolean(2);
     const digest = root.string(DIGEST);
     if (module.boolean(3)) {
-      const data = this.opened.data?.() ?? source.fail('it refers to a data file, which is not here');
+      const data = this.opened.data?.() ??
+        source.fail('it refers to a data file, which is not here');
       this.#data = new Source(data, this.opened.where, Infinity);
     }
     const parameters = this.#parameters;
@@ -226,9 +227,12 @@ class Reader {
     if (inline && raw.length !== nbytes) {
       source.fail(`'${name}' has ${raw.length} bytes and its shape asks for ${nbytes}`);
     }
-    if (!inline && (!this.#data || raw.length)) source.fail(`'${name}' may not refer to a data file`);
+    if (!inline && (!this.#data || raw.length)) {
+      source.fail(`'${name}' may not refer to a data file`);
+    }
     if (!nbytes) return { dtype, dims, data: NO_DATA[dtype] };
-    let bytes = inline ? source.elements(raw.position, nbytes) : this.#data!.elements(offset, nbytes);
+    let bytes = inline
+      ? source.elements(raw.position, nbytes) : this.#data!.elements(offset, nbytes);
     // Memory of its own: a view of the file's would be misaligned and keep the file alive.
     if (bytes.byteOffset || bytes.buffer.byteLength !== nbytes) bytes = new Uint8Array(bytes);
     source.demand(dtype !== 'bool' || bytes.every((value) => value < 2),
@@ -243,7 +247,8 @@ class Reader {
     for (const table of root.tables(2)) {
       const [own, rate] = [table.number(INT64, 1, 0n), table.number(FLOAT32, 2, 0)];
       if (!groups.length) [step, learningRate] = [own, rate];
-      this.#source.demand(step >= 0n && step <= Number.MAX_SAFE_INTEGER && Number.isFinite(learningRate),
+      const counts = step >= 0n && step <= Number.MAX_SAFE_INTEGER;
+      this.#source.demand(counts && Number.isFinite(learningRate),
         `the optimizer stands at step ${step} with rate ${learningRate}`);
       this.#source.demand(table.string(0) === `group${groups.length}`,
         'its optimizer groups are not called group0, group1, ...');
@@ -414,7 +419,8 @@ function layHead(data: CheckpointData, externalFrom: number | undefined) {
         typeof value === 'string' ? ['Offset', writer.createString(value)]
         : typeof value === 'bigint' ? ['Int64', value] : ['Float32', value]);
     })));
-  const bag = data.properties.size ? writer.table(...kinds.map((each) => ['Offset', each] as const)) : 0;
+  const bag = properties.length
+    ? writer.table(...kinds.map((each) => ['Offset', each] as const)) : 0;
   const root = writer.table(
     ['Int32', VERSION], ['Offset', module], ['Offset', groups], ['Offset', bag], noBytes,
   );

@@ -77,7 +77,8 @@ export class Skipping {
     const code = odd.length ? 'gradient-not-finite' : 'loss-not-finite';
     this.last = { code, step, parameters: odd };
     if (!this.stops) return;
-    const what = odd.length ? `The gradient of ${odd.join(', ')} is not finite` : `The loss is ${loss}`;
+    const what = odd.length
+      ? `The gradient of ${odd.join(', ')} is not finite` : `The loss is ${loss}`;
     fail(code, `${what} in step ${step}: everything is as it was before.`, '',
       'look for samples that are not finite, or take a lower learning rate');
   }

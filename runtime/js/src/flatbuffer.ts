@@ -1,6 +1,6 @@
 /**
- * Writes flatbuffers, and reads unverified ones: every offset and length is checked
- * against the size before it is used, and no table counts twice, so a damaged or hostile file ends in an error
+ * Writes flatbuffers, and reads unverified ones: every offset and length is checked against the
+ * size before it is used, and no table counts twice, so a damaged or hostile file ends in an error
  * and never in a wild read, an endless loop or an allocation larger than the file. The format is
  * described at https://flatbuffers.dev/internals/.
  */
@@ -72,7 +72,7 @@ export class Source {
       this.where, 'copy or download the file again, or fall back to an earlier one');
   }
 
-  /** Fail unless something holds: not where many things are read, since the sentence is made either way. */
+  /** Fail unless something holds: the sentence is made either way, too often for long loops. */
   demand(holds: unknown, problem: string): asserts holds {
     if (!holds) this.fail(problem);
   }
@@ -177,7 +177,8 @@ export class Table {
 
   /** Position of a field of `width` bytes; undefined if it is absent. */
   field(number: number, width: number): number | undefined {
-    const offset = number < this.fields ? this.source.number(UINT16, this.#vtable + 4 + 2 * number) : 0;
+    if (number >= this.fields) return undefined;
+    const offset = this.source.number(UINT16, this.#vtable + 4 + 2 * number);
     if (offset === 0) return undefined;
     if (offset < 4 || offset + width > this.size) {
       this.source.fail(`a field of the table at ${this.position} lies outside the table`);

@@ -1,4 +1,4 @@
-/** Tokens that follow a prompt: the decoder of a package, with adapters that were trained for it. */
+/** Tokens that follow a prompt: the decoder of a package, with adapters trained for it. */
 import type { InferenceSession } from 'onnxruntime-common';
 import { type PeftFiles, readAdapter, trainedOf } from './adapter.js';
 import { CheckpointState } from './checkpoint.js';

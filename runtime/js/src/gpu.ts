@@ -1,4 +1,4 @@
-/** A training that lives in a GPU's memory, of a package with a step model (onnxruntime-web/webgpu). */
+/** A training in a GPU's memory, of a package with a step model (onnxruntime-web/webgpu). */
 import type { InferenceSession, Tensor } from 'onnxruntime-common';
 import { lossOf } from './batch.js';
 import type { CheckpointState, Resident } from './checkpoint.js';
@@ -91,7 +91,9 @@ export class ResidentStep implements Model, Resident {
       return results;
     }
     this.#ran = true;
-    for (const name of updates) this.#take(this.#cells.get(name.slice(0, -END.length))!, results[name]!);
+    for (const name of updates) {
+      this.#take(this.#cells.get(name.slice(0, -END.length))!, results[name]!);
+    }
     optimizer.advance();
     const flags = isDue ? (results[KEPT]!.data as Uint8Array) : [];
     const odd = trainable(manifest).filter((_, i) => flags[i]).map(({ name }) => name);

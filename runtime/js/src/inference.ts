@@ -5,6 +5,7 @@ import type { Manifest, ParameterInfo } from './manifest.js';
 import { bytesOf, CODES, type DType, product, type Stored, type TypedArray } from './tensors.js';
 
 const MAX_BYTES = 2 ** 31 - 2 ** 20;
+const INFINITE = 65520; // the least number that float16 rounds to infinity
 
 /** Protobuf merges messages that are concatenated, so the parts together are one ONNX model. */
 export function inferenceModel(
@@ -45,26 +46,28 @@ function exported(info: ParameterInfo, state: CheckpointState): Stored {
     return { dtype: 'float32', dims, data: scaled };
   }
   const target: DType = info.model_dtype ?? dtype;
-  if (target === dtype || (target === 'float32' && dtype === 'float16')) {
-    return { dtype: target, dims, data: converted({ dtype, data }, target) };
-  }
-  demand(target === 'float16' && dtype === 'float32', 'parameter-type',
-    `'${info.name}' cannot be converted from ${dtype} to ${target}.`);
-  const narrow = converted({ dtype, data }, target) as Uint16Array;
-  const infinite = (bits: number): boolean => (bits & 0x7fff) === 0x7c00;
-  const lost = narrow.findIndex((bits, i) => infinite(bits) && Number.isFinite(data[i]));
-  demand(lost < 0, 'value-out-of-range',
-    `'${info.name}' holds ${data[lost]}, which float16 cannot.`);
-  return { dtype: 'float16', dims, data: narrow };
+  demand(target === dtype || [target, dtype].every((each) => each.startsWith('float')),
+    'parameter-type', `'${info.name}' cannot be converted from ${dtype} to ${target}.`);
+  return { dtype: target, dims, data: converted({ dtype, data }, target) };
 }
 
-/** Real numbers as those of another type; an array that has it already stays. */
+/**
+ * Real numbers as those of another type; an array that has it already stays.
+ *
+ * @throws OdtpackError `value-out-of-range` if a finite number would be infinite in float16.
+ */
 export function converted(
   { dtype, data }: Pick<Stored, 'dtype' | 'data'>, wanted: DType,
 ): TypedArray {
   if (dtype === wanted) return data;
   const wide = dtype === 'float16' ? widen(data as Uint16Array) : (data as Float32Array);
-  if (wanted === 'float16') return Uint16Array.from(wide, float16Bits);
+  if (wanted === 'float16') {
+    const lost = wide.find((value) => Number.isFinite(value) && Math.abs(value) >= INFINITE);
+    demand(lost === undefined, 'value-out-of-range',
+      `A parameter is ${lost}, which float16 does not hold.`, '',
+      'train with a lower learning rate, or from a float32 model');
+    return Uint16Array.from(wide, float16Bits);
+  }
   if (wanted === 'float64') return Float64Array.from(wide);
   return dtype === 'float16' ? wide : Float32Array.from(wide);
 }
@@ -87,7 +90,7 @@ export function float16Bits(value: number): number {
   const sign = value < 0 || Object.is(value, -0) ? 0x8000 : 0;
   const size = Math.abs(value);
   if (Number.isNaN(value)) return 0x7e00;
-  if (size >= 65520) return sign | 0x7c00;
+  if (size >= INFINITE) return sign | 0x7c00;
   // In units of the last place: below 2^-14 that of the subnormals.
   const exponent = Math.max(Math.floor(Math.log2(size || 2 ** -24)), -14);
   const units = size * 2 ** (10 - exponent);

@@ -22,7 +22,7 @@ export function parseStrictJson(bytes: Uint8Array, invalid: (problem: string) =>
 }
 
 function checked(key: string, value: unknown): unknown {
-  if (typeof value === 'number' && !Number.isFinite(value)) throw new Error('a number is out of range');
+  if (value === Infinity || value === -Infinity) throw new Error('a number is out of range');
   if (LONE.test(key) || (typeof value === 'string' && LONE.test(value))) {
     throw new Error('a text holds half a surrogate pair');
   }
@@ -41,7 +41,7 @@ export function isIterable(value: unknown): value is Iterable<unknown> {
   return typeof value === 'object' && value !== null && Symbol.iterator in value;
 }
 
-/** Check that nothing nests too deeply, and that each object of a text that is JSON has a key once. */
+/** Check, of a text that is JSON, that nothing nests too deeply and an object has a key once. */
 function checkStructure(text: string): void {
   const open: Set<string>[] = [];
   for (const [sign, key, colon] of text.matchAll(TOKEN)) {
@@ -50,7 +50,9 @@ function checkStructure(text: string): void {
     if (open.length > MAX_DEPTH) throw new Error(`it nests deeper than ${MAX_DEPTH}`);
     if (colon === undefined) continue;
     const name = JSON.parse(key!) as string;
-    if (open.at(-1)?.has(name)) throw new Error(`the key ${JSON.stringify(name.slice(0, 80))} occurs twice`);
+    if (open.at(-1)?.has(name)) {
+      throw new Error(`the key ${JSON.stringify(name.slice(0, 80))} occurs twice`);
+    }
     open.at(-1)?.add(name);
   }
 }

@@ -104,7 +104,7 @@ const output = object({
 const stored = oneOf<DType>(...(Object.keys(ARRAYS) as DType[]));
 const file = { path: text, size_bytes: count, sha256 };
 const level = oneOf('disabled', 'basic', 'extended', 'all');
-/** What ONNX Runtime is told by text: these entries can write files, so a package may ask for one. */
+/** What ONNX Runtime is told by text: entries can write files, so a package may ask for one. */
 const config = check<Record<string, string>>(
   `empty, or have the one entry ${SPINNING} = 1`,
   (v) => isRecord(v) && Object.entries(v).every(([key, to]) => key === SPINNING && to === '1'),
@@ -262,7 +262,8 @@ function checkLayout(manifest: Manifest): void {
   const step = 64 / ARRAYS[dtype].BYTES_PER_ELEMENT;
   let end = 0;
   for (const { name, shape, offset } of trainedParameters(manifest)) {
-    must(offset % step === 0 && offset >= end, `the offset of '${name}' does not go with the layout`);
+    must(offset % step === 0 && offset >= end,
+      `the offset of '${name}' does not go with the layout`);
     end = offset + product(shape);
   }
   must(elements === Math.ceil(end / step) * step,

@@ -28,7 +28,8 @@ export interface PackageFiles {
 
 /** The usual module of ONNX Runtime for this platform. */
 export async function importRuntime(): Promise<OnnxRuntime> {
-  return attempt(platform.importRuntime, 'onnxruntime-missing', 'ONNX Runtime cannot be imported', '',
+  const what = 'ONNX Runtime cannot be imported';
+  return attempt(platform.importRuntime, 'onnxruntime-missing', what, '',
     'npm install onnxruntime-node or onnxruntime-web, or pass the module as the option `ort`');
 }
 
@@ -49,11 +50,13 @@ export async function resolve(files: PackageFiles | TrainingFiles): Promise<{
   const opened = await TrainingPackage.open(folder || '.', { verify: 'used' });
   const format = trainModel.endsWith('.ort') ? 'ort' : 'onnx';
   const models = new Set<ModelName>();
-  const paths = { training_model: trainModel, eval_model: evalModel, optimizer_model: optimizerModel };
+  const paths =
+    { training_model: trainModel, eval_model: evalModel, optimizer_model: optimizerModel };
   for (const [name, path] of Object.entries(paths) as [ModelName, string | undefined][]) {
     if (path === undefined) continue;
-    demand(platform.addressOf(path) === platform.addressOf(folder + opened.modelEntry(name, format).path),
-      'model-not-found', `${path} is not the ${name} of the package.`, path,
+    const own = folder + opened.modelEntry(name, format).path;
+    demand(platform.addressOf(path) === platform.addressOf(own), 'model-not-found',
+      `${path} is not the ${name} of the package.`, path,
       'all models are those of the package in whose folder trainModel lies');
     models.add(name);
   }

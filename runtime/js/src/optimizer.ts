@@ -37,9 +37,10 @@ export class Optimizer {
   ) {
     const { layout, groups } = manifest;
     const taken = new Set([...session.inputNames, ...layout.state.map(({ name }) => name)]);
-    demand(taken.size === session.inputNames.length && layout.inputs.every((name) => taken.has(name)),
-      'model-mismatch',
-      'The manifest names inputs or a state of the optimizer that its model does not have.', '', TAMPERED);
+    const known = layout.inputs.every((name) => taken.has(name));
+    demand(known && taken.size === session.inputNames.length, 'model-mismatch',
+      'The manifest names inputs or a state of the optimizer that its model does not have.', '',
+      TAMPERED);
     const { slots, nbytes: whole } = flat.layout;
     demand(slots.length, 'nothing-trainable', 'The package marks no parameter as trainable.');
     this.#gradients = view(flat.gradients, layout.dtype, 0, whole) as Float32Array;
@@ -173,7 +174,7 @@ export class Optimizer {
   }
 }
 
-/** Before which axis a parameter is cut into rows and columns: the fewest of both, the first of equal ones. */
+/** Before which axis a parameter is cut into the fewest rows and columns; the first of them. */
 function matrixAxis(dims: Dims): number {
   let best = 0;
   let fewest = Infinity;

@@ -22,7 +22,7 @@ export interface Bytes {
   read(position: number, length: number): Uint8Array;
 }
 
-/** A file to read parts of; `bytes` are there if all of it lies in memory anyway, or else `sha256` is. */
+/** A file to read parts of; it has `bytes` if all of it lies in memory anyway, or else `sha256`. */
 export interface OpenedFile extends Bytes {
   readonly bytes?: Uint8Array;
   /** Fills an array from a position on. */
@@ -34,7 +34,8 @@ export interface OpenedFile extends Bytes {
 export function inMemory(bytes: Uint8Array): OpenedFile {
   return {
     size: bytes.length, bytes, read: (at, length) => bytes.subarray(at, at + length),
-    fill: (target, at) => target.set(bytes.subarray(at, at + target.length)), close: () => undefined,
+    fill: (target, at) => target.set(bytes.subarray(at, at + target.length)),
+    close: () => undefined,
   };
 }
 

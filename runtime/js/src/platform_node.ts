@@ -23,7 +23,7 @@ process.env.ORT_DISABLE_TELEMETRY ??= '1';
 
 /** What there is once for each platform: the other one implements the same. */
 export const platform = {
-  importRuntime: async (): Promise<OnnxRuntime> => (await import('onnxruntime-node')) as unknown as OnnxRuntime,
+  importRuntime: async () => (await import('onnxruntime-node')) as unknown as OnnxRuntime,
 
   /** `nbytes` zero bytes, from an address that is a multiple of 64 where that can be had. */
   allocate(nbytes: number): ArrayBuffer {
@@ -42,8 +42,8 @@ export const platform = {
     ({ system: SYSTEMS[process.platform] ?? null, memoryBytes: totalmem() }),
 
   /**
-   * Seconds of a file that is written with fsync, and of writes of 4 KiB, each with fsync; the file is
-   * removed again. Undefined where there is no fsync.
+   * Seconds of a file that is written with fsync, and of writes of 4 KiB, each with fsync; the file
+   * is removed again. Undefined where there is no fsync.
    */
   timeStorage(
     folder: string, fileBytes: number,
@@ -114,7 +114,8 @@ export const platform = {
       data() {
         const file = `${where}.data`;
         const link = fs.lstatSync(file, { throwIfNoEntry: false })?.isSymbolicLink();
-        return link ? fail('checkpoint-corrupt', `The data file ${file} is a link.`, where) : open(file);
+        if (link) fail('checkpoint-corrupt', `The data file ${file} is a link.`, where);
+        return open(file);
       },
       close: () => opened.forEach((file) => file.close()),
     };
@@ -167,7 +168,8 @@ export const platform = {
 };
 
 function local(path: string | URL): string {
-  requireArgument(path instanceof URL ? path.protocol === 'file:' : typeof path === 'string' && path !== '',
+  const isFile = path instanceof URL && path.protocol === 'file:';
+  requireArgument(isFile || (typeof path === 'string' && path !== ''),
     'A file or folder is named by a path, or by an address that begins with file:.');
   return typeof path === 'string' ? path : fileURLToPath(path);
 }

@@ -31,7 +31,8 @@ function inside(folder: string | URL, path: string): URL {
   const address = problem ? root : new URL(path.split('/').map(encodeURIComponent).join('/'), root);
   if (!problem && address.href.startsWith(root.href) && address.href !== root.href) return address;
   return fail('package-path',
-    `${JSON.stringify(path)} ${problem ?? 'does not lie inside the package'}.`, String(root), TAMPERED);
+    `${JSON.stringify(path)} ${problem ?? 'does not lie inside the package'}.`, String(root),
+    TAMPERED);
 }
 
 function refuse(): never {
@@ -42,7 +43,8 @@ function refuse(): never {
 export const platform: typeof node = {
   importRuntime: async () => (await import('onnxruntime-web/wasm')) as unknown as OnnxRuntime,
   allocate: (nbytes) => new ArrayBuffer(nbytes),
-  describe: () => ({ system: navigator.product === 'ReactNative' ? null : 'web', memoryBytes: null }),
+  describe: () =>
+    ({ system: navigator.product === 'ReactNative' ? null : 'web', memoryBytes: null }),
   timeStorage: async () => undefined,
   addressOf: (path) =>
     new URL(path.replaceAll('\\', '/'), globalThis.location?.href ?? 'file:///').href,

@@ -1,6 +1,6 @@
 /** Sessions of ONNX Runtime, and runs whose parameters lie where they are trained. */
 import type { InferenceSession, Tensor } from 'onnxruntime-common';
-import { attempt, fail } from './errors.js';
+import { attempt, fail, requireArgument } from './errors.js';
 import { isRecord } from './json.js';
 import type { Manifest } from './manifest.js';
 import type { OnnxRuntime } from './platform.js';
@@ -8,6 +8,7 @@ import { byName, bytesOf, type Dims, type DType, type TypedArray } from './tenso
 
 export const BUFFER = '_grad.accumulation.buffer';
 export const GRADIENT = '_grad.accumulation.out';
+const MOST_THREADS = 256;
 
 export type Feeds = Record<string, Tensor>;
 
@@ -29,6 +30,10 @@ export function sessionOptions(
 ): InferenceSession.SessionOptions {
   const { session } = manifest;
   const own = usualProvider(ort);
+  const { intraOpNumThreads: threads = 0 } = overrides;
+  requireArgument(Number.isInteger(threads) && threads >= 0 && threads <= MOST_THREADS,
+    `A session has at most ${MOST_THREADS} threads, not ${threads}.`,
+    'leave intraOpNumThreads out, and the package or ONNX Runtime chooses');
   return {
     graphOptimizationLevel: session.optimization_level,
     enableMemPattern: session.memory_pattern,

@@ -7,7 +7,7 @@ import { demand, fail, OdtpackError, reason } from './errors.js';
 import type { OpenedFile, Region, Saving } from './platform.js';
 
 /** How systems refuse a hard link: FAT and exFAT have none, and Android forbids them. */
-const NO_LINKS = new Set(['EPERM', 'EACCES', 'ENOTSUP', 'EOPNOTSUPP', 'ENOSYS', 'EINVAL', 'EMLINK']);
+const NO_LINKS = new Set('EPERM EACCES ENOTSUP EOPNOTSUPP ENOSYS EINVAL EMLINK'.split(' '));
 const HASHED_AT_ONCE = 2 ** 20;
 const ABSENT = new Set(['ENOENT', 'EISDIR']);
 const NO_FOLDER_SYNC = new Set(['EINVAL', 'ENOTSUP']);
@@ -38,7 +38,9 @@ export async function refusing<T>(target: string, work: () => Promise<T>): Promi
 }
 
 /** Writes in another thread, in which this one may hash; returns where it ended. */
-export async function write(fd: number, parts: readonly Uint8Array[], position: number): Promise<number> {
+export async function write(
+  fd: number, parts: readonly Uint8Array[], position: number,
+): Promise<number> {
   let rest = parts.filter(({ length }) => length);
   while (rest.length) {
     let { bytesWritten } = await promisify(fs.writev)(fd, rest, position);
@@ -167,7 +169,8 @@ export class Save {
     demand(!refused, 'file-not-written',
       `${this.target} could not be written: the save before it cannot be kept, because its ` +
         `data are a file of their own and this file system has no hard links: ${refused?.message}.`,
-      this.#data, 'save without keeping the one before, or to a file system that has them', refused);
+      this.#data, 'save without keeping the one before, or to a file system that has them',
+      refused);
   }
 
   async #replace(file: readonly Uint8Array[], tail: () => Promise<Uint8Array[]>): Promise<string> {
@@ -332,7 +335,8 @@ function removeStale(target: string): void {
   const prefix = `.${basename(target)}.`;
   for (const name of fs.readdirSync(dirname(target))) {
     const [, pid] = /^(\d{1,9})-[0-9a-f]{12}\.tmp$/.exec(name.slice(prefix.length)) ?? [];
-    if (name.startsWith(prefix) && pid && !isRunning(Number(pid))) remove(join(dirname(target), name));
+    if (!name.startsWith(prefix) || !pid || isRunning(Number(pid))) continue;
+    remove(join(dirname(target), name));
   }
 }
 
@@ -345,7 +349,8 @@ function isRunning(pid: number): boolean {
 }
 
 function isSameFile(one: string, other: string): boolean {
-  const [a, b] = [one, other].map((path) => fs.statSync(path, { bigint: true, throwIfNoEntry: false }));
+  const [a, b] = [one, other].map((path) =>
+    fs.statSync(path, { bigint: true, throwIfNoEntry: false }));
   return a !== undefined && a.ino === b?.ino && a.dev === b.dev;
 }
 

@@ -19,12 +19,14 @@ const KEYS: Record<ScheduleKind, Settings> = {
   step: { warmup_steps: 0, period: 0, gamma: 0.1 },
   multistep: { warmup_steps: 0, milestones: [], gamma: 0.1 },
 };
-const isWhole = (value: unknown): value is number => Number.isSafeInteger(value) && Number(value) >= 0;
+const isWhole = (value: unknown): value is number =>
+  Number.isSafeInteger(value) && Number(value) >= 0;
 const isShare = (value: unknown): boolean => typeof value === 'number' && value >= 0 && value <= 1;
 /** What a setting may be, beside those before it. */
 const GOOD: Record<string, (value: unknown, settings: Settings) => boolean> = {
   warmup_steps: isWhole,
-  total_steps: (value, { warmup_steps }) => isWhole(value) && value >= Math.max(Number(warmup_steps), 1),
+  total_steps: (value, { warmup_steps: warmup }) =>
+    isWhole(value) && value >= Math.max(Number(warmup), 1),
   period: (value) => isWhole(value) && value > 0,
   gamma: (value) => isShare(value) && value !== 0,
   floor: isShare,
@@ -50,7 +52,7 @@ export function makeSchedule(kind: unknown, given: Settings = {}): Schedule {
   const found = typeof kind === 'string' && Object.hasOwn(KEYS, kind);
   const known = found ? KEYS[kind as ScheduleKind] : undefined;
   if (!known) return bad(`There is no schedule ${shown(kind)}.`);
-  if (!isRecord(given)) return bad(`The settings of a schedule are an object, not ${shown(given)}.`);
+  if (!isRecord(given)) bad(`The settings of a schedule are an object, not ${shown(given)}.`);
   const odd = Object.keys(given).find((key) => !Object.hasOwn(known, key));
   if (odd !== undefined) bad(`The schedule ${kind} has no setting '${odd.slice(0, 40)}'.`);
   const settings: Settings = { ...known, ...given };

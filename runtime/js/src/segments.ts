@@ -9,9 +9,12 @@ import { fail } from './errors.js';
 import type { FileEntry, SegmentsInfo } from './manifest.js';
 import type { TrainingPackage } from './package.js';
 import type { OnnxRuntime, OpenedFile } from './platform.js';
-import { BUFFER, type Feeds, GRADIENT, Graph, type Model, openSession, tensorOver } from './runtime.js';
 import {
-  aligned, ALIGNMENT, ARRAYS, byName, type Dims, type DType, product, sameDims, type Slot, type TypedArray, view,
+  BUFFER, type Feeds, GRADIENT, Graph, type Model, openSession, tensorOver,
+} from './runtime.js';
+import {
+  aligned, ALIGNMENT, ARRAYS, byName, type Dims, type DType, product, sameDims, type Slot,
+  type TypedArray, view,
 } from './tensors.js';
 
 const COTANGENT = '.cotangent';

@@ -42,9 +42,9 @@ export interface SessionOptions extends InferenceSession.SessionOptions {
    */
   onNotFinite?: 'skip' | 'stop';
   /**
-   * Train in the memory of a GPU, with `executionProviders: ['webgpu']` and a package that has a step
-   * model, and read the loss back at `every` step, at each so many, or never (false). Steps are made
-   * by `stepOn`, `trainBatch` and `fit`.
+   * Train in the memory of a GPU, with `executionProviders: ['webgpu']` and a package that has a
+   * step model, and read the loss back at `every` step, at each so many, or never (false). Steps
+   * are made by `stepOn`, `trainBatch` and `fit`.
    */
   loss?: LossReading;
 }
@@ -114,7 +114,8 @@ export class TrainingSession {
     for (const { name, role } of manifest.parameters) {
       if (role === 'state') memory[`${name}.update.out`] = parameters[name]!;
     }
-    if (flat.layout.slots.length) feeds['lazy_reset_grad'] = tensorOver(ort, 'bool', this.#reset, [1]);
+    const reset = tensorOver(ort, 'bool', this.#reset, [1]);
+    if (flat.layout.slots.length) feeds['lazy_reset_grad'] = reset;
     this.#skipping = new Skipping(manifest, state, flat, this.#reset, onNotFinite === 'stop');
     const [inputs, outputs] = [this.trainingInputNames, this.trainingOutputNames];
     this.#training = training &&
@@ -171,8 +172,8 @@ export class TrainingSession {
       try {
         return new TrainingSession(ort, state, opened, own, onNotFinite, loss);
       } catch (error) {
-        // Values stay where they were put: the next session moves them. Moments that were placed for
-        // the first time are nowhere else.
+        // Values stay where they were put: the next session moves them. Moments that were placed
+        // for the first time are nowhere else.
         Object.assign(state, { flat, device }, (flat || !optimizer) && { optimizer });
         throw error;
       }
@@ -366,8 +367,8 @@ export class TrainingSession {
   }
 
   /**
-   * Follow the schedule that the package proposes, over these steps if it does not say over how many;
-   * false if it proposes none.
+   * Follow the schedule that the package proposes, over these steps if it does not say over how
+   * many; false if it proposes none.
    */
   useProposedSchedule(totalSteps: number): boolean {
     this.#requireReady();
@@ -434,8 +435,8 @@ export class TrainingSession {
     await this.#use(async () => {
       await this.state.refresh();
       const { dtype } = this.#manifest.layout;
-      if (trainableOnly) this.state.requireValues('its frozen parameters would remain without values');
-      const given = (ArrayBuffer.isView(buffer) ? buffer : (buffer as Tensor | null)?.data) as TypedArray;
+      if (trainableOnly) this.state.requireValues('frozen parameters would remain without values');
+      const given = (ArrayBuffer.isView(buffer) ? buffer : buffer?.data) as TypedArray;
       demand(given instanceof Uint8Array || given instanceof ARRAYS[dtype], 'buffer-type',
         `Parameters are set from bytes or an array of ${dtype}.`);
       const nbytes = this.#size(trainableOnly) * ARRAYS[dtype].BYTES_PER_ELEMENT;
@@ -446,10 +447,10 @@ export class TrainingSession {
       for (const parameter of parameters) requireFits(parameter.dtype, dtype);
       const values = new ARRAYS[dtype](Uint8Array.from(bytesOf(given)).buffer);
       let at = 0;
-      for (const { dtype: own, data } of parameters) {
-        const part = { dtype, data: values.subarray(at, (at += data.length)) };
-        (data as Float32Array).set(converted(part, own) as Float32Array);
-      }
+      // All are converted before the first is set: a value out of range changes nothing.
+      const parts = parameters.map(({ dtype: own, data }) =>
+        converted({ dtype, data: values.subarray(at, (at += data.length)) }, own));
+      parameters.forEach(({ data }, i) => (data as Float32Array).set(parts[i] as Float32Array));
       this.state.complete();
     });
   }
@@ -494,7 +495,7 @@ export class TrainingSession {
   }
 
   #requireReady(): void {
-    if (this.#released) fail('closed', 'The session is closed.');
+    if (this.#released) fail('closed', 'The session is closed.', '', 'make a new one');
     this.state.requireIdle();
   }
 

@@ -60,7 +60,8 @@ export function allocating<T>(code: string, what: string, take: () => T): T {
     return take();
   } catch (error) {
     if (!(error instanceof RangeError)) throw error;
-    return fail(code, `There is no memory for ${what}.`, '', 'use a smaller package or batch', error);
+    return fail(code, `There is no memory for ${what}.`, '', 'use a smaller package or batch',
+      error);
   }
 }
 

@@ -8,7 +8,9 @@ import type { PackageSource } from './package.js';
 import type { FileSource } from './platform.js';
 import type { Feeds } from './runtime.js';
 import type { Evaluation, SessionOptions, TrainingSession } from './session.js';
-import { type Answer, type Batch, CALLS, pack, type Question, type Samples } from './worker_calls.js';
+import {
+  type Answer, type Batch, CALLS, pack, type Question, type Samples,
+} from './worker_calls.js';
 
 export type { Batch, Samples };
 
@@ -84,13 +86,16 @@ export async function trainInWorker(
   const release = (): Promise<void> => (released ??= free());
   try {
     // Addresses are the page's, and not the script's.
-    const own = Object.entries(files ?? {}).map(([name, each]: [string, unknown]) =>
-      [name, name !== 'format' && isPath(each) ? String(new URL(each, location.href)) : each] as const);
+    const own = Object.entries(files ?? {}).map(([name, each]: [string, unknown]) => {
+      const isAddress = name !== 'format' && isPath(each);
+      return [name, isAddress ? String(new URL(each, location.href)) : each] as const;
+    });
     await call('create', Object.fromEntries(own), options);
   } catch (error) {
     worker.terminate();
     throw error;
   }
-  const calls = CALLS.map((name) => [name, (...values: unknown[]) => call(name, ...values)] as const);
+  const calls = CALLS.map((name) =>
+    [name, (...values: unknown[]) => call(name, ...values)] as const);
   return { ...Object.fromEntries(calls), release } as unknown as WorkerSession;
 }

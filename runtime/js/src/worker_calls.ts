@@ -18,14 +18,14 @@ export type Batch = Readonly<Record<string, Given>>;
 
 /** What a worker is asked for beside `create` and `release`: what it answers with can be sent. */
 export const CALLS = [
-  'trainBatch', 'fit', 'evaluate', 'predict', 'stepOn', 'runTrainStep', 'runEvalStep', 'runOptimizerStep',
-  'lazyResetGrad', 'stepCount', 'skippedSteps', 'lastNotFinite', 'accumulationSteps', 'getLearningRate',
-  'setLearningRate', 'registerLinearLRScheduler', 'setSchedule', 'useProposedSchedule', 'restoreSchedule',
-  'schedulerStep', 'getParametersSize', 'getContiguousParameters', 'loadParametersBuffer', 'saveCheckpoint',
-  'inferenceModel',
+  'trainBatch', 'fit', 'evaluate', 'predict', 'stepOn', 'runTrainStep', 'runEvalStep',
+  'runOptimizerStep', 'lazyResetGrad', 'stepCount', 'skippedSteps', 'lastNotFinite',
+  'accumulationSteps', 'getLearningRate', 'setLearningRate', 'registerLinearLRScheduler',
+  'setSchedule', 'useProposedSchedule', 'restoreSchedule', 'schedulerStep', 'getParametersSize',
+  'getContiguousParameters', 'loadParametersBuffer', 'saveCheckpoint', 'inferenceModel',
 ] as const;
 
-export interface Question { readonly id: number; readonly method: string; readonly values: unknown[] }
+export type Question = Readonly<{ id: number; method: string; values: unknown[] }>;
 export interface Answer {
   readonly id: number;
   value?: unknown;

@@ -24,7 +24,8 @@ addEventListener('message', async ({ data }: MessageEvent<Question>) => {
     postMessage({ id, value: pack(await perform(data)) } satisfies Answer);
   } catch (failed) {
     const { what, code, where, hint } = failed as Record<string, string | undefined>;
-    const error: Answer['error'] = [code ?? 'run-failed', what ?? String(failed), where ?? '', hint ?? ''];
+    const error: Answer['error'] =
+      [code ?? 'run-failed', what ?? String(failed), where ?? '', hint ?? ''];
     postMessage({ id, error } satisfies Answer);
   }
 });

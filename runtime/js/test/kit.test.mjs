@@ -12,7 +12,7 @@ import {
 import { readScheduleText, scheduleText } from '../dist/schedules.js';
 import { trainedOf } from '../dist/adapter.js';
 import { batchOf, checkBatch, countRight } from '../dist/batch.js';
-import { float16Bits, inferenceModel, widen } from '../dist/inference.js';
+import { converted, float16Bits, inferenceModel, widen } from '../dist/inference.js';
 import { sessionOptions } from '../dist/runtime.js';
 import { trainInWorker } from '../dist/worker.js';
 import { pack } from '../dist/worker_calls.js';
@@ -172,6 +172,9 @@ test('every float16 is itself, and ties round to even', () => {
   assert.equal(float16Bits(2 ** -25), 0);
   assert.equal(float16Bits(65519.99), 0x7bff);
   assert.equal(float16Bits(65520), 0x7c00);
+  const narrow = (...all) => converted({ dtype: 'float32', data: Float32Array.from(all) }, 'float16');
+  assert.deepEqual([...narrow(1, 65519, -Infinity)], [0x3c00, 0x7bff, 0xfc00]);
+  assert.throws(() => narrow(1, -65520), code('value-out-of-range'));
 });
 
 test('trained parameters go over to the next package, or nothing does', () => {
@@ -213,7 +216,12 @@ test('a manifest is read strictly, and signatures count', async () => {
     ...['t', 'e', 'o', 'c'].map((name) => [name, new Uint8Array()]),
   ]);
   const opened = await TrainingPackage.open(files(good));
-  assert.deepEqual(sessionOptions(opened.manifest, { env: { versions: { node: '1' } } }, {}), {
+  const options = (own) => sessionOptions(opened.manifest, { env: { versions: { node: '1' } } }, own);
+  for (const intraOpNumThreads of [257, -1, 1.5, '2']) {
+    assert.throws(() => options({ intraOpNumThreads }), code('bad-argument'));
+  }
+  assert.equal(options({ intraOpNumThreads: 256 }).intraOpNumThreads, 256);
+  assert.deepEqual(options({}), {
     graphOptimizationLevel: 'extended', enableMemPattern: false, enableCpuMemArena: true,
     executionMode: 'sequential', executionProviders: ['cpu'],
     extra: { session: { force_spinning_stop: '1' } },
@@ -342,6 +350,13 @@ test('arrays that ONNX Runtime cannot read are refused, and it is said what to d
   const onGpu = Object.defineProperty(given(0, { location: 'gpu-buffer' }).x, 'data', {
     get() { throw new Error('it is not on the processor'); } });
   checkBatch(specs, { x: onGpu }, ort);
+  onGpu.type = 'int64';
+  for (const [name, more, fits] of [['input_ids', {}, true], ['x', { class_count: 3 }, false]]) {
+    const spec = { ...specs[0], name, dtype: 'int64', ...more };
+    const check = () => checkBatch([spec], { [name]: onGpu }, ort);
+    if (fits) check();
+    else assert.throws(check, code('input-type'));
+  }
 });
 
 test('arrays count by what they are, not by the name of their class', () => {

@@ -20,7 +20,7 @@
 //     odtpack-calls carry JOB.json TIMES      what is carried over, also to other/package
 //     odtpack-calls free JOB.json TIMES       a state with which no session could be made: other/package
 //                                             has another optimizer, third/package another layout
-//     odtpack-calls broken JOB.json TIMES     an inference template that does not load
+//     odtpack-calls broken JOB.json TIMES     an inference template that does not load, or went
 #include <algorithm>
 #include <chrono>
 #include <limits>
@@ -536,6 +536,15 @@ void Misuse(const Job& job, int) {
   const std::vector<Ort::Value> none;
   Require(CodeOf([&session = session, &none] { session.TrainStep(none); }) == "input-count" &&
               session.HasStepModel(), "a wrong batch closes the step model");
+  std::vector<Ort::Value> far;
+  for (const auto& tensor : job.batch.tensors) {
+    const char* place = far.empty() ? "Cpu" : "Cuda";
+    const Ort::MemoryInfo memory(place, OrtDeviceAllocator, 0, OrtMemTypeDefault);
+    far.push_back(Ort::Value::CreateTensor(memory, tensor.data.get(), tensor.Bytes(),
+                                           tensor.shape.data(), tensor.shape.size(), tensor.type));
+  }
+  Require(CodeOf([&session = session, &far] { session.StepOn(far); }) == "input-type",
+          "labels in the memory of a device");
   const int64_t late = int64_t{1} << 53;
   for (const Schedule& bad : {Schedule{"linear", 0, late, 0, 0, 0.1, {}},
                               Schedule{"constant", late, 0, 0, 0, 0.1, {}},
@@ -581,7 +590,7 @@ void Misuse(const Job& job, int) {
   auto loaded = CheckpointState::LoadCheckpoint(path);
   odtpack::TrainingSession bare(job.env, package.SessionOptions(job.env), loaded,
                                 package.Path("training_model"));
-  Require(CodeOf([&] { bare.RestoreSchedule(); }) == "model-not-found", "there is no optimizer");
+  Require(CodeOf([&] { bare.RestoreSchedule(); }) == "no-optimizer-model", "there is no optimizer");
   bare.Close();
   std::weak_ptr<odtpack::detail::State> held = std::exchange(loaded, state).Internal();
   Require(held.expired(), "a closed session keeps its state");
@@ -717,8 +726,14 @@ void Free(const Job& job, int) {
 }
 
 void Broken(const Job& job, int) {
-  Require(CodeOf([&] { job.Start()->session.InferenceSession(job.env, {"output"}); }) ==
-              "model-not-loadable", "the template");
+  const auto training = job.Start();
+  const auto predict = [&] { training->session.InferenceSession(job.env, {"output"}); };
+  const auto path = (job.folder / "personal.onnx").string();
+  Require(CodeOf(predict) == "model-not-loadable", "the template");
+  job::fs::remove(training->package.Path("inference_template"));
+  Require(CodeOf(predict) == "package-incomplete" &&
+              CodeOf([&] { training->session.ExportModelForInferencing(path, {"output"}); }) ==
+                  "package-incomplete", "a template that went");
 }
 
 }  // namespace

@@ -51,6 +51,12 @@ found.skipped = await voided('roots', batch(1), bad, twice);
 found.failed = await voided('words', words(4n), words(50n), twice);
 found.shared = await voided('roots', batch(1), bad, ['runOptimizerStep'], { spoiler: true });
 
+// A buffer with values that the frozen parameters of float16 do not hold.
+const narrow = await open('narrow');
+const before = await content(narrow);
+const large = (await narrow.getContiguousParameters(false)).data.fill(1e6);
+found.narrow = [await outcome(() => narrow.loadParametersBuffer(large, false)), (await content(narrow)) === before];
+
 // What begins the count of batches again.
 const counting = await open('accumulating');
 const counts = async (...calls) => {

@@ -89,7 +89,7 @@ private fun act(task: Task, json: Json): Any? {
         "scheduler" -> session.schedulerStep()
         "rate" -> session.learningRate = json["rate"].text().toFloat()
         "linear" -> session.registerLinearLRScheduler(
-            json["warmup"].whole(), json["total"].whole(), json["rate"].text().toFloat(),
+            json["warmup"].whole(), json["total"].number().toLong(), json["rate"].text().toFloat(),
         )
         "save" -> session.saveCheckpoint(json["path"].text(), true, json["keep"].flag(false))
         "interrupt" -> Thread.currentThread().interrupt()

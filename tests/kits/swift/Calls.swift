@@ -241,7 +241,7 @@ private final class Calls {
       ("buffer-size", { _ = try value.part(0, [-1]) }),
       ("buffer-size", { _ = try ORTValue(.float32, [Int.max, 2]) }),
       ("empty-batch", { _ = try session.evaluate([[ORTValue]]()) }),
-      ("model-not-found", { _ = try bare.stepCount }),
+      ("no-optimizer-model", { _ = try bare.stepCount }),
       ("property-type", { try session.checkpoint.setProperty("odtpack.optimizer", .int(1)) }),
       ("busy", { try session.checkpoint.carryOver(from: other) }),
     ]

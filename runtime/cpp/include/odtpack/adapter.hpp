@@ -77,7 +77,7 @@ inline std::optional<Tensor> TensorOf(Type type, const Shape& shape, const char*
 }
 
 inline Tensors ReadOnnxAdapter(const fs::path& path) {
-  const auto bytes = Map(path);
+  const auto bytes = Map(path, "adapter-not-found", "pass a file that SaveAdapter wrote");
   FlatBuffer source(*bytes, path.string(), "adapter");
   if (bytes->size() < 8 || bytes->substr(4, 4) != "TORT")
     source.Fail("it does not carry the identifier TORT");
@@ -159,11 +159,8 @@ auto ReadPeftJson(const fs::path& path, std::string_view text, const Read& read)
   ThrowPeft(path, "it is not JSON as it should be");
 }
 
-inline std::shared_ptr<const std::string_view> MapPeft(const fs::path& path) try {
-  return Map(path);
-} catch (const std::system_error& error) {
-  throw Error("peft-not-found", path.string() + " cannot be read: " + error.code().message(), "",
-              "pass the folder that model.save_pretrained(folder) wrote");
+inline std::shared_ptr<const std::string_view> MapPeft(const fs::path& path) {
+  return Map(path, "peft-not-found", "pass the folder that model.save_pretrained(folder) wrote");
 }
 
 /// All tensors, in float32.
@@ -313,13 +310,7 @@ inline Tensors ReadAdapter(const Package& package, const Tensors& trained, const
   std::map<std::string, std::string> names;
   if (is_file) {
     for (const auto& each : trained) names[each.first] = each.first;
-    try {
-      found = ReadOnnxAdapter(source);
-    } catch (const std::system_error& error) {
-      throw Error("adapter-not-found",
-                  source.string() + " cannot be read: " + error.code().message(), "",
-                  "pass a file that SaveAdapter wrote");
-    }
+    found = ReadOnnxAdapter(source);
   } else {
     names = PeftNames(package, trained);
     const auto& peft = package.Manifest()["adapter"]["peft"];
@@ -382,7 +373,7 @@ inline void CheckReplaced(const fs::path& path, bool ours) {
   std::error_code unseen;  // the write says what is wrong with the name
   if (!ours && fs::is_regular_file(path, unseen))
     throw Error("file-not-written",
-                path.string() + " would be replaced, and is no adapter as this package saves it.",
+                path.string() + " would be replaced, and it is not an adapter of this package.",
                 "",
                 "move the file, or choose another name or a new folder");
 }

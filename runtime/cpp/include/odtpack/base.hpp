@@ -257,6 +257,13 @@ inline std::shared_ptr<const std::string_view> Map(const fs::path& path) {
   };
   return {new std::string_view(static_cast<const char*>(data), size), unmap};
 }
+/// The same, where what the system refuses is an error of the kit.
+inline std::shared_ptr<const std::string_view> Map(const fs::path& path, const char* code,
+                                                   const char* hint) try {
+  return Map(path);
+} catch (const std::system_error& error) {
+  throw Error(code, path.string() + " cannot be read: " + error.code().message() + ".", "", hint);
+}
 
 /// Fill memory with the bytes of a file from a place on; false if it ends before. What another
 /// process cuts off meanwhile is missing; of a mapped file, reading it would end this process.

@@ -142,7 +142,9 @@ void WriteInference(const Package& package, const State& state,
   if (outputs.empty() || wanted.size() != outputs.size()) {
     throw Error("no-outputs", "An exported model needs outputs, and each only once.");
   }
-  const std::string model = WithOutputs(*Map(package.Path("inference_template")), wanted);
+  const auto file = Map(package.Path("inference_template"), "package-incomplete",
+                        "copy the whole folder again");
+  const std::string model = WithOutputs(*file, wanted);
   size_t total = model.size(), largest = 0;
   write(model.data(), model.size());
   // One buffer for all that have a scale: the allocator keeps what is freed between them.

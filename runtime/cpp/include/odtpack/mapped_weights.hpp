@@ -23,7 +23,7 @@ class MappedWeights {
 
   /// Map the file that `segments` of a manifest names, `path`, and find the tensors in it.
   MappedWeights(const std::string& path, const Json& segments) {
-    if (!path.empty()) file_ = Map(path);
+    if (!path.empty()) file_ = Map(path, "model-not-readable", "copy the whole folder again");
     size_t end = 0;
     for (const Json& json : segments.Get<Json::List>("tensors", {})) {
       const auto name = json.Get<std::string>("name");

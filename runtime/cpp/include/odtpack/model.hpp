@@ -195,46 +195,62 @@ class Bound {
 inline void CheckBatch(const std::vector<Spec>& inputs, const std::vector<Ort::Value>& values) {
   if (values.size() != inputs.size()) {
     std::string wanted;
-    for (const Spec& spec : inputs) wanted += " " + spec.name + ": " + spec.Description();
+    for (const Spec& spec : inputs)
+      wanted += (wanted.empty() ? "" : ", ") + spec.name + ": " + spec.Description();
     throw Error("input-count", std::to_string(values.size()) + " inputs were given.", "",
-                "pass, in this order," + wanted);
+                "pass, in this order, " + wanted);
   }
-  std::map<std::string, int64_t> sizes;
+  std::map<std::string, std::pair<int64_t, std::string>> sizes;
   for (size_t i = 0; i < values.size(); ++i) {
     const Spec& spec = inputs[i];
-    const auto require = [&spec](bool good, const char* code, const std::string& problem) {
-      if (!good)
-        throw Error(code, "Input '" + spec.name + "' must be " + spec.Description() + ", and " +
-                              problem + ".");
+    const auto refuse = [&spec](const char* code, const std::string& problem) {
+      throw Error(code,
+                  "Input '" + spec.name + "' must be " + spec.Description() + ", and " + problem + ".");
     };
-    require(values[i] && values[i].IsTensor(), "input-type", "it is no tensor");
+    if (!values[i] || !values[i].IsTensor()) refuse("input-type", "it is no tensor");
     const auto info = values[i].GetTensorTypeAndShapeInfo();
     const Shape shape = info.GetShape();
-    require(info.GetElementType() == spec.type, "input-type",
-            std::string("its elements are ") + TypeInfo(info.GetElementType()).first);
-    require(spec.Fits(shape), "input-shape", "its shape is " + Text(shape));
+    const auto found = [&shape] { return "its shape is " + Text(shape); };
+    if (const Type type = info.GetElementType(); type != spec.type)
+      refuse("input-type", std::string("its elements are ") + TypeInfo(type).first);
+    if (!spec.Fits(shape)) refuse("input-shape", found());
     for (size_t axis = 0; axis < spec.shape.size(); ++axis) {
-      require(shape[axis] > 0 || spec.shape[axis] == 0, "empty-batch", "it is empty");
+      if (shape[axis] == 0 && spec.shape[axis] != 0)
+        refuse("empty-batch", "it is empty: " + found());
       const std::string& symbol = spec.symbols[axis];
-      require(symbol.empty() || sizes.emplace(symbol, shape[axis]).first->second == shape[axis],
-              "input-sizes-differ", "'" + symbol + "' is another in an input before");
+      if (symbol.empty()) continue;
+      const auto& [size, owner] = sizes.try_emplace(symbol, shape[axis], spec.name).first->second;
+      if (size != shape[axis])
+        refuse("input-sizes-differ",
+               "'" + symbol + "' is " + std::to_string(size) + " in '" + owner + "': " + found());
     }
   }
   for (size_t i = 0; i < values.size(); ++i) {
     const Spec& spec = inputs[i];
     const bool tokens = spec.name == "input_ids" || spec.name == "decoder_input_ids";
     if (spec.type != kInt64 || (spec.class_count == 0 && !tokens)) continue;
+    const auto place = values[i].GetTensorMemoryInfo();
+    if (place.GetDeviceType() != OrtMemoryInfoDeviceType_CPU &&
+        place.GetMemoryType() == OrtMemTypeDefault) {  // of others the processor can read as well
+      if (spec.class_count == 0) continue;
+      throw Error("input-type",
+                  "Input '" + spec.name + "' lies on a device, where labels cannot be checked.", "",
+                  "pass a tensor in the processor's memory");
+    }
     const auto* labels = values[i].GetTensorData<int64_t>();
     for (size_t k = 0; k < values[i].GetTensorTypeAndShapeInfo().GetElementCount(); ++k) {
       if (tokens && labels[k] < 0)  // ONNX's Gather counts it from the end of its table
-        throw Error("bad-prompt", "Input '" + spec.name + "' holds " + std::to_string(labels[k]) +
-                                      ", and tokens are numbered from 0.");
+        throw Error("bad-prompt",
+                    "Input '" + spec.name + "' holds " + std::to_string(labels[k]) +
+                        ", and tokens are numbered from 0.",
+                    "", "pass the numbers that the tokenizer gives: -100 is for labels only");
       if (spec.class_count == 0) continue;
       if ((labels[k] >= 0 && labels[k] < spec.class_count) || labels[k] == spec.ignored) continue;
-      throw Error("label-out-of-range", "Element " + std::to_string(k) + " of '" + spec.name +
-                                            "' is " + std::to_string(labels[k]) +
-                                            ", and the classes are numbered 0 to " +
-                                            std::to_string(spec.class_count - 1) + ".");
+      throw Error("label-out-of-range",
+                  "Element " + std::to_string(k) + " of '" + spec.name + "' is " +
+                      std::to_string(labels[k]) + ", and the classes are numbered 0 to " +
+                      std::to_string(spec.class_count - 1) + ".",
+                  "", "number the classes from 0, or set ignore_index for labels to skip");
     }
   }
 }

@@ -575,7 +575,7 @@ class TrainingSession {
   }
   const detail::Progress& Progress() const {
     if (own_->optimizes) return own_->progress;
-    throw Error("model-not-found", "No optimizer model was given.", "",
+    throw Error("no-optimizer-model", "No optimizer model was given.", "",
                 "pass optimizer_model.onnx");
   }
 

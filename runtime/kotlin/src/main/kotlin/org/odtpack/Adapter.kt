@@ -62,7 +62,7 @@ private fun isOwnConfig(file: File, own: String): Boolean = file.isFile && try {
 /** Refuse to replace a file, unless it is ours. */
 private fun checkReplaced(file: File, isOurs: Boolean) {
     if (isOurs || !file.isFile) return
-    fail("file-not-written", "${file.path} would be replaced, and is no adapter as this package saves it.",
+    fail("file-not-written", "${file.path} would be replaced, and it is not an adapter of this package.",
         "move the file, or choose another name or a new folder")
 }
 

@@ -19,7 +19,7 @@ internal fun readCheckpoint(path: String): State {
 }
 
 private fun readOnce(path: String): State = try {
-    CheckpointReader(map(File(path)), path, File("$path.data")).read()
+    uninterrupted { CheckpointReader(map(File(path)), path, File("$path.data")).read() }
 } catch (error: IOException) {
     val missing = error is FileNotFoundException && !File(path).exists()
     fail(if (missing) "checkpoint-not-found" else "checkpoint-unreadable",

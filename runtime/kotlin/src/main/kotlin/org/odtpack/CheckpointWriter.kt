@@ -237,7 +237,7 @@ internal class CheckpointWriter(state: State, optimizer: OptimizerState?, extern
     /** Write the tensors' bytes: each with its length in front, or one after the other. */
     fun writePayload(file: FileChannel) {
         for ((i, each) in payload.withIndex()) {
-            val bytes = each.second.duplicate()
+            val bytes = each.second
             if (!external) file.writeAll(littleEndian(gaps[i] + 4).putInt(gaps[i], bytes.remaining()))
             file.writeAll(bytes)
         }

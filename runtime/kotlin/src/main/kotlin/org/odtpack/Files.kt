@@ -9,13 +9,13 @@ import java.util.UUID
 import java.util.concurrent.*
 
 /** The bytes of a file, as pages of the file's own: they take no memory of the process. */
-internal fun map(file: File): ByteBuffer {
+internal fun map(file: File): ByteBuffer = uninterrupted {
     // A pipe would block.
     if (file.exists() && !file.isFile) throw IOException("${file.path} is not a file")
     RandomAccessFile(file, "r").use { opened ->
         val size = opened.length()
         if (size > Int.MAX_VALUE) throw IOException("${file.path} has $size bytes")
-        return opened.channel.map(FileChannel.MapMode.READ_ONLY, 0, size).order(ByteOrder.LITTLE_ENDIAN)
+        opened.channel.map(FileChannel.MapMode.READ_ONLY, 0, size).order(ByteOrder.LITTLE_ENDIAN)
     }
 }
 
@@ -47,8 +47,10 @@ internal fun <T> uninterrupted(body: () -> T): T {
     }
 }
 
+/** Write the bytes of a buffer, whose position stays: they may be written again. */
 internal fun FileChannel.writeAll(bytes: ByteBuffer) {
-    while (bytes.hasRemaining()) write(bytes)
+    val rest = bytes.duplicate()
+    while (rest.hasRemaining()) write(rest)
 }
 
 /** A link leads elsewhere, and so does a path with `..` in it. */
@@ -102,10 +104,12 @@ internal fun writeAtomically(target: File, previous: File? = null, body: (FileCh
     val temporary = temporaryFor(target)
     val written = try {
         if (target.exists() && !target.isFile) throw IOException("it is not an ordinary file, which could be replaced")
-        RandomAccessFile(temporary, "rw").use {
-            takeMode(temporary, target)
-            body(it.channel)
-            it.channel.force(true)
+        uninterrupted {
+            RandomAccessFile(temporary, "rw").use {
+                takeMode(temporary, target)
+                body(it.channel)
+                it.channel.force(true)
+            }
         }
         val moved = previous?.takeIf { target.exists() && keep(target, it) }
         val made = identity(temporary)
@@ -117,7 +121,7 @@ internal fun writeAtomically(target: File, previous: File? = null, body: (FileCh
         temporary.delete()
     }
     try {
-        uninterrupted { forceFolder(folder) }
+        forceFolder(folder)
     } catch (error: IOException) {
         throw NotDurable(target, error)
     }
@@ -195,7 +199,7 @@ internal fun rename(from: File, to: File) {
 internal fun forceFolder(folder: File) {
     if (File.separatorChar == '\\') return
     try {
-        FileChannel.open(folder.toPath(), StandardOpenOption.READ).use { it.force(true) }
+        uninterrupted { FileChannel.open(folder.toPath(), StandardOpenOption.READ).use { it.force(true) } }
     } catch (_: LinkageError) { // Android before 26
     } catch (error: IOException) { // a file system that syncs no folders
         if (error.message !in setOf("Invalid argument", "Operation not supported")) throw error

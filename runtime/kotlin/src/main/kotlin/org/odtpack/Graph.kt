@@ -47,7 +47,7 @@ internal class End(val own: String, val name: String, val info: TensorInfo) {
     val isCotangent get() = name.endsWith(COTANGENT)
 
     /** Of what is made between segments, for which there must be memory. */
-    fun madeType() = Type.of(info.onnxType) ?: wrongSegments("'$name' is ${info.onnxType}")
+    fun madeType() = Type.of(info.onnxType) ?: wrongSegments("'$name' is ${info.onnxType.label}")
 
     /** What the gradient goes with. */
     val stem get() = name.removeSuffix(COTANGENT)
@@ -254,23 +254,24 @@ internal fun checkBatch(specs: List<Spec>, feeds: Map<String, OnnxTensorLike>) {
         fail("input-count", "The batch has the inputs ${feeds.keys - lacks}.",
             "pass " + specs.joinToString { "${it.name}: ${it.description}" })
     }
-    val sizes = HashMap<String, Long>()
+    val sizes = HashMap<String, Pair<Long, String>>()
     for (spec in specs) {
         val value = feeds.getValue(spec.name)
         val shape = value.shape
+        val found = "its shape is ${shape.contentToString()}"
         val refuse = { code: String, problem: String ->
             fail(code, "Input '${spec.name}' must be ${spec.description}, and $problem.")
         }
         if (value.isClosed) refuse("input-type", "it is closed")
         val type = (value.info as TensorInfo).onnxType
-        if (type != spec.type.onnx) refuse("input-type", "its elements are $type")
-        if (!spec.shape.allows(shape)) refuse("input-shape", "its shape is ${shape.contentToString()}")
+        if (type != spec.type.onnx) refuse("input-type", "its elements are ${type.label}")
+        if (!spec.shape.allows(shape)) refuse("input-shape", found)
         for ((axis, wanted) in spec.shape.withIndex()) {
-            if (shape[axis] == 0L && wanted != 0L) refuse("empty-batch", "it is empty")
+            if (shape[axis] == 0L && wanted != 0L) refuse("empty-batch", "it is empty: $found")
             val symbol = spec.symbols[axis]
-            if (symbol.isNotEmpty() && sizes.getOrPut(symbol) { shape[axis] } != shape[axis]) {
-                refuse("input-sizes-differ", "'$symbol' is ${sizes[symbol]} in an input before")
-            }
+            val (size, owner) = sizes.getOrPut(symbol) { Pair(shape[axis], spec.name) }
+            val same = symbol.isEmpty() || size == shape[axis]
+            if (!same) refuse("input-sizes-differ", "'$symbol' is $size in '$owner': $found")
         }
     }
     for (spec in specs) {
@@ -280,11 +281,13 @@ internal fun checkBatch(specs: List<Spec>, feeds: Map<String, OnnxTensorLike>) {
         for (i in 0 until labels.remaining()) {
             val label = labels.get(i)
             if (tokens && label < 0) { // ONNX's Gather counts it from the end of its table
-                fail("bad-prompt", "Input '${spec.name}' holds $label, and tokens are numbered from 0.")
+                fail("bad-prompt", "Input '${spec.name}' holds $label, and tokens are numbered from 0.",
+                    "pass the numbers that the tokenizer gives: -100 is for labels only")
             }
             if (spec.classCount == 0L || label in 0 until spec.classCount || label == spec.ignored) continue
             fail("label-out-of-range", "Element $i of '${spec.name}' is $label, and the classes are " +
-                "numbered 0 to ${spec.classCount - 1}.")
+                "numbered 0 to ${spec.classCount - 1}.",
+                "number the classes from 0, or set ignore_index for labels to skip")
         }
     }
 }

@@ -20,7 +20,10 @@ internal fun mapWeights(env: OrtEnvironment, path: String?, segments: Json, weig
     val tensors = segments["tensors"].list(emptyList())
     if (path == null && tensors.isNotEmpty()) wrongSegments("the file of weights is missing")
     try {
-        if (path != null) RandomAccessFile(path, "r").use { mapAll(env, it.channel, tensors, weights) }
+        if (path != null) uninterrupted {
+            weights.clear() // of an attempt that an interrupt ended
+            RandomAccessFile(path, "r").use { mapAll(env, it.channel, tensors, weights) }
+        }
     } catch (error: IOException) {
         fail("model-not-readable", "$path cannot be read: ${error.message}.")
     }

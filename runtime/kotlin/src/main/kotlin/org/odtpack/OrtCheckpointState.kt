@@ -92,7 +92,7 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
      */
     @JvmOverloads @Throws(OrtException::class)
     fun saveCheckpoint(path: String, includeOptimizerState: Boolean, keepPrevious: Boolean = false) = own {
-        Save(path, state, includeOptimizerState, keepPrevious).write()
+        uninterrupted { Save(path, state, includeOptimizerState, keepPrevious).write() }
     }
 
     @JvmOverloads @Throws(OrtException::class)
@@ -162,7 +162,7 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
     @Throws(OrtException::class)
     fun loadAdapter(pack: TrainingPackage, path: String) = own { readAdapter(pack, state, File(path)) }
 
-    override fun <T> own(body: () -> T): T = state.turn.take { uninterrupted(body) }
+    override fun <T> own(body: () -> T): T = state.turn.take(body)
 
     override val values get() = state.properties
 
@@ -172,7 +172,7 @@ class OrtCheckpointState internal constructor(internal val state: State) : Prope
          * or missing and the save before it was kept, that one is loaded; [recovered] then says so.
          */
         @JvmStatic @Throws(OrtException::class)
-        fun loadCheckpoint(path: String) = OrtCheckpointState(uninterrupted { readLastGood(path) })
+        fun loadCheckpoint(path: String) = OrtCheckpointState(readLastGood(path))
 
         @JvmStatic @Throws(OrtException::class)
         fun loadCheckpoint(path: Path) = loadCheckpoint(path.toString())

@@ -399,10 +399,8 @@ class OrtTrainingSession private constructor(
     /** Write an inference model with the current parameters inside, whole or not at all. */
     @Throws(OrtException::class)
     fun exportModelForInference(path: String, outputNames: Array<String>) = own {
-        uninterrupted {
-            val parts = inferenceModel(pack, state, outputNames.asList())
-            writeAtomically(File(path)) { file -> parts.forEach(file::writeAll) }
-        }
+        val parts = inferenceModel(pack, state, outputNames.asList())
+        writeAtomically(File(path)) { file -> parts.forEach(file::writeAll) }
     }
 
     @Throws(OrtException::class)
@@ -474,7 +472,7 @@ class OrtTrainingSession private constructor(
     }
 
     private fun optimizer() =
-        optimizer ?: fail("model-not-found", "No optimizer model was given.", "pass optimizer_model.onnx")
+        optimizer ?: fail("no-optimizer-model", "No optimizer model was given.", "pass optimizer_model.onnx")
 
     private fun bind(name: String, tensor: Tensor) {
         bound[name] = Memory(tensor, env)

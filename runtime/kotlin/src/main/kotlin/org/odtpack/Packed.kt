@@ -43,15 +43,15 @@ internal fun openDecoder(env: OrtEnvironment, pack: TrainingPackage, options: Se
     val model = File(target, "decoder.onnx").path
     File(folder).mkdirs() // packing says what is wrong with it
     // Until it is open: whoever packs another decoder removes this one.
-    return synchronized(PackedParts) { locked(File(folder, LOCK)).use {
+    return uninterrupted { synchronized(PackedParts) { locked(File(folder, LOCK)).use {
         try {
-            if (File(target, "sizes").readText() == sizes(target)) return openSession(env, model, options)
+            if (File(target, "sizes").readText() == sizes(target)) return@uninterrupted openSession(env, model, options)
         } catch (_: IOException) { // some is missing, or damaged: write it anew
         } catch (_: OdtpackException) {
         }
         write(env, pack, options, target)
         openSession(env, model, options)
-    } }
+    } } }
 }
 
 /** Wait for other processes until what is returned is closed; null where nothing can be locked. */

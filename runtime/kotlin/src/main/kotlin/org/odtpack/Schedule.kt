@@ -23,9 +23,11 @@ class Schedule @JvmOverloads @Throws(OrtException::class) constructor(
             "multistep" -> milestones.isNotEmpty() && milestones[0] >= 0
             else -> kind == "constant"
         }
-        val inRange = warmupSteps >= 0 && floor in 0.0..1.0 && gamma > 0 && gamma <= 1
+        val last = maxOf(warmupSteps, totalSteps, period, milestones.lastOrNull() ?: 0)
+        val inRange = warmupSteps >= 0 && last < 1L shl 53 && floor in 0.0..1.0 && gamma > 0 && gamma <= 1
         if (!good || !inRange || milestones != milestones.sorted()) {
-            fail("bad-schedule", "The settings of the schedule '$kind' are out of range.", "Schedule.linear(100, 1000)")
+            fail("bad-schedule", "The settings of the schedule '$kind' are out of range.",
+                "linear and cosine end after the warm-up, a step has a period of 1 or more, and milestones rise")
         }
     }
 

@@ -28,6 +28,9 @@ internal enum class Type(val label: String, val code: Int, val size: Int) {
     }
 }
 
+/** As numpy calls it; as ONNX Runtime does where numpy has none. */
+internal val OnnxTensorType.label get() = Type.values().find { it.onnx == this }?.label ?: name
+
 /** The number of elements of a shape. */
 internal val LongArray.count get() = fold(1L, Long::times)
 

@@ -239,7 +239,7 @@ class TrainingPackage private constructor(val folder: String, internal val manif
             } catch (_: OdtpackException) { // what is there was damaged: it is copied again
             }
             try {
-                uninterrupted { copy(assets, File(folder), bytes, signature != null) }
+                copy(assets, File(folder), bytes, signature != null)
             } catch (error: IOException) {
                 notWritten(target, error)
             }
