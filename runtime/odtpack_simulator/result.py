@@ -9,9 +9,11 @@ because a diverged training must be reportable in JSON.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -766,6 +768,8 @@ def read_record(path: str | os.PathLike[str], record: type[Record], most_bytes: 
     """Read a file that :meth:`Part.to_json` wrote."""
     file = Path(path)
     data = read_bounded(file, limit=most_bytes, code="result", what="result file")
+    with suppress(UnicodeDecodeError):  # PowerShell writes UTF-16, or a byte order mark
+        data = data.decode(json.detect_encoding(data)).encode()
     try:
         return record.model_validate_json(data)
     except ValidationError as error:

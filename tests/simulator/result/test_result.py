@@ -114,6 +114,13 @@ def test_hostile_result_files(tmp_path: Path, text: str, message: str) -> None:
     assert "\n" not in caught.value.what
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_a_result_may_be_written_by_powershell(tmp_path: Path, encoding: str) -> None:
+    result = make_result(["google/pixel-8a"])
+    (tmp_path / "result.json").write_text(result.to_json(), encoding)
+    assert load_result(tmp_path / "result.json") == result
+
+
 @pytest.mark.parametrize("values", [{"schema_version": 3}, {"schema_version": 5, "extra": 1}])
 def test_results_of_other_versions(tmp_path: Path, values: dict[str, int]) -> None:
     path = tmp_path / "result.json"
