@@ -365,6 +365,7 @@ namespace Odtpack {
         internal UIntPtr Count => (UIntPtr)pins.Length;
 
         internal Names(IReadOnlyCollection<string> names) {
+            if (names == null) throw new ArgumentNullException(nameof(names));
             var texts = new List<byte[]>();
             foreach (var name in names) texts.Add(Native.Encode(name));
             pins = texts.ConvertAll(each => GCHandle.Alloc(each, GCHandleType.Pinned)).ToArray();

@@ -172,6 +172,7 @@ namespace Odtpack {
         /// one.</summary>
         public long Fit(
             IEnumerable<IReadOnlyList<OrtValue>> batches, Func<bool> isActive = null) {
+            if (batches == null) throw new ArgumentNullException(nameof(batches));
             long count = 0;
             foreach (var batch in batches) {
                 if (isActive != null && !isActive()) break;

@@ -250,11 +250,13 @@ sealed class Calls {
                 foreach (var bad in new[] { null, new OrtValue[] { null, null } })
                     foreach (var call in new Action[] {
                         () => session.TrainBatch(bad), () => predictor.Run(bad),
-                        () => session.Evaluate(bad == null ? null : new[] { bad })
+                        () => session.Evaluate(bad == null ? null : new[] { bad }),
+                        () => session.Fit(bad == null ? null : new[] { bad }),
+                        () => session.ExportModelForInferencing("/dev/null", null)
                     }) {
                         try {
                             call();
-                            throw new Failure("a batch without values was taken");
+                            throw new Failure("a batch without values, or no names, were taken");
                         } catch (ArgumentException) { }
                     }
             session.TrainBatch(batch);
