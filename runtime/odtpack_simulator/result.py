@@ -768,8 +768,9 @@ def read_record(path: str | os.PathLike[str], record: type[Record], most_bytes: 
     """Read a file that :meth:`Part.to_json` wrote."""
     file = Path(path)
     data = read_bounded(file, limit=most_bytes, code="result", what="result file")
-    with suppress(UnicodeDecodeError):  # PowerShell writes UTF-16, or a byte order mark
-        data = data.decode(json.detect_encoding(data)).encode()
+    if (encoding := json.detect_encoding(data)) != "utf-8":  # as PowerShell writes it
+        with suppress(UnicodeDecodeError):
+            data = data.decode(encoding).encode()
     try:
         return record.model_validate_json(data)
     except ValidationError as error:
@@ -788,11 +789,15 @@ def read_record(path: str | os.PathLike[str], record: type[Record], most_bytes: 
                 what = f"this is a result of {writer}"
                 raise OdtpackError("result-invalid", what, where=str(file), hint=hint) from error
         key, problem = first_problem(error, record)
+        own, writer = next((k, of) for k, (of, _) in _KINDS.items() if k in record.model_fields)
         version = dict(all_problems(error, record)).get("schema_version")
+        for each in error.errors(include_url=False):
+            lacks = each["type"] == "missing" and each["loc"] == (own,)
+            if lacks or (each["loc"] == ("schema_version",) and type(each["input"]) is not int):
+                version = None  # it is not a result, of whatever version
         if version is not None:  # what else is wrong may come of it
             key, reads = "schema_version", record.model_fields["schema_version"].default
             problem = f"{version}; this odtpack reads version {reads}"
-        writer = next(of for own, (of, _) in _KINDS.items() if own in record.model_fields)
         raise OdtpackError(
             "result-invalid" if version is None else "result-version",
             f"the result file is wrong at {key}: {problem}",

@@ -109,6 +109,18 @@ def test_elements_inside_of_a_branch_have_the_shape_of_a_run() -> None:
         np.testing.assert_array_equal(found, normal(3, 6)[:, [0, 0]])
 
 
+def test_a_list_that_a_loop_returns_twice_has_no_gradient() -> None:
+    text = """g (int64 m, float[3] h, float[3] w) => (float[n, 3] y, float[k, 3] z) {
+      empty = SequenceEmpty()
+      one, two = Loop <body = turn (int64 i, bool go, seq(float[3]) s, seq(float[3]) r)
+          => (bool on, seq(float[3]) t, seq(float[3]) t) {
+        on = Identity(go) b = Mul(h, w) t = SequenceInsert(s, b) }> (m, , empty, empty)
+      y = ConcatFromSequence <axis = 0, new_axis = 1> (one)
+      z = ConcatFromSequence <axis = 0, new_axis = 1> (two) }"""
+    with refused("no-gradient", "ConcatFromSequence"):
+        add_gradients(expand(load_model(parsed(text, 17)), ["w"]), ["w"])
+
+
 @pytest.mark.parametrize(("new_axis", "part"), [(0, "float[1, 3]"), (1, "float[3]")])
 def test_what_a_loop_appends_in_each_turn_is_stacked(new_axis: int, part: str) -> None:
     text = f"""g (int64 m, {part} h, float[3] w) => (float[n, 3] y, {part} last, float[q] sums) {{

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 import odtpack
-from odtpack.cli import _app, _console
+from odtpack.cli import _app, _console, _options
 from odtpack.cli._options import LossName, OptimizerName
 from odtpack.losses import LOSSES
 from odtpack.optimizers import OPTIMIZERS
@@ -46,6 +46,18 @@ def test_every_option_says_what_it_is() -> None:
     every = [*commands(_app._parser(""))]
     assert len(every) > 40
     assert not [(each.name, p.name) for each in every for p in each.params if not p.help]
+
+
+def test_docstrings_list_parameters_only() -> None:
+    def callbacks(app: Any) -> Iterator[Any]:
+        yield from (each.callback for each in app.registered_commands)
+        for each in app.registered_groups:
+            yield from callbacks(each.typer_instance)
+
+    every = [*callbacks(_app.app)]
+    assert len(every) > 30
+    for each in every:
+        assert {*_options._texts(each._section)} <= {*each.__signature__.parameters}
 
 
 def test_version(run: Run) -> None:

@@ -54,6 +54,8 @@ def test_a_kill_leaves_the_old_or_the_new(library: Path, action: str, tmp_path: 
     attempts = list(run_faults(library, action, tmp_path, faults=faults))
     assert [attempt for attempt in attempts if attempt["wrong"]] == []
     assert len(attempts) > (5 if action in ("save a checkpoint", "sign") else 40)
+    assert {attempt["done"] for attempt in attempts} == {False, True}
+    assert {each["code"] for each in attempts if each["fault"] == "killed"} == {-1}
     for fault in faults:
         done = [attempt["done"] for attempt in attempts if attempt["fault"] == fault]
         assert done == sorted(done)

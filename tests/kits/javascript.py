@@ -69,7 +69,7 @@ def train(task: Task, where: str, *, collect: bool = False) -> dict[str, Any]:
 
 def damaged(folder: Path) -> dict[str, str]:
     """What becomes of each file and each package of a folder: ``loaded``, or a code."""
-    return dict(node("hostile.mjs", folder, "train"))
+    return dict(node("hostile.mjs", folder))
 
 
 def refused_export(package: Path, path: Path) -> tuple[str, str]:

@@ -103,7 +103,9 @@ def test_a_training_begun_in_one_goes_on_in_the_other(
 
 
 @pytest.mark.parametrize("every", ["kotlin", "node"], indirect=True)
-def test_one_model_is_refused(every: Any, packages: Packages, tmp_path: Path) -> None:
+def test_kotlin_and_node_refuse_one_model_for_inference(
+    every: Any, packages: Packages, tmp_path: Path
+) -> None:
     code, message = every.refused_export(packages["int4"], tmp_path / "model.onnx")
     assert code == "segments-unsupported"
     assert "odtpack adapter export" in message
@@ -111,7 +113,7 @@ def test_one_model_is_refused(every: Any, packages: Packages, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("every", ["kotlin", "node"], indirect=True)
-def test_segments_are_refused_that_contradict_themselves(
+def test_kotlin_and_node_refuse_contradicting_segments(
     every: Any, packages: Packages, tmp_path: Path
 ) -> None:
     names = {what: what.replace(" ", "-") for what in (*HOSTILE, "nothing", "changed")}

@@ -48,7 +48,8 @@ def test_an_app_may_ask_for_gradients_after_steps_of_the_step_model(
     for whole in (STEPS, 3):
         found = every.train({**task, "whole_steps": whole, "save": tmp_path / "kit.ckpt"}, "kit")
         assert found["losses"] == wanted
-        assert found.get("step_model", whole == STEPS) is (whole == STEPS)
+        if every is not kotlin_kit:  # whose program does not say it
+            assert found["step_model"] is (whole == STEPS)
         assert contents(tmp_path / "kit.ckpt") == contents(tmp_path / "python.ckpt")
 
 
@@ -87,7 +88,7 @@ def test_100_kills_in_saves_lose_nothing(every: Any, external_above: int, tmp_pa
 def test_a_full_disk_leaves_the_checkpoint_as_it_was(every: Any, tmp_path: Path) -> None:
     path = tmp_path / "state"
     said = harness.keeps_its_file_on_a_full_disk(every.saving(path, 2**30, "replace"), path)
-    assert "file-not-written" in said
+    assert "file-not-written" in said.splitlines()[-1]
 
 
 @pytest.mark.parametrize("every", ["kotlin", "node"], indirect=True)
@@ -99,11 +100,13 @@ def test_500_hostile_files_end_in_one_clear_error(
     folder.mkdir()
     checkpoints = harness.damaged_checkpoints(folder, saved.read_bytes())
     changed = harness.damaged_packages(folder, package, 100, 110)
-    made = {path.name for path in (*checkpoints, *changed)}
+    flipped = harness.flipped_packages(folder, package, 60)
+    made = {path.name for path in (*checkpoints, *changed, *flipped)}
     found = {name: answer for name, answer in every.damaged(folder).items() if name in made}
     assert len(found) == len(made) >= 500
     assert [answer for answer in found.values() if answer.startswith("unclear")] == []
     expected = {path.name: harness.outcome(path) for path in checkpoints}
+    expected |= {path.name: "package-changed" for path in flipped}
     assert {name: found[name] for name in expected} == expected
     assert sum(answer != "loaded" for answer in found.values()) > 0.6 * len(found)
 

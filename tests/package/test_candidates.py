@@ -150,9 +150,9 @@ def test_a_pattern_says_what_it_leaves_out(tmp_path: Path) -> None:
         build_package(model, tmp_path, loss="mse", train=train, remark=found.append)
         return found
 
-    text = "--train leaves out what looks like a buffer: "
+    text = "--train does not train what looks like a buffer: "
     bins, scale = "gate.bins (evenly spaced numbers)", "gate.scale (a setting)"
-    which = "; the exact name trains one, as in --train 'gate"
+    which = "; to train one, give its exact name, as in --train 'gate"
     assert said("gate.*") == [f"{text}{bins}, {scale}{which}.bins'"]
     assert said("gate.*", "gate.bins") == [f"{text}{scale}{which}.scale'"]
     assert said("gate.b*s") == [f"{text}{bins}{which}.bins'"]
@@ -160,6 +160,22 @@ def test_a_pattern_says_what_it_leaves_out(tmp_path: Path) -> None:
     with refused("unknown-parameter", what="only what looks like a buffer: gate.bins",
                  hint="--train 'gate.bins'"):  # fmt: skip
         said("gate.bin*")
+    build_package(model, tmp_path, loss="mse", freeze=["gate.bin*"])  # which does not train anyway
+
+
+def test_a_tied_tensor_that_is_an_output_stays(tmp_path: Path) -> None:
+    model = _model("a = MatMul(h, one) y = MatMul(a, two)", one=_random(3, 3), two=_random(3, 3))
+    model.graph.initializer[-1].raw_data = model.graph.initializer[-2].raw_data
+    model.graph.output.add().CopyFrom(
+        onnx.helper.make_tensor_value_info("two", onnx.TensorProto.FLOAT, [3, 3])
+    )
+    names = tmp_path / "names.txt"
+    names.write_text(
+        "# odtpack names: name [shape] kind requires_grad\n"
+        "one [3,3] parameter true\ntwo [3,3] parameter true of one\n"
+    )
+    manifest = build_package(model, tmp_path / "p", loss="mse", like=names)
+    assert {each.name for each in manifest.parameters} >= {"one", "two"}
 
 
 def test_what_the_exporter_noted_decides() -> None:

@@ -189,6 +189,7 @@ def test_settings(tmp_path: Path) -> None:
     for old, new, parts in (
         (names, "one\ntwo", ("layers.0.q_proj", "one two")),
         (names, [*names[:40], "head", *names[41:]], ("layers.40.q_proj", "head")),
+        ("a" * 70, "a" * 70 + " and more", ("aaa", "aaa and more")),
     ):
         wide = ValueChange(name="adapter.layers", old=old, new=new)
         shown = plain(found.model_copy(update={"settings": (wide,)}))

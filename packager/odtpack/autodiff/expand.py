@@ -328,6 +328,8 @@ def _stacked(op: Ops, node: ir.Node) -> ir.Value | None:
         return None
     if append.inputs[0] is not before or append.inputs[2:] or len(before.uses()) > 1:
         return None
+    if append.inputs[1] is None or sum(value is after for value in body.outputs) > 1:
+        return None
     part, new_axis = operand(append, 1), node.attributes.get_int("new_axis", 0)
     if not new_axis and (dims_of(part) or (None,))[0] != 1:
         return None

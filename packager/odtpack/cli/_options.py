@@ -1,4 +1,4 @@
-"""How commands are declared, what parameters mean that several have, and the options of a build.
+"""How commands are declared, the parameters that several of them have, and the options of a build.
 
 A command is a function. Its parameters are arguments up to ``*``, and options after it; types and
 defaults are theirs. The docstring says what each is, under "Parameters": its name, what stands for
@@ -129,7 +129,7 @@ strict: Exit code 1 also if a check cannot be judged: unknown limit, or no basel
 times RESULT.json: Result of odtpack simulate with times and memory. [default: measured now]
 weight_decay X: Weight decay; adam and sgd: an L2 penalty. [default: 0]
 """)
-"""What parameters mean that several commands have, by name."""
+"""Metavar and help of the parameters that several commands have, by name."""
 
 
 def _pairs(hint: object) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def _pairs(hint: object) -> dict[str, Any]:
 
 
 class _Callback:
-    """The function of a command, as typer reads it."""
+    """The function of a command, in the form that typer reads."""
 
     def __init__(self, function: Callable[..., Any], section: str) -> None:
         self.__name__, self.__annotations__ = function.__name__, {}
@@ -173,7 +173,7 @@ class _Callback:
                 info = typer.Argument(show_default=False, **settings)
             found.append(each.replace(annotation=Annotated[kinds[name], info]))
         before, declared = getattr(self._function, "takes", (None, ()))
-        at = next((at for at, each in enumerate(found) if each.name == before), len(found))
+        at = len(found) if before is None else [each.name for each in found].index(before)
         found[at:at] = _parameters(declared)
         if kinds["return"] is not NoneType:
             info = _option("json", bool, texts["json"])

@@ -100,8 +100,8 @@ def run(
     size, training = federation.settings.batch_size, settings.training
     if "batch_size" in training.model_fields_set and training.batch_size != size:
         _console.warn(
-            f"training.batch_size is {training.batch_size}, and the models of the package take "
-            f"batches of {size} only: these are used."
+            f"training.batch_size is {training.batch_size}, but the models of the package only "
+            f"take batches of {size}, which are used instead."
         )
     for name in (STATE, CHECKPOINT):
         check_not_input(folder / name, "--out", [data, fleet_file, times])
@@ -145,7 +145,7 @@ def run(
     _console.results(reports=report)
     print_result(result, _console.console())
     for unknown in result.unknown:
-        _console.say(f"  not counted: {unknown}")
+        _console.say(f"  unknown: {unknown}")
     _console.warn(*of_fleet(result))
     _console.wrote(folder / CHECKPOINT)
     write_reports(result, report or [])

@@ -28,6 +28,7 @@ from odtpack_simulator.replay.executor import LocalExecutor
 from odtpack_simulator.result import Count, Loss, NonNegative, tool_version
 from odtpack_simulator.values.figure import Text
 from odtpack_simulator.values.part import Part
+from odtpack_simulator.values.text import counted
 
 
 @dataclasses.dataclass(frozen=True)
@@ -405,7 +406,7 @@ class _Search:
 
 
 def _rounds(played: _Played) -> str:
-    return f"{played.rounds} round{'s' * (played.rounds != 1)}"
+    return counted(played.rounds, "round")
 
 
 def _play(trial: _Trial) -> FleetResult:

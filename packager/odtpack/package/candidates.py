@@ -89,7 +89,7 @@ def candidates(model: ir.Model) -> list[str]:
 
 
 def _passed_over(graph: ir.Graph, alike: Collection[str]) -> list[str]:
-    """Tensors of modules that are no parameters by their looks alone."""
+    """Tensors of modules that are not parameters, judged by their looks alone."""
     known = {*alike, *made_up(graph), *running_statistics(graph), *carried(graph), *kinds(graph)}
     return [
         name
@@ -204,8 +204,8 @@ def choose(
     if left := [name for name in left if any(matching(p, [name], {}) for p in spec.train)]:
         shown = some([f"{name} ({buffers.get(name, 'a setting')})" for name in left])
         remarks.append(
-            f"--train leaves out what looks like a buffer: {shown}; the exact name trains one, as "
-            f"in --train {quoted(left[0])}"
+            f"--train does not train what looks like a buffer: {shown}; to train one, give its "
+            f"exact name, as in --train {quoted(left[0])}"
         )
     made = folded(model.graph)
     changed = [
@@ -223,7 +223,7 @@ def choose(
 
 
 def _equal_matrices(graph: ir.Graph, names: Sequence[str]) -> list[str]:
-    """Pairs of equal matrices that the older exporter stored for two layers, but not of a stack."""
+    """Pairs of equal matrices that the older exporter stored twice, not those of a stack."""
     seen: defaultdict[tuple[object, ...], list[ir.Value]] = defaultdict(list)
     for value in (graph.initializers[name] for name in names if name.startswith(COMPUTED)):
         array = np.zeros(0) if value.const_value is None else value.const_value.numpy()
@@ -521,6 +521,8 @@ def _matched(
             shown = [*dict.fromkeys(next(iter(known.get(n, ())), n) for n in names)]
             listed = f"its parameters are {', '.join(map(repr, shown[:4]))}"
             left = matching(pattern, _passed_over(model.graph, (*names, *still)), {})
+            if left and option == "--freeze":
+                continue  # they do not train anyway
             raise UnknownNameError(
                 "unknown-parameter",
                 f"{option} {pattern!r} matches no parameter of the model"
@@ -649,7 +651,9 @@ def said_by(
             found[name] = max(known, key=lambda source: source.trained)
             matched.update(source.tensor for source in known)
         first = tied.setdefault(itself[0].tensor, name) if known == itself != [] else name
-        if first != name and not untied and _equal(graph.initializers[first], value):
+        if first == name or untied or value.is_graph_output():
+            continue
+        if _equal(graph.initializers[first], value):
             value.replace_all_uses_with(graph.initializers[first])
             del graph.initializers[name]
     lacking = (e for e in listed.values() if e.parameter and e.tensor not in matched)

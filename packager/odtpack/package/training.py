@@ -198,7 +198,7 @@ def _name_sizes(graph: ir.Graph, prediction: ir.Value) -> None:
 
 
 def returned_scores(graph: ir.Graph, name: str, loss: losses.Loss | None, *, append: bool) -> str:
-    """The output with a value's scores of classes, on axis 1; "" if there is and becomes none."""
+    """The output with the scores of classes on axis 1, which may be added; "" if there is none."""
     value = {value.name: value for node in graph for value in node.outputs}.get(name)
     shape = None if value is None else dims_of(value)
     if value is None or shape is None or len(shape) < 2:
@@ -264,8 +264,8 @@ _RESERVED = (
 
 def prepare(task: Task) -> tuple[Graphs, ir.Model]:
     """Attach the loss to a loaded model, and make inputs of its parameters."""
-    # Returns the graphs, of which that for training is yet to be differentiated, and the forward
-    # model as it was before.
+    # Returns the graphs, where that for training is not differentiated yet, and the forward model
+    # without the loss.
     spec = task.spec
     forward = task.model.clone()
     pipeline.on_reading(forward, targets.newest_opset(spec.onnxruntime))

@@ -735,7 +735,7 @@ def plain(diff: PackageDiff) -> str:
 
 def _verdict_lines(verdict: Verdict) -> list[str]:
     lines = [f"'{problem.parameter}': {problem.why}" for problem in verdict.problems]
-    lines += [f"the optimizer starts afresh: {reason}" for reason in verdict.reset_reasons]
+    lines += [f"the state of the optimizer is reset: {reason}" for reason in verdict.reset_reasons]
     if verdict.level != "incompatible" and not verdict.opens_as_is:
         lines.append(f"carried over: {_names(verdict.carry_over)}")
     if verdict.starts_fresh:
@@ -794,7 +794,8 @@ def _change_row(item: ValueChange) -> tuple[str, str, str]:
     old, new = (" ".join(_json(value).split()) for value in (item.old, item.new))
     if max(len(old), len(new)) > _WIDEST:
         pairs = enumerate(zip(old, new, strict=False))
-        start = max(0, next((at for at, (a, b) in pairs if a != b), 0) - _WIDEST // 2)
+        same = min(len(old), len(new))  # characters, where one begins with the other
+        start = max(0, next((at for at, (a, b) in pairs if a != b), same) - _WIDEST // 2)
         dots = "…" if start else ""
         old, new = (f"{dots}{shortened(text[start:], _WIDEST)}" for text in (old, new))
     return item.name, old, new

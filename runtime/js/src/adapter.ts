@@ -181,7 +181,7 @@ export async function readAdapter(
       mismatch(`'${label}' is ${value.dtype}[${value.dims}] in the adapter, and ` +
         `${own.dtype}[${own.dims}] in the package.`);
     }
-    const taken = converted(value, own.dtype);
+    const taken = converted(value, own.dtype, `'${label}'`);
     if (!(converted({ ...own, data: taken }, 'float32') as Float32Array).every(Number.isFinite)) {
       fail(inPeft ? 'peft-invalid' : 'adapter-corrupt', `'${label}' holds NaN or infinity.`, where,
         'use an adapter from before its training diverged');

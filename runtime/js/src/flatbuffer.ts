@@ -72,7 +72,7 @@ export class Source {
       this.where, 'copy or download the file again, or fall back to an earlier one');
   }
 
-  /** Fail unless something holds: the sentence is made either way, too often for long loops. */
+  /** Fail unless something holds. The message is made in any case: not for long loops. */
   demand(holds: unknown, problem: string): asserts holds {
     if (!holds) this.fail(problem);
   }

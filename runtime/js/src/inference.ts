@@ -48,7 +48,7 @@ function exported(info: ParameterInfo, state: CheckpointState): Stored {
   const target: DType = info.model_dtype ?? dtype;
   demand(target === dtype || [target, dtype].every((each) => each.startsWith('float')),
     'parameter-type', `'${info.name}' cannot be converted from ${dtype} to ${target}.`);
-  return { dtype: target, dims, data: converted({ dtype, data }, target) };
+  return { dtype: target, dims, data: converted({ dtype, data }, target, `'${info.name}'`) };
 }
 
 /**
@@ -57,14 +57,14 @@ function exported(info: ParameterInfo, state: CheckpointState): Stored {
  * @throws OdtpackError `value-out-of-range` if a finite number would be infinite in float16.
  */
 export function converted(
-  { dtype, data }: Pick<Stored, 'dtype' | 'data'>, wanted: DType,
+  { dtype, data }: Pick<Stored, 'dtype' | 'data'>, wanted: DType, name = 'A parameter',
 ): TypedArray {
   if (dtype === wanted) return data;
   const wide = dtype === 'float16' ? widen(data as Uint16Array) : (data as Float32Array);
   if (wanted === 'float16') {
     const lost = wide.find((value) => Number.isFinite(value) && Math.abs(value) >= INFINITE);
     demand(lost === undefined, 'value-out-of-range',
-      `A parameter is ${lost}, which float16 does not hold.`, '',
+      `${name} holds ${lost}, which float16 cannot.`, '',
       'train with a lower learning rate, or from a float32 model');
     return Uint16Array.from(wide, float16Bits);
   }

@@ -73,7 +73,7 @@ def save_adapter(
             check_peft(path)
             write_peft(stage, adapter)
     except OdtpackError as error:
-        if error.code == "package-not-written":  # the folder is no package
+        if error.code == "package-not-written":  # this folder is not a package
             raise OdtpackError("file-not-written", error.what) from error
         raise
 

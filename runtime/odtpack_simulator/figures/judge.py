@@ -561,7 +561,7 @@ def judge(
 
 
 def for_each(budgets: Budgets, results: Sequence[SimulationResult]) -> list[Budgets]:
-    """Budgets for each of several results, of which not every one has each device that is named."""
+    """Budgets for each result, without the tables of devices that it does not have."""
     devices = [[device.name for device in result.devices] for result in results]
     budgets.check_devices([*chain(*devices), *list_profiles()])
     return [budgets.only(names) for names in devices]

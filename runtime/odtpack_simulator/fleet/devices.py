@@ -192,7 +192,8 @@ def unmeasured(devices: Sequence[FleetDevice]) -> list[str]:
             said.append(f"the {what} of {', '.join(names)} is unknown")
     for each in dict.fromkeys(d.left_out for d in devices if d.left_out):
         names = [d.title for d in devices if d.left_out == each]
-        said.append(f"times and energy of {', '.join(names)} are {without(each)}")
+        what = "energy" if each == ("power.idle",) else "times and energy"
+        said.append(f"the {what} of {', '.join(names)}: {without(each)}")
     return said
 
 

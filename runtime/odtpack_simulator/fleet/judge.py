@@ -91,7 +91,7 @@ def _of_model(
     played: Played, read: Callable[[SeedRun], float | None], unknown: str,
     kind: FigureKind = "measured", how: str = "", *, never: bool = False,
 ) -> Figure:  # fmt: skip
-    """A figure of the model, of which nothing is known where none could be evaluated."""
+    """A figure of the model; unknown if it was never evaluated."""
     why = _not_evaluated(played.result)
     found = _mean(played, read, why or unknown, kind, how)
     return found.model_copy(update={"never": never and why is None})

@@ -45,7 +45,7 @@ def in_words(check: Check, left: float) -> str:
 
 def badge_text(result: SimulationResult) -> str:
     """What the badge says: the budget that leaves least, and how much."""
-    # Only limits of the budget file: a device's own are not what a team chose, nor are samples.
+    # Only limits of the budget file: the team did not choose a device's own, nor that of samples.
     own = [check for _, check in result.all_checks() if check.budget_location is not None]
     chosen = [check for check in own if check.metric in METRICS]
     known = [(left, check) for check in chosen if (left := headroom(check)) is not None]

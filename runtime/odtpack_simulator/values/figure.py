@@ -51,7 +51,7 @@ class Figure(Part):
         kind: Counted in files or graphs, measured, predicted from measurements, or published.
         basis: What another figure must have in common with it to be compared.
         noise: Low end, middle and high end of where chance alone may have put it.
-        never: A value that is unknown never happens or is not finite, which no limit allows.
+        never: An unknown value never happens or is not finite; no limit allows that.
         reason: Why the value is unknown; of a known one, what to say with it.
     """
 

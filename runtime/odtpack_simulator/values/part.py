@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Tag, ValidationError
 
 from odtpack_runtime.errors import OdtpackError
-from odtpack_simulator.values.text import nearest_line
+from odtpack_simulator.values.text import counted, nearest_line
 
 
 class Part(BaseModel):
@@ -157,13 +157,16 @@ def _sentence(problem: Mapping[str, Any], loc: _Loc, model: type[BaseModel]) -> 
             words, bound = _BOUNDS[kind]
             return f"must be {words}{problem['ctx'][bound]:.10g}, found {shown}"
         case "tuple_type" | "list_type":
-            tables = f" of tables, each under [[{_key(loc)}]]"
-            is_table = isinstance(problem["input"], Mapping)
-            return f"must be a list{tables if is_table else ''}, found {shown}"
+            # Below a list that holds tables, other keys are allowed than beside it.
+            holds_tables = _allowed_keys(loc, model) != _allowed_keys(loc[:-1], model)
+            tables = ""
+            if holds_tables and isinstance(problem["input"], Mapping):
+                tables = f" of tables, each under [[{_key(loc)}]]"
+            return f"must be a list{tables}, found {shown}"
         case "too_short" | "too_long":
             has, short = problem["ctx"], problem["type"] == "too_short"
             count = has["min_length" if short else "max_length"]
-            words = f"at {'least' if short else 'most'} {count} value{'s' * (count != 1)}"
+            words = f"at {'least' if short else 'most'} {counted(count, 'value')}"
             return f"must have {words}, found {has['actual_length']}"
         case _:
             message = str(problem["msg"])

@@ -129,6 +129,14 @@ def test_results_of_other_versions(tmp_path: Path, values: dict[str, int]) -> No
         load_result(path)
 
 
+@pytest.mark.parametrize("text", ['{"schema_version": 2}', mutated(schema_version="x")])
+def test_what_is_not_a_result_has_no_version(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "fit.json"
+    path.write_text(text, "utf-8")
+    with refused("result-invalid", where=path):
+        load_result(path)
+
+
 @pytest.mark.parametrize("key", ["data.sha256", "training.learning_rate", "memory.sharing"])
 def test_a_result_that_is_not_whole_is_to_be_made_again(tmp_path: Path, key: str) -> None:
     content = json.loads(make_result(["google/pixel-8a"]).to_json())

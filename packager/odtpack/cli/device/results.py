@@ -201,8 +201,8 @@ def history(
 ) -> None:
     """Show the trend of each device and budget on one page.
 
-    Results are ordered by the time at which they were made. Those of another schema version are
-    left out.
+    Results are ordered by the time at which they were made. Results of another schema version are
+    left out, with a warning.
 
     Parameters:
         budget budgets.toml: Budgets for all of them. [default: those of each result]

@@ -207,7 +207,7 @@ inline void CheckBatch(const std::vector<Spec>& inputs, const std::vector<Ort::V
       throw Error(code,
                   "Input '" + spec.name + "' must be " + spec.Description() + ", and " + problem + ".");
     };
-    if (!values[i] || !values[i].IsTensor()) refuse("input-type", "it is no tensor");
+    if (!values[i] || !values[i].IsTensor()) refuse("input-type", "it is not a tensor");
     const auto info = values[i].GetTensorTypeAndShapeInfo();
     const Shape shape = info.GetShape();
     const auto found = [&shape] { return "its shape is " + Text(shape); };
