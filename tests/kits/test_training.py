@@ -88,7 +88,7 @@ def test_100_kills_in_saves_lose_nothing(every: Any, external_above: int, tmp_pa
 def test_a_full_disk_leaves_the_checkpoint_as_it_was(every: Any, tmp_path: Path) -> None:
     path = tmp_path / "state"
     said = harness.keeps_its_file_on_a_full_disk(every.saving(path, 2**30, "replace"), path)
-    assert "file-not-written" in said.splitlines()[-1]
+    assert "file-not-written" in said
 
 
 @pytest.mark.parametrize("every", ["kotlin", "node"], indirect=True)

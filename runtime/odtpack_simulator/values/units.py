@@ -82,10 +82,12 @@ def check_unit(unit: str, dimension: str) -> float:
     if unit in table:
         return table[unit]
     near = difflib.get_close_matches(unit, table, n=1, cutoff=0.4)
-    guess = next((u for u in table if u.lower() == unit.lower()), near[0] if near else None)
+    alike = next((u for u in table if u.lower() == unit.lower()), None)
+    guess = alike or (near[0] if near else None)
     mean = f", did you mean {guess}" if guess else ""
     if dimension in ("bytes", "bandwidth") and re.search(r"[Bb]it|bps|^[kMGT]i?b\b", unit):
-        mean = ": 8 Mbit are 1 MB"
+        # Of bits, only another case is a likely slip, not whichever unit is nearest.
+        mean = f", did you mean {alike}: 8 Mbit are 1 MB" if alike else ": 8 Mbit are 1 MB"
     msg = f"{unit[:40]!r} is not a unit of {dimension}{mean}; allowed: {', '.join(table)}"
     raise ValueError(msg)
 
